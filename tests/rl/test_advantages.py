@@ -25,6 +25,11 @@ def rows(*labels):
     return label_NK, np.array([len(label) for label in labels])
 
 
+def adca(outcome, group, *labels, **options):
+    """Return the advantages of trajectories with these labels."""
+    return advantages.adca(outcome, group, *rows(*labels), **options)
+
+
 # --- the slow reference ---------------------------------------------------------------------------
 
 
@@ -128,15 +133,11 @@ trajectories = st.lists(
 )
 def test_adca_reference(batch, scheme, outcome_at, length_normalise, equal, standardise, alpha):
     outcome, group, labels = zip(*batch)
-    label_NK, steps_N = rows(*labels)
-    got_NK = advantages.adca(
-        outcome, group, label_NK, steps_N, alpha=alpha, scheme=scheme, norm="reference", outcome_at=outcome_at,
-        length_normalise=length_normalise, trajectory_weight="equal" if equal else "by_steps", standardise=standardise,
-    )  # fmt: skip
-    want = slow_adca(
-        outcome, group, labels, alpha=alpha, scheme=scheme, outcome_at=outcome_at, length_normalise=length_normalise,
-        equal=equal, standardise=standardise,
-    )  # fmt: skip
+    options = {"alpha": alpha, "scheme": scheme, "outcome_at": outcome_at}
+    options |= {"length_normalise": length_normalise, "standardise": standardise}
+    weight = "equal" if equal else "by_steps"
+    got_NK = adca(outcome, group, *labels, **options, norm="reference", trajectory_weight=weight)
+    want = slow_adca(outcome, group, labels, equal=equal, **options)
     for got, row in zip(got_NK, want):
         np.testing.assert_allclose(got[: len(row)], row, atol=1e-5, rtol=1e-5)
         assert not got[len(row) :].any()
@@ -158,21 +159,14 @@ def test_grpo_reference(batch):
 def test_adca_order_and_names_of_groups_do_not_matter(batch, scheme, norm, random):
     """The rows stay the same, and finite, for any order of the trajectories and any integers for
     the groups."""
+    options = {"alpha": 0.3, "scheme": scheme, "norm": norm}
     outcome, group, labels = zip(*batch)
-    label_NK, steps_N = rows(*labels)
-    first = advantages.adca(outcome, group, label_NK, steps_N, alpha=0.3, scheme=scheme, norm=norm)
+    first = adca(outcome, group, *labels, **options)
     order = list(range(len(batch)))
     random.shuffle(order)
-    renamed = [{7: 1, -3: 2, 10**12: -(2**40), 0: 5}[group[i]] for i in order]
-    second = advantages.adca(
-        [outcome[i] for i in order],
-        renamed,
-        label_NK[order],
-        steps_N[order],
-        alpha=0.3,
-        scheme=scheme,
-        norm=norm,
-    )
+    outcome, group, labels = zip(*(batch[i] for i in order))
+    names = {7: 1, -3: 2, 10**12: -(2**40), 0: 5}
+    second = adca(outcome, [names[g] for g in group], *labels, **options)
     assert np.isfinite(first).all()
     np.testing.assert_allclose(second, first[order], atol=1e-7, rtol=1e-7)
 
@@ -181,36 +175,28 @@ def test_adca_order_and_names_of_groups_do_not_matter(batch, scheme, norm, rando
 
 
 def test_grpo_worked_example():
-    np.testing.assert_allclose(
-        advantages.grpo([1, 0, 1, 0], [5, 5, 5, 5], std="sample"),
-        [0.8660239, -0.8660239, 0.8660239, -0.8660239],
-        atol=1e-6,
-    )
-    population_N = advantages.grpo([1, 0, 1, 0], [5, 5, 5, 5], std="population")
+    outcome, group = [1, 0, 1, 0], [5, 5, 5, 5]
+    sample_N = advantages.grpo(outcome, group)
+    np.testing.assert_allclose(sample_N, [0.8660239, -0.8660239] * 2, atol=1e-6)
+    np.testing.assert_array_equal(sample_N, advantages.grpo(outcome, group, std="sample"))
+    population_N = advantages.grpo(outcome, group, std="population")
     np.testing.assert_allclose(population_N, [1, -1, 1, -1], atol=1e-5)
-    np.testing.assert_array_equal(
-        advantages.grpo([1, 0, 1], [5, 5, 5]), advantages.grpo([1, 0, 1], [5, 5, 5], std="sample")
-    )
 
 
 def test_a_lone_trajectory_has_no_advantage_unless_the_references_rule_is_named():
-    np.testing.assert_allclose(
-        advantages.grpo([0.7], [1], std="sample", eps=1e-6, lone="score"), [0.7 / (1 + 1e-6)]
-    )
+    scored = advantages.grpo([0.7], [1], std="sample", eps=1e-6, lone="score")
+    np.testing.assert_allclose(scored, [0.7 / (1 + 1e-6)])
     for std in ("sample", "population", None):
-        np.testing.assert_array_equal(advantages.grpo([0.7, 1, 0], [1, 2, 2], std=std)[:1], [0])
+        assert advantages.grpo([0.7, 1, 0], [1, 2, 2], std=std)[0] == 0
     with pytest.raises(ValueError, match="zero or score"):
         advantages.grpo([0.7], [1], lone="raw")
     assert advantages.grpo([0.7], [1], std="population", lone="score") == [0]
-    assert advantages.grpo([0.7], [1], std=None) == [0]
     assert advantages.rloo([0.7], [1]) == [0]
 
 
-@pytest.mark.parametrize(
-    "estimator", [advantages.grpo, advantages.dr_grpo, advantages.rloo, advantages.loop]
-)
-def test_a_constant_group_gives_exactly_zero(estimator):
-    assert not estimator([0.1] * 7, [3] * 7).any()
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "loop"])
+def test_a_constant_group_gives_exactly_zero(name):
+    assert not getattr(advantages, name)([0.1] * 7, [3] * 7).any()
 
 
 def test_rloo_and_loop():
@@ -222,48 +208,57 @@ def test_rloo_and_loop():
     np.testing.assert_allclose(advantages.dr_grpo(outcome, group), [2 / 3, -1 / 3, -1 / 3, 0, 0])
 
 
-WORKED = dict(outcome_N=[1, 0, 1], group_N=[0, 0, 0], alpha=0.1, norm="reference")
+THREE, REFERENCE = ([G, B], [B, G, B], [G]), {"alpha": 0.1, "norm": "reference"}
+# Equations 18 to 21 by hand: the averages of [G, G] and [B, G, B] are 1 and -1/3, so their mean is
+# 1/3 and their deviation 2/3, in units of a label.
+GOOD, BAD = 0.5 * (1 - 1 / 3) / (2 / 3), 0.5 * (-1 - 1 / 3) / (2 / 3)
+WORKED = {
+    "decouple": (
+        [1, 0, 1], THREE, REFERENCE,
+        [[0.6615225, 0.5817501, 0], [-1.5851544, -1.4597979, -1.5395702], [0.7868791, 0, 0]],
+    ),
+    "allocation": (
+        [1, 0, 1], THREE, REFERENCE | {"scheme": "allocation"},
+        [[0.7447067, 0.6695068, 0], [-1.7808133, -1.6381043, -1.5569226], [0.8105067, 0, 0]],
+    ),
+    "a lone trajectory keeps the credit of its labels": ([1.0], ([G, B],), REFERENCE, [[0, -0.1]]),
+    "the paper's norm standardises by averages of trajectories": (
+        [1, 0], ([G, G], [B, G, B]), {"alpha": 0.5, "norm": "trajectory"},
+        [[2 * GOOD + 1, GOOD + 1, 0], [2 * BAD + GOOD - 1, BAD + GOOD - 1, BAD - 1]],
+    ),
+    "equal averages give no credit under it, though labels differ inside a trajectory": (
+        [1, 0], ([G, B], [B, G]), {"alpha": 0.5, "norm": "trajectory"}, [[1, 1], [-1, -1]],
+    ),
+    "nor anything if outcomes are equal too": (
+        [1, 1], ([G, B], [B, G]), {"alpha": 0.5, "norm": "trajectory"}, [[0, 0], [0, 0]],
+    ),
+    "a trajectory of abstentions keeps its outcome": (
+        [1, 0], ([A, A], [A, A]), {"alpha": 0.5}, [[1, 1], [-1, -1]],
+    ),
+    "rows without turns count in the mean of outcomes only": (
+        [1, 0, 0], ([], [G, B], []), {"alpha": 0.0, "norm": "reference"},
+        [[0, 0], [-0.7071068] * 2, [0, 0]],
+    ),
+    "no trajectory has a turn": ([1, 0], ([], []), {"alpha": 0.1}, np.zeros((2, 0))),
+    "an outcome at all steps counts for the turns to come": (
+        [1, 0], ([A, A, A], [A]), {"alpha": 0.1, "outcome_at": "all_steps"},
+        [[3, 2, 1], [-1, 0, 0]],
+    ),
+}  # fmt: skip
 
 
-def test_decouple_worked_example():
-    label_NK, steps_N = rows([G, B], [B, G, B], [G])
-    got = advantages.adca(label_NK=label_NK, steps_N=steps_N, **WORKED)
-    want = [[0.6615225, 0.5817501, 0], [-1.5851544, -1.4597979, -1.5395702], [0.7868791, 0, 0]]
+@pytest.mark.parametrize("case", WORKED)
+def test_adca_worked_examples(case):
+    outcome, labels, options, want = WORKED[case]
+    got = adca(outcome, [4] * len(outcome), *labels, **options)
     np.testing.assert_allclose(got, want, atol=1e-6)
-
-
-def test_allocation_worked_example():
-    label_NK, steps_N = rows([G, B], [B, G, B], [G])
-    got = advantages.adca(label_NK=label_NK, steps_N=steps_N, scheme="allocation", **WORKED)
-    want = [[0.7447067, 0.6695068, 0], [-1.7808133, -1.6381043, -1.5569226], [0.8105067, 0, 0]]
-    np.testing.assert_allclose(got, want, atol=1e-6)
-
-
-def test_singleton_group_keeps_its_label_credit():
-    label_NK, steps_N = rows([G, B])
-    got = advantages.adca([1.0], [4], label_NK, steps_N, alpha=0.1, norm="reference")
-    np.testing.assert_allclose(got, [[0.0, -0.1]], atol=1e-6)  # step rewards +0.1, -0.1
 
 
 def test_alpha_zero_is_grpo_with_the_population_deviation():
     outcome, group = [1, 0, 0.5, 1, 0, 0], [0, 0, 0, 1, 1, 1]
-    label_NK, steps_N = rows(*[[G, B, G]] * 6)
-    got = advantages.adca(outcome, group, label_NK, steps_N, alpha=0.0)
+    got = adca(outcome, group, *[[G, B, G]] * 6, alpha=0.0)
     want_N = advantages.grpo(outcome, group, std="population", eps=0)
     np.testing.assert_allclose(got, np.repeat(want_N[:, None], 3, 1), atol=1e-6)
-
-
-def test_the_norm_of_the_paper_standardises_by_averages_of_trajectories():
-    """Equations 18 to 21 by hand: the averages are 1 and -1/3, so mean 1/3 and deviation 2/3, in
-    units of a label."""
-    label_NK, steps_N = rows([G, G], [B, G, B])
-    got = advantages.adca([1, 0], [0, 0], label_NK, steps_N, alpha=0.5, norm="trajectory")
-    good, bad = 0.5 * (1 - 1 / 3) / (2 / 3), 0.5 * (-1 - 1 / 3) / (2 / 3)
-    want = [[2 * good + 1, good + 1, 0], [2 * bad + good - 1, bad + good - 1, bad - 1]]
-    np.testing.assert_allclose(got, want, atol=1e-6)
-
-
-STEADY = dict(zip(("label_NK", "steps_N"), rows(*[[G] * 16 + [B] * 14] * 7, [G] * 15 + [B] * 15)))
 
 
 def label_scores(outcome_N, group_N, label_NK, steps_N, **args):
@@ -275,16 +270,15 @@ def label_scores(outcome_N, group_N, label_NK, steps_N, **args):
 def test_label_credit_is_bounded_by_default_and_grows_under_equation_18():
     """With 30 turns and nearly equal averages, equation 18 lets labels drown the outcome, which is
     in [0, 1]."""
-    group = dict(outcome_N=[0.0] * 8, group_N=[0] * 8, **STEADY)
-    assert (
-        np.abs(label_scores(**group)).max() < 1.1
-        and np.abs(advantages.adca(**group, alpha=0.1)).max() < 1.7
-    )
-    literal = dict(group, norm="trajectory")
-    assert (
-        np.abs(label_scores(**literal)).max() > 40
-        and np.abs(advantages.adca(**literal, alpha=0.1)).max() > 40
-    )
+    steady = ([0.0] * 8, [0] * 8, *rows(*[[G] * 16 + [B] * 14] * 7, [G] * 15 + [B] * 15))
+
+    def largest(function, **options):
+        return np.abs(function(*steady, **options)).max()
+
+    assert largest(label_scores) < 1.1 and largest(advantages.adca, alpha=0.1) < 1.7
+    literal = {"norm": "trajectory"}
+    assert largest(label_scores, **literal) > 40
+    assert largest(advantages.adca, alpha=0.1, **literal) > 40
 
 
 @settings(max_examples=300)
@@ -296,10 +290,8 @@ def test_label_credit_is_bounded_by_default_and_grows_under_equation_18():
 )
 def test_the_root_mean_square_of_standardised_labels_is_at_most_1(batch, scheme, equal, norm):
     outcome, group, labels = zip(*batch)
-    batch = (outcome, group, *rows(*labels))
-    scores_NK = label_scores(
-        *batch, scheme=scheme, norm=norm, trajectory_weight="equal" if equal else "by_steps"
-    )
+    batch, weight = (outcome, group, *rows(*labels)), "equal" if equal else "by_steps"
+    scores_NK = label_scores(*batch, scheme=scheme, norm=norm, trajectory_weight=weight)
     n_N = (batch[2] != 0).sum(1)
     weight_N = np.where(equal and norm != "step", n_N > 0, n_N)
     for g in set(group):
@@ -309,19 +301,8 @@ def test_the_root_mean_square_of_standardised_labels_is_at_most_1(batch, scheme,
             assert math.sqrt(np.average(square_N, weights=weight_N[members])) <= 1 + 1e-6
 
 
-def test_a_channel_without_variance_is_neutral():
-    """With equal averages under the paper's norm, labels that differ inside a trajectory give no
-    credit."""
-    label_NK, steps_N = rows([G, B], [B, G])
-    got = advantages.adca([1, 0], [0, 0], label_NK, steps_N, alpha=0.5, norm="trajectory")
-    np.testing.assert_allclose(got, [[1, 1], [-1, -1]], atol=1e-6)
-    neither = advantages.adca([1, 1], [0, 0], label_NK, steps_N, alpha=0.5, norm="trajectory")
-    assert not neither.any()
-
-
 def test_labels_give_credit_when_outcomes_are_equal():
-    label_NK, steps_N = rows([G, B], [G])
-    got = advantages.adca([1, 1], [0, 0], label_NK, steps_N, alpha=0.5, norm="step")
+    got = adca([1, 1], [0, 0], [G, B], [G], alpha=0.5, norm="step")
     assert got[0, 1] < 0 < got[1, 0]
 
 
@@ -330,46 +311,21 @@ def test_labels_give_credit_when_outcomes_are_equal():
 def test_abstentions_do_not_change_the_credit_of_labelled_turns(norm, scheme):
     """Neither do trajectories that consist of abstentions, if the outcome does not count."""
     options = dict(alpha=0.5, norm=norm, scheme=scheme, outcome_at="none")
-    label_NK, steps_N = rows([G, B], [B, G, B], [G])
-    without = advantages.adca([1, 0, 1], [0, 0, 0], label_NK, steps_N, **options)
-    label_NK, steps_N = rows([G, A, B], [B, G, A, B], [A, G], [A, A])
-    got = advantages.adca([1, 0, 1, 1], [0] * 4, label_NK, steps_N, **options)
+    without = adca([1, 0, 1], [0] * 3, *THREE, **options)
+    got = adca([1, 0, 1, 1], [0] * 4, [G, A, B], [B, G, A, B], [A, G], [A, A], **options)
     np.testing.assert_allclose(got[0, [0, 2]], without[0, :2], atol=1e-9)
     np.testing.assert_allclose(got[1, [0, 1, 3]], without[1], atol=1e-9)
     np.testing.assert_allclose(got[2, :2], without[2, 0], atol=1e-9)
     assert not got[3].any()
 
 
-def test_a_trajectory_of_abstentions_keeps_its_outcome():
-    label_NK, steps_N = rows([A, A], [G, B])
-    got = advantages.adca([1, 0], [0, 0], label_NK, steps_N, alpha=0.5)
-    np.testing.assert_allclose(got[0], [1, 1], atol=1e-6)
-
-
-def test_rows_without_turns_count_in_the_outcome_mean_only():
-    label_NK, steps_N = rows([], [G, B], [])
-    got = advantages.adca([1, 0, 0], [0, 0, 0], label_NK, steps_N, alpha=0.0, norm="reference")
-    np.testing.assert_allclose(got, [[0, 0], [-0.7071068] * 2, [0, 0]], atol=1e-6)
-    nothing = advantages.adca([1, 0], [0, 0], np.zeros((2, 0), np.int8), [0, 0], alpha=0.1)
-    assert nothing.shape == (2, 0)
-
-
-def test_outcome_at_all_steps_counts_the_turns_to_come():
-    label_NK, steps_N = rows([A, A, A], [A])
-    got = advantages.adca([1, 0], [0, 0], label_NK, steps_N, alpha=0.1, outcome_at="all_steps")
-    np.testing.assert_allclose(got, [[3, 2, 1], [-1, 0, 0]], atol=1e-6)
-
-
 def test_alpha_schedule():
-    at = [
-        advantages.alpha_at(s, alpha=0.1, alpha_min=0.02, alpha_steps=100)
-        for s in (0, 25, 50, 75, 100, 900)
-    ]
+    schedule = {"alpha": 0.1, "alpha_min": 0.02, "alpha_steps": 100}
+    at = [advantages.alpha_at(step, **schedule) for step in (0, 25, 50, 75, 100, 900)]
     np.testing.assert_allclose(at, [0.1, 0.0882843, 0.06, 0.0317157, 0.02, 0.02], atol=1e-7)
     assert advantages.alpha_at(50, alpha=0.1) == 0.1
-    label_NK, steps_N = rows([G, B], [B])
-    batch = ([1, 0], [0, 0], label_NK, steps_N)
-    scheduled = advantages.adca(*batch, 50, alpha=0.1, alpha_min=0.02, alpha_steps=100)
+    batch = ([1, 0], [0, 0], *rows([G, B], [B]))
+    scheduled = advantages.adca(*batch, 50, **schedule)
     np.testing.assert_allclose(scheduled, advantages.adca(*batch, alpha=0.06), atol=1e-12)
     np.testing.assert_array_equal(advantages.adca(*batch), advantages.adca(*batch, 7, alpha=0.1))
 
@@ -389,15 +345,10 @@ def test_alpha_schedule():
     ],
 )
 def test_impossible_arguments_raise(change, says):
-    good = dict(
-        outcome_N=[1, 0, 0],
-        group_N=[0, 0, 0],
-        label_NK=np.zeros((3, 1), int),
-        steps_N=[1, 1, 1],
-        alpha=0.1,
-    )
+    good = {"outcome_N": [1, 0, 0], "group_N": [0] * 3, "steps_N": [1] * 3, "alpha": 0.1}
+    good["label_NK"] = np.zeros((3, 1), int)
     with pytest.raises(ValueError, match=says):
-        advantages.adca(**{**good, **change})
+        advantages.adca(**good | change)
 
 
 # --- plugs ----------------------------------------------------------------------------------------
@@ -406,12 +357,13 @@ def test_impossible_arguments_raise(change, says):
 def batch_of(*members):
     """Return the batch of training step 3, from (task id, outcome, labels) of each trajectory."""
     trajectories = []
-    for number, (task, outcome, labels) in enumerate(members):
-        turns = [
-            Turn([1], Completion([2], [-1.0], "stop", 0), "", [], label=label) for label in labels
-        ]
-        evaluation = Evaluation(outcome, outcome > 0.5)
-        task = Task(task, "travel", "query", "train")
+    for number, (name, outcome, labels) in enumerate(members):
+        said = Completion([2], [-1.0], "stop", 0)
+        turns = [Turn([1], said, "", [], label=label) for label in labels]
+        task, evaluation = (
+            Task(name, "travel", "query", "train"),
+            Evaluation(outcome, outcome > 0.5),
+        )
         trajectories.append(Trajectory(task, number, 0, [], turns, evaluation=evaluation))
     return advantages.Batch.of(trajectories, 3)
 
@@ -423,10 +375,8 @@ def test_a_batch_holds_the_trajectories_as_arrays():
     batch = batch_of(*MEMBERS)
     assert batch.outcome_N.tolist() == [1.0, 0.0, 0.0, 0.5] and batch.outcome_N.dtype == np.float64
     assert batch.group_N.tolist() == [0, 1, 0, 1]
-    assert (
-        batch.label_NK.tolist() == [[1, -1, 0], [1, 0, 0], [-1, 0, 1], [0, 0, 0]]
-        and batch.label_NK.dtype == np.int8
-    )
+    assert batch.label_NK.tolist() == [[1, -1, 0], [1, 0, 0], [-1, 0, 1], [0, 0, 0]]
+    assert batch.label_NK.dtype == np.int8
     assert batch.turns_N.tolist() == [2, 1, 3, 0] and batch.step == 3
     empty = batch_of(("a", 0.0, []))
     assert empty.label_NK.shape == (1, 1)
@@ -439,38 +389,25 @@ def test_one_number_per_trajectory_goes_to_each_of_its_turns(name):
     assert advantages.ESTIMATORS[name] == f"rl.advantages.estimators:{name}"
     assert estimator.needs_labels is False
     value_N = getattr(advantages, name)(batch.outcome_N, batch.group_N)
-    want_NK = np.arange(3) < batch.turns_N[:, None]
-    np.testing.assert_array_equal(
-        advantages.estimate(estimator, batch), np.where(want_NK, value_N[:, None], 0)
-    )
+    taken_NK = np.arange(3) < batch.turns_N[:, None]
+    got_NK = advantages.estimate(estimator, batch)
+    np.testing.assert_array_equal(got_NK, np.where(taken_NK, value_N[:, None], 0))
 
 
 def test_an_estimator_is_called_with_the_batch():
     batch = batch_of(*MEMBERS)
-    bound = functools.partial(estimators.adca, alpha=0.4, alpha_steps=6, norm="step")
-    want = advantages.adca(
-        batch.outcome_N,
-        batch.group_N,
-        batch.label_NK,
-        batch.turns_N,
-        3,
-        alpha=0.4,
-        alpha_steps=6,
-        norm="step",
-    )
-    np.testing.assert_array_equal(advantages.estimate(bound, batch), want)
+    options = {"alpha": 0.4, "alpha_steps": 6, "norm": "step"}
+    arrays = batch.outcome_N, batch.group_N, batch.label_NK, batch.turns_N
+    got = advantages.estimate(functools.partial(estimators.adca, **options), batch)
+    np.testing.assert_array_equal(got, advantages.adca(*arrays, 3, **options))
 
     def whole(batch, *, scale):
         return scale * batch.label_NK
 
-    class Constant:
-        def __call__(self, batch):
-            return 0 * batch.outcome_N + 2
-
     got = advantages.estimate(functools.partial(whole, scale=0.5), batch)
     np.testing.assert_array_equal(got, 0.5 * batch.label_NK)
     assert got.dtype == np.float64
-    assert advantages.estimate(Constant(), batch).sum() == 2 * 6
+    assert advantages.estimate(lambda batch: 0 * batch.outcome_N + 2, batch).sum() == 2 * 6
 
 
 @pytest.mark.parametrize("outcome_at", ["last_step", "all_steps", "none"])

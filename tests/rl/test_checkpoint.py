@@ -1,6 +1,7 @@
 """A checkpoint is complete or does not exist; a damaged one is moved aside and the one before it is
 used."""
 
+import itertools
 import logging
 import os
 import shutil
@@ -30,14 +31,33 @@ def make_state(value: float) -> dict:
     return {"params": params, "opt": optax.adamw(1e-3).init(params), "step": jnp.int32(int(value))}
 
 
+def written(folder, *steps, metrics=(), keep=3):
+    """Write the checkpoints of these steps, whose states and manifests name them."""
+    checkpoints = Checkpoints(folder, keep=keep)
+    for step, metric in itertools.zip_longest(steps, metrics):
+        checkpoints.save(step, make_state(step), {"step": step}, metric=metric)
+    checkpoints.close()
+    return checkpoints
+
+
+def started(code: str, *words: str, devices: int = 1) -> subprocess.Popen:
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+    )  # fmt: skip
+
+
+def lines_of(process: subprocess.Popen) -> list[str]:
+    out, error = process.communicate(timeout=120)
+    assert process.returncode == 0, error[-3000:]
+    return out.splitlines()
+
+
 def test_state_and_manifest_come_back_bit_for_bit(tmp_path):
-    state = make_state(1 / 3)
-    manifest = {
-        "pool": [{"content": "Search before booking. é"}],
-        "count": 3,
-        "ratio": 0.1 + 0.2,
-        "10": None,
-    }
+    state, manifest = make_state(1 / 3), {"pool": [{"content": "Search. é"}], "count": 3}
+    manifest |= {"ratio": 0.1 + 0.2, "10": None}
     checkpoints = Checkpoints(tmp_path, keep=2)
     checkpoints.save(4, state, manifest)
     checkpoints.close()
@@ -52,12 +72,19 @@ def test_an_empty_directory_restores_nothing(tmp_path):
     assert Checkpoints(tmp_path, keep=2).restore(make_state(0.0)) is None
 
 
-def test_the_last_and_the_best_are_kept(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    for step, metric in enumerate([0.1, 0.9, None, 0.3, None, None]):
-        checkpoints.save(step, make_state(step), {}, metric=metric)
+@pytest.mark.parametrize(
+    "options, metrics, kept",
+    [
+        ({"keep": 2}, [0.1, 0.9, None, 0.3, None, None], [1, 4, 5]),
+        ({"keep": 1, "milestones": 3}, [None] * 8, [0, 3, 6, 7]),
+    ],
+)
+def test_the_last_the_best_and_the_milestones_are_kept(tmp_path, options, metrics, kept):
+    checkpoints = Checkpoints(tmp_path, **options)
+    for step, metric in enumerate(metrics):
+        checkpoints.save(step, {"w": jnp.full((4,), step)}, {}, metric=metric)
     checkpoints.close()
-    assert checkpoints.steps() == [1, 4, 5]
+    assert checkpoints.steps() == kept
 
 
 def test_a_checkpoint_is_replaced_by_one_that_brings_a_metric(tmp_path):
@@ -82,18 +109,9 @@ def test_a_checkpoint_whose_successor_is_not_written_comes_back(tmp_path):
     assert checkpoints.steps() == [10] and checkpoints.restore(make_state(0.0))[2] == {"n": 1}
     checkpoints.close()
     (tmp_path / "replaced").mkdir(exist_ok=True)
-    (tmp_path / "10").rename(
-        tmp_path / "replaced" / "10"
-    )  # as a process leaves it that dies in between
+    # as a process leaves it that dies in between
+    (tmp_path / "10").rename(tmp_path / "replaced" / "10")
     assert Checkpoints(tmp_path, keep=1).restore(make_state(0.0))[0] == 10
-
-
-def test_milestones_are_kept(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=1, milestones=3)
-    for step in range(8):
-        checkpoints.save(step, {"w": jnp.full((4,), step)}, {})
-    checkpoints.close()
-    assert checkpoints.steps() == [0, 3, 6, 7]
 
 
 def test_a_save_holds_the_state_at_the_time_of_the_call(tmp_path):
@@ -105,7 +123,7 @@ def test_a_save_holds_the_state_at_the_time_of_the_call(tmp_path):
         state = step(state)
     checkpoints.wait()
     for i in range(4):
-        loaded, _ = checkpoints._load(i, {"w": jnp.zeros((512, 1024))})
+        loaded, *_ = checkpoints._load(i, {"w": jnp.zeros((512, 1024))})
         np.testing.assert_array_equal(loaded["w"], np.full((512, 1024), i))
     checkpoints.close()
 
@@ -135,12 +153,7 @@ checkpoints.close()
 
 
 def test_a_full_disk_costs_one_save_and_no_checkpoint(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path)], cwd=ROOT, capture_output=True, text=True,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    error, steps = done.stdout.splitlines()[-2:]
+    error, steps = lines_of(started(FULL, str(tmp_path)))[-2:]
     assert error.startswith("the checkpoint of step 2 was not written: ")
     assert error.endswith("the last checkpoint is of step 1") and steps == "[3]"
 
@@ -179,10 +192,7 @@ def flip_bytes(path: Path):
 @pytest.mark.parametrize("what", ["state", "manifest"])
 @pytest.mark.parametrize("damage", [truncate, flip_bytes, Path.unlink])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, caplog, damage, what):
-    checkpoints = Checkpoints(tmp_path, keep=3)
-    for step in (1, 2):
-        checkpoints.save(step, make_state(step), {"step": step})
-    checkpoints.close()
+    written(tmp_path, 1, 2)
     for path in (tmp_path / "2" / what).rglob("*"):
         if path.is_file() and path.name != "commit_success.txt" and path.stat().st_size:
             damage(path)
@@ -229,10 +239,7 @@ def test_any_flipped_bit_is_noticed_or_changes_nothing(tmp_path, caplog, file):
     "damage", [truncate, flip_bytes, lambda path: path.write_text('{"best": 9.0}')]
 )
 def test_a_damaged_metric_does_not_block_a_resume(tmp_path, caplog, damage):
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    for step in (1, 2):
-        checkpoints.save(step, make_state(step), {}, metric=0.1 * step)
-    checkpoints.close()
+    written(tmp_path, 1, 2, metrics=(0.1, 0.2), keep=1)
     damage(tmp_path / "2/metrics/metrics")
     reopened = Checkpoints(tmp_path, keep=1)
     assert reopened.restore(make_state(0.0))[0] == 2
@@ -245,25 +252,17 @@ def test_a_damaged_metric_does_not_block_a_resume(tmp_path, caplog, damage):
 @pytest.mark.parametrize("name", [2, 9, 0])
 def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path, name):
     """A copy of step 1 is in the place of step 2, or behind it; or all that is left is renamed."""
-    checkpoints = Checkpoints(tmp_path, keep=3)
-    for step in (1, 2):
-        checkpoints.save(step, make_state(step), {})
-    checkpoints.close()
-    if name == 2:
-        shutil.rmtree(tmp_path / "2")
+    written(tmp_path, *([1] if name == 2 else [1, 2]))
     shutil.copytree(tmp_path / "1", tmp_path / str(name))
-    if name == 0:
-        shutil.rmtree(tmp_path / "1")
-        shutil.rmtree(tmp_path / "2")
+    for step in (1, 2) if name == 0 else ():
+        shutil.rmtree(tmp_path / str(step))
     with pytest.raises(CheckpointError, match=f"{name} holds the checkpoint of step 1: give it"):
         Checkpoints(tmp_path, keep=3).restore(make_state(0.0))
     assert (tmp_path / str(name)).is_dir(), "it stays where its owner finds it"
 
 
 def test_unreadable_checkpoints_are_an_error_and_are_not_moved(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    checkpoints.save(3, make_state(3.0), {})
-    checkpoints.close()
+    written(tmp_path, 3)
     with pytest.raises(CheckpointError, match="step 3: "):
         Checkpoints(tmp_path, keep=2).restore({"other": jnp.zeros(2)})
     assert Checkpoints(tmp_path, keep=2).steps() == [3]
@@ -283,18 +282,14 @@ def test_a_save_that_was_killed_is_never_seen(tmp_path):
     """kill -9 at several moments of the save; the restored checkpoint is complete."""
     for i, delay in enumerate((0.0, 0.013, 0.031)):
         directory = tmp_path / str(i)
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(directory)], cwd=ROOT, stdout=subprocess.PIPE, text=True,
-            env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        )  # fmt: skip
+        writer = started(WRITER, str(directory))
         saved = [int(writer.stdout.readline()) for _ in range(3)][-1]
         time.sleep(delay)
         writer.send_signal(signal.SIGKILL)
         saved = max([saved, *[int(line) for line in writer.stdout.read().split()]])
         writer.wait()
-        step, state, manifest = Checkpoints(directory, keep=2).restore(
-            {"w": jnp.zeros((256, 4096))}
-        )
+        like = {"w": jnp.zeros((256, 4096))}
+        step, state, manifest = Checkpoints(directory, keep=2).restore(like)
         assert manifest == {"step": step} and step in (saved - 1, saved, saved + 1)
         assert np.array_equal(state["w"], np.full((256, 4096), step, np.float32))
 
@@ -302,13 +297,11 @@ def test_a_save_that_was_killed_is_never_seen(tmp_path):
 def test_weighted_sums_detect_every_change():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 10, 8)), jnp.float32)
     weights = 2 * np.arange(480, dtype=np.uint32) + 1
-    assert _weighted_sum(x) == int(
-        np.sum(np.asarray(x).view(np.uint32).ravel() * weights, dtype=np.uint32)
-    )
-    assert _weighted_sum(x) != _weighted_sum(x.at[3, 1, 1].mul(-1))
-    assert _weighted_sum(x) != _weighted_sum(
-        x.at[0, 0, jnp.array([0, 1])].set(x[0, 0, jnp.array([1, 0])])
-    )
+    expected = np.sum(np.asarray(x).view(np.uint32).ravel() * weights, dtype=np.uint32)
+    assert _weighted_sum(x) == int(expected)
+    swapped = x.at[0, 0, jnp.array([0, 1])].set(x[0, 0, jnp.array([1, 0])])
+    for other in (x.at[3, 1, 1].mul(-1), swapped):
+        assert _weighted_sum(x) != _weighted_sum(other)
     assert _weighted_sum(x.astype(jnp.bfloat16)) != _weighted_sum((x * 1.01).astype(jnp.bfloat16))
 
 
@@ -349,12 +342,8 @@ def moves_between_meshes(folder):
 
 
 def test_a_run_can_continue_on_another_mesh(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", f"from tests.rl import test_checkpoint as t; t.moves_between_meshes({str(tmp_path)!r})"],
-        cwd=ROOT, capture_output=True, text=True,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
-    )  # fmt: skip
-    assert done.stdout.endswith("equal\n"), done.stderr[-3000:]
+    call = f"from tests.rl import test_checkpoint as t; t.moves_between_meshes({str(tmp_path)!r})"
+    assert lines_of(started(call, devices=8))[-1] == "equal"
 
 
 SUMS = """
@@ -376,18 +365,9 @@ def test_checksums_do_not_depend_on_the_number_of_processes():
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
 
-    def start(*words):
-        return subprocess.Popen(
-            [sys.executable, "-c", SUMS, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
-        )  # fmt: skip
-
-    processes = [start(), start(address, "0"), start(address, "1")]
-    said = [process.communicate(timeout=120) for process in processes]
-    alone, *two = (out.splitlines()[-1] for out, _ in said)
-    assert alone.startswith("1 {") and two == [alone.replace("1", "2", 1)] * 2, [
-        error[-2000:] for _, error in said
-    ]
+    processes = [started(SUMS), started(SUMS, address, "0"), started(SUMS, address, "1")]
+    alone, *two = (lines_of(process)[-1] for process in processes)
+    assert alone.startswith("1 {") and two == [alone.replace("1", "2", 1)] * 2
 
 
 def test_what_tensorstore_reports_to_a_failed_save_is_dropped_and_nothing_else(monkeypatch):

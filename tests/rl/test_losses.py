@@ -19,9 +19,7 @@ from rl.losses.nll import nll
 from rl.losses.ppo import ppo
 
 
-def slow_policy_loss(
-    logp, old, advantage, mask, guided, *, low, high, high_guided, dual, aggregate
-):
+def slow_policy_loss(logp, old, advantage, mask, guided, low, high, high_guided, dual, aggregate):
     """Compute the reference's token loss and aggregation, one token at a time in Python floats."""
 
     def clipped(a, ratio, upper):
@@ -33,11 +31,7 @@ def slow_policy_loss(
         row = []
         for t in range(len(logp[r])):
             ratio = math.exp(logp[r][t] - old[r][t])
-            on, off = (
-                clipped(advantage[r][t], ratio, high),
-                clipped(advantage[r][t], ratio, high_guided),
-            )
-            row.append(off if guided[r][t] else on)
+            row.append(clipped(advantage[r][t], ratio, high_guided if guided[r][t] else high))
         rows.append(row)
     sums = [math.fsum(v for v, m in zip(row, ms) if m) for row, ms in zip(rows, mask)]
     counts = [sum(map(bool, ms)) for ms in mask]
@@ -52,10 +46,19 @@ def slow_policy_loss(
 
 def token_loss(delta, advantage, mask, guided, **args):
     """Return the PPO loss of each token for log-ratios `delta`."""
-    tokens = losses.Tokens(
-        delta, 0 * delta, advantage, guided, jnp.ones(delta.shape, jnp.int32), mask
+    segments = jnp.ones(delta.shape, jnp.int32)
+    tokens = losses.Tokens(delta, 0 * delta, advantage, guided, segments, mask)
+    return losses.guarded(partial(ppo, **args), tokens)[0]
+
+
+def grad_of_loss(logp, old, advantage, mask=None, guided=None, **options):
+    """Return the gradient of the loss of a batch, of which everything trains and nothing is
+    guided."""
+    ones = jnp.ones(old.shape)
+    mask, guided = ones if mask is None else mask, 0 * ones if guided is None else guided
+    return jax.grad(lambda x: losses.policy_loss(x, old, advantage, mask, guided, **options)[0])(
+        jnp.asarray(logp)
     )
-    return losses.guarded(lambda tokens: ppo(tokens, **args), tokens)[0]
 
 
 def random_batch(seed, rows=4, length=9, scale=0.7):
@@ -75,23 +78,10 @@ def random_batch(seed, rows=4, length=9, scale=0.7):
 )
 def test_policy_loss_reference(seed, aggregate, bounds):
     batch = random_batch(seed)
-    low, high, high_guided, dual = bounds
-    got, metrics = losses.policy_loss(
-        *batch,
-        clip_low=low,
-        clip_high=high,
-        clip_high_guided=high_guided,
-        dual_clip=dual,
-        aggregate=aggregate,
-    )
-    want = slow_policy_loss(
-        *[x.tolist() for x in batch],
-        low=low,
-        high=high,
-        high_guided=high_guided,
-        dual=dual,
-        aggregate=aggregate,
-    )
+    names = ("clip_low", "clip_high", "clip_high_guided", "dual_clip")
+    options = dict(zip(names, bounds)) | {"aggregate": aggregate}
+    got, metrics = losses.policy_loss(*batch, **options)
+    want = slow_policy_loss(*[x.tolist() for x in batch], *bounds, aggregate)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     assert all(np.isfinite(v) for v in metrics.values())
 
@@ -139,9 +129,7 @@ def test_the_first_step_is_the_policy_gradient():
     """On policy the ratio is exactly 1, where all branches tie; the gradient is still -A /
     tokens."""
     _, old, advantage, mask, guided = random_batch(3)
-    got = jax.grad(lambda x: losses.policy_loss(x, old, advantage, mask, guided)[0])(
-        jnp.asarray(old)
-    )
+    got = grad_of_loss(old, old, advantage, mask, guided)
     np.testing.assert_allclose(got, -advantage * mask / mask.sum(), atol=1e-6)
 
 
@@ -153,17 +141,8 @@ def test_the_first_step_is_the_policy_gradient():
 )
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_any_gap_between_policies_gives_finite_value_and_gradient(loss, sign):
-    gap = jnp.array(
-        [
-            [-1e30, 0.0],
-            [-500.0, 1.0],
-            [-88.0, 0.0],
-            [88.0, -1.0],
-            [500.0, 0.0],
-            [1e30, 0.0],
-            [1e30, -1e30],
-        ]
-    )
+    ends = [[-1e30, 0], [-500, 1], [-88, 0], [88, -1], [500, 0], [1e30, 0], [1e30, -1e30]]
+    gap = jnp.array(ends)
     old, ones = jnp.full(gap.shape, -1.0), jnp.ones(gap.shape)
 
     @jax.jit
@@ -186,29 +165,24 @@ def careless(tokens):
 def test_masked_tokens_reach_neither_value_nor_gradient(loss, aggregate, poison):
     logp, old, advantage, mask, guided = (jnp.asarray(x) for x in random_batch(5))
 
+    @partial(jax.value_and_grad, has_aux=True)
     def total(x, old, advantage):
         return losses.policy_loss(x, old, advantage, mask, guided, aggregate=aggregate, loss=loss)
 
-    def poisoned(x):
-        return jnp.where(mask > 0, x, poison)
-
-    (clean, metrics), gradient = jax.value_and_grad(total, has_aux=True)(logp, old, advantage)
-    (value, metrics_2), gradient_2 = jax.value_and_grad(total, has_aux=True)(
-        poisoned(logp), poisoned(old), poisoned(advantage)
-    )
+    arrays = logp, old, advantage
+    (clean, metrics), gradient = total(*arrays)
+    (value, metrics_2), gradient_2 = total(*(jnp.where(mask > 0, x, poison) for x in arrays))
     assert clean == value and np.isfinite(value)
     np.testing.assert_array_equal(gradient, gradient_2)
     assert not np.asarray(gradient_2)[np.asarray(mask) == 0].any()
     assert jax.tree.all(jax.tree.map(lambda a, b: bool(a == b), metrics, metrics_2))
 
 
-def test_an_empty_mask_gives_zero():
+@pytest.mark.parametrize("aggregate", losses.AGGREGATES)
+def test_an_empty_mask_gives_zero(aggregate):
     logp, old, advantage, mask, guided = random_batch(0)
-    for aggregate in losses.AGGREGATES:
-        loss, metrics = losses.policy_loss(
-            logp, old, advantage, 0 * mask, guided, aggregate=aggregate
-        )
-        assert loss == 0 and not any(metrics.values())
+    loss, metrics = losses.policy_loss(logp, old, advantage, 0 * mask, guided, aggregate=aggregate)
+    assert loss == 0 and not any(metrics.values())
 
 
 # --- aggregation ----------------------------------------------------------------------------------
@@ -218,27 +192,20 @@ def test_an_empty_mask_gives_zero():
 def test_packing_does_not_change_an_aggregate(aggregate):
     """Compare four sequences in rows of their own with the same four packed two to a row with
     padding."""
-    rng = np.random.default_rng(0)
     lengths, width = [3, 5, 4, 2], 9
-    value, mask = rng.normal(size=(4, width)).astype(np.float32), np.zeros((4, width), np.float32)
-    packed_value, packed_mask, segments = (
-        np.zeros((2, width)),
-        np.zeros((2, width)),
-        np.zeros((2, width), np.int32),
-    )
-    used = [0, 0]
-    for i, n in enumerate(lengths):
-        mask[i, 1:n] = 1
-        row, start = i // 2, used[i // 2]
-        packed_value[row, start : start + n], packed_mask[row, start : start + n] = (
-            value[i, :n],
-            mask[i, :n],
-        )
-        segments[row, start : start + n] = i % 2 + 1
-        used[row] += n
+    value = np.random.default_rng(0).normal(size=(4, width)).astype(np.float32)
+    place, length = np.arange(width), np.array(lengths)[:, None]
+    mask = ((place > 0) & (place < length)).astype(np.float32)
     alone = (losses.aggregation_weights(mask, aggregate=aggregate) * value).sum()
-    weights = losses.aggregation_weights(packed_mask, segments, aggregate=aggregate)
-    np.testing.assert_allclose((weights * packed_value).sum(), alone, rtol=1e-5)
+
+    def packed(array):
+        pairs = [(array[i, : lengths[i]], array[i + 1, : lengths[i + 1]]) for i in (0, 2)]
+        joined = [np.concatenate(pair) for pair in pairs]
+        return np.stack([np.pad(row, (0, width - len(row))) for row in joined])
+
+    number = np.tile(np.array([[1], [2]] * 2), width)  # of a sequence in its row
+    weights = losses.aggregation_weights(packed(mask), packed(number), aggregate=aggregate)
+    np.testing.assert_allclose((weights * packed(value)).sum(), alone, rtol=1e-5)
 
 
 def test_unknown_names_raise():
@@ -251,12 +218,8 @@ def test_unknown_names_raise():
 
 def test_a_loss_of_the_wrong_shape_raises():
     ones = np.ones((2, 4))
-    with pytest.raises(
-        ValueError, match=r"returned shape \(\); expected one number per token, \(2, 4\)"
-    ):
-        losses.policy_loss(
-            ones, ones, ones, ones, ones, loss=lambda tokens: (jnp.sum(tokens.logp_RT), {})
-        )
+    with pytest.raises(ValueError, match=r"returned shape \(\); expected one .* token, \(2, 4\)"):
+        losses.policy_loss(*[ones] * 5, loss=lambda tokens: (jnp.sum(tokens.logp_RT), {}))
 
 
 def test_the_registry_names_the_losses():
@@ -275,57 +238,39 @@ def test_gspo_ratio_is_that_of_the_sequence():
     np.testing.assert_allclose(got[0, [0, 2, 3, 4]], [0.1, 0.1, 0.35, 0.35], atol=1e-6)
 
     old, advantage = jnp.full((1, 4), -1.0), jnp.full((1, 4), 0.7)
-    ones = jnp.ones((1, 4))
-    logp = old + jnp.array([[0.01, -0.02, 0.03, 0.0]])
-
-    def ours(x):
-        options = dict(loss=gspo, clip_low=0.1, clip_high=0.1, aggregate="seq-mean-token-mean")
-        return losses.policy_loss(x, old, advantage, ones, 0 * ones, **options)[0]
+    ones, logp = jnp.ones((1, 4)), old + jnp.array([[0.01, -0.02, 0.03, 0.0]])
+    options = {"loss": gspo, "clip_low": 0.1, "clip_high": 0.1, "aggregate": "seq-mean-token-mean"}
 
     def paper(x):
         return -0.7 * jnp.exp(jnp.mean(x - old))
 
-    np.testing.assert_allclose(ours(logp), paper(logp), rtol=1e-6)
-    np.testing.assert_allclose(jax.grad(ours)(logp), jax.grad(paper)(logp), rtol=1e-5)
+    value = losses.policy_loss(logp, old, advantage, ones, 0 * ones, **options)[0]
+    np.testing.assert_allclose(value, paper(logp), rtol=1e-6)
+    gradient = grad_of_loss(logp, old, advantage, **options)
+    np.testing.assert_allclose(gradient, jax.grad(paper)(logp), rtol=1e-5)
 
 
 def test_gspo_keeps_the_credit_of_a_turn_with_its_tokens():
-    old, ones = jnp.zeros((1, 2)), jnp.ones((1, 2))
-    advantage = jnp.array([[1.0, 0.0]])
-    gradient = jax.grad(
-        lambda x: losses.policy_loss(x, old, advantage, ones, 0 * ones, loss=gspo)[0]
-    )(old)
+    old = jnp.zeros((1, 2))
+    gradient = grad_of_loss(old, old, jnp.array([[1.0, 0.0]]), loss=gspo)
     np.testing.assert_allclose(gradient, [[-0.5, 0.0]], atol=1e-6)
 
 
-def test_cispo_weights_every_gradient_and_drops_none():
+@pytest.mark.parametrize("guided, bound", [(0, 1.28), (1, 1.6)])
+def test_cispo_weights_every_gradient_and_drops_none(guided, bound):
+    advantage, ratio = jnp.array([[1.0, -2.0, 3.0]]), jnp.array([[0.5, 1.1, 4.0]])
     old = jnp.zeros((1, 3))
-    logp = jnp.log(jnp.array([[0.5, 1.1, 4.0]]))
-    advantage, ones = jnp.array([[1.0, -2.0, 3.0]]), jnp.ones((1, 3))
-
-    def loss(x, guided):
-        return losses.policy_loss(x, old, advantage, ones, guided * ones, loss=cispo)[0]
-
-    np.testing.assert_allclose(
-        jax.grad(loss)(logp, 0), -advantage * jnp.array([[0.5, 1.1, 1.28]]) / 3, rtol=1e-5
-    )
-    np.testing.assert_allclose(
-        jax.grad(loss)(logp, 1), -advantage * jnp.array([[0.5, 1.1, 1.6]]) / 3, rtol=1e-5
-    )
+    gradient = grad_of_loss(jnp.log(ratio), old, advantage, guided=guided + old, loss=cispo)
+    np.testing.assert_allclose(gradient, -advantage * jnp.minimum(ratio, bound) / 3, rtol=1e-5)
 
 
 def test_cispo_boosts_guided_tokens_with_positive_advantages_only():
     old, ones = jnp.zeros((1, 4)), jnp.ones((1, 4), bool)
     logp, advantage = jnp.log(jnp.full((1, 4), 1.5)), jnp.array([[1.0, -1.0, 1.0, -1.0]])
-    guided = jnp.array([[True, True, False, False]])
-
-    def loss(x):
-        return losses.policy_loss(x, old, advantage, ones, guided, loss=cispo)[0]
-
-    np.testing.assert_allclose(
-        jax.grad(loss)(logp), -advantage * jnp.array([[1.5, 1.28, 1.28, 1.28]]) / 4, rtol=1e-5
-    )
-    metrics = losses.policy_loss(logp, old, advantage, ones, guided, loss=cispo)[1]
+    batch = logp, old, advantage, ones, jnp.array([[True, True, False, False]])
+    want = -advantage * jnp.array([[1.5, 1.28, 1.28, 1.28]]) / 4
+    np.testing.assert_allclose(grad_of_loss(*batch, loss=cispo), want, rtol=1e-5)
+    metrics = losses.policy_loss(*batch, loss=cispo)[1]
     assert float(metrics["clip_fraction/guided"]) == 0.5 and float(metrics["clip_fraction/on"]) == 1
 
 
@@ -349,97 +294,93 @@ def test_kl_estimators_are_unbiased_where_they_say_so(kind, value, gradient):
         """Return the mean estimate over tokens from the policy; the draw itself is not
         differentiated."""
         logp = jax.nn.log_softmax(x)
-        return jnp.sum(
-            jax.lax.stop_gradient(jnp.exp(logp))
-            * terms.kl_penalty(logp, ref, ones, kl_estimator=kind)
-        )
+        estimates = terms.kl_penalty(logp, ref, ones, kl_estimator=kind)
+        return jnp.sum(jax.lax.stop_gradient(jnp.exp(logp)) * estimates)
 
     assert np.isclose(expected(logits), reverse(logits), atol=1e-6) == value
-    want = {"reverse": jax.grad(reverse), "forward": jax.grad(forward), None: jnp.zeros_like}[
-        gradient
-    ](logits)
+    gradients = {"reverse": jax.grad(reverse), "forward": jax.grad(forward), None: jnp.zeros_like}
+    want = gradients[gradient](logits)
     np.testing.assert_allclose(jax.grad(expected)(logits), want, atol=1e-6)
 
 
 def test_kl_is_bounded_and_blind_to_masked_tokens():
-    logp, ref, mask = (
-        jnp.array([[-200.0, jnp.nan, -1.0]]),
-        jnp.array([[-1.0, 0.0, -1.0]]),
-        jnp.array([[1, 0, 1]]),
-    )
+    logp, ref = jnp.array([[-200.0, jnp.nan, -1.0]]), jnp.array([[-1.0, 0.0, -1.0]])
+    mask = jnp.array([[1, 0, 1]])
+
+    def penalty(x, kind="k3"):
+        return terms.kl_penalty(x, ref, mask, kl_estimator=kind)
+
     for kind in ("k1", "k2", "k3"):
-        gradient = jax.grad(
-            lambda x, kind=kind: terms.kl_penalty(x, ref, mask, kl_estimator=kind).sum()
-        )(logp)
-        assert np.isfinite(gradient).all()
-    np.testing.assert_allclose(
-        terms.kl_penalty(logp, ref, mask, kl_estimator="k3"), [[10.0, 0.0, 0.0]]
-    )
+        assert np.isfinite(jax.grad(lambda x, kind=kind: penalty(x, kind).sum())(logp)).all()
+    np.testing.assert_allclose(penalty(logp), [[10.0, 0.0, 0.0]])
+
+
+FREE = {
+    "importance_cap": 2.0,
+    "importance_level": "token",
+    "importance_low": 0,
+    "importance_high": 0,
+}
 
 
 def test_importance_weight_is_truncated_and_has_no_gradient():
-    old, sampled = (
-        jnp.log(jnp.array([[0.5, 0.4, 0.01]])),
-        jnp.log(jnp.array([[0.1, 0.5, 0.0 + 0.01]])),
-    )
+    old, sampled = jnp.log(jnp.array([[0.5, 0.4, 0.01]])), jnp.log(jnp.array([[0.1, 0.5, 0.01]]))
     mask = jnp.array([[1, 1, 1]])
-    options = dict(
-        importance_cap=2.0, importance_level="token", importance_low=0, importance_high=0
-    )
-    weight, kept = terms.importance_weight(old, sampled, mask, mask, **options)
+    weight, kept = terms.importance_weight(old, sampled, mask, mask, **FREE)
     np.testing.assert_allclose(weight, [[2.0, 0.8, 1.0]], rtol=1e-5)
     assert kept.all()
 
     def total(x):
-        return terms.importance_weight(x, sampled, mask, mask, **options)[0].sum()
+        return terms.importance_weight(x, sampled, mask, mask, **FREE)[0].sum()
 
     assert not jax.grad(total)(old).any()
 
 
-def test_importance_weights_of_sequences_multiply_and_bounds_mask():
-    ratio = np.array([[1.2, 1.5, 0.5, 0.5, 3.0, 7.0]])
+@pytest.mark.parametrize(
+    "bounds, want",
+    [
+        ({"importance_high": 2.5, "importance_level": "sequence"}, [1.8, 1.8, 0, 0, 0, 1]),
+        ({"importance_high": 2.5}, [1.2, 1.5, 0.5, 0.5, 0, 1]),
+        ({}, [1.2, 1.5, 0.5, 0.5, 2.0, 1]),
+    ],
+)
+def test_importance_weights_of_sequences_multiply_and_bounds_mask(bounds, want):
+    ratio, sampled = jnp.array([[1.2, 1.5, 0.5, 0.5, 3.0, 7.0]]), jnp.full((1, 6), -3.0)
     segments, mask = jnp.array([[1, 1, 2, 2, 3, 0]]), jnp.array([[1, 1, 1, 1, 1, 0]])
-    old, sampled = jnp.log(ratio) - 3, jnp.full((1, 6), -3.0)
     batch, bounds = (
-        (old, sampled, mask, segments),
-        dict(importance_cap=2.0, importance_level="token", importance_low=0.3, importance_high=2.5),
+        (jnp.log(ratio) - 3, sampled, mask, segments),
+        FREE | {"importance_low": 0.3} | bounds,
     )
-    weight, kept = terms.importance_weight(*batch, **bounds | dict(importance_level="sequence"))
-    np.testing.assert_allclose(weight, [[1.8, 1.8, 0, 0, 0, 1]], rtol=1e-5)
-    assert kept.tolist() == [[True, True, False, False, False, True]]
     weight, kept = terms.importance_weight(*batch, **bounds)
-    np.testing.assert_allclose(weight, [[1.2, 1.5, 0.5, 0.5, 0, 1]], rtol=1e-5)
-    weight, kept = terms.importance_weight(
-        *batch, **bounds | dict(importance_high=0)
-    )  # no upper bound
-    np.testing.assert_allclose(weight, [[1.2, 1.5, 0.5, 0.5, 2.0, 1]], rtol=1e-5)
+    np.testing.assert_allclose(weight, [want], rtol=1e-5)
+    assert kept.tolist() == [[value > 0 for value in want]]
     with pytest.raises(ValueError, match="choose token or sequence"):
-        terms.importance_weight(*batch, **bounds | dict(importance_level="word"))
+        terms.importance_weight(*batch, **bounds | {"importance_level": "word"})
 
 
 def test_tokens_outside_the_bounds_have_no_gradient_and_metrics_of_their_own():
     sampled = jnp.full((1, 4), -1.0)
     old = sampled + jnp.array([[0.0, 0.1, 2.0, -2.0]])
     ones = jnp.ones((1, 4))
-    batch = {"mask": ones, "segments": ones.astype(int), "guided": 0 * ones, "advantage": ones, "logp": sampled,
-             "old_logp": old}  # fmt: skip
+    batch = dict.fromkeys(("mask", "advantage"), ones) | {"logp": sampled, "old_logp": old}
+    batch |= {"segments": ones.astype(int), "guided": 0 * ones}
 
+    @partial(jax.value_and_grad, has_aux=True)
     def loss(logp):
-        bounds = dict(importance_low=0.5, importance_high=2.0)
-        value, stats = losses.token_loss(ppo, logp, ones, batch, importance_cap=2.0, **bounds)
+        bounds = {"importance_cap": 2.0, "importance_low": 0.5, "importance_high": 2.0}
+        value, stats = losses.token_loss(ppo, logp, ones, batch, **bounds)
         return value.sum(), stats
 
-    (_, stats), gradient = jax.value_and_grad(loss, has_aux=True)(old)
+    (_, stats), gradient = loss(old)
     assert (np.abs(gradient) > 0).tolist() == [[True, True, False, False]]
-    means = {name: float(terms.masked_mean(*pair)) for name, pair in stats.items()}
-    assert means["importance_masked"] == 0.5
+    masked, kept, out = (
+        float(terms.masked_mean(*stats[name]))
+        for name in ("importance_masked", "mismatch/kl_kept", "mismatch/kl_masked")
+    )
+    assert masked == 0.5
     d = np.array([0.1, 2.0, -2.0])
     k3 = np.exp(d) - d - 1
-    np.testing.assert_allclose(
-        [means["mismatch/kl_kept"], means["mismatch/kl_masked"]],
-        [k3[0] / 2, k3[1:].mean()],
-        rtol=1e-4,
-    )
+    np.testing.assert_allclose([kept, out], [k3[0] / 2, k3[1:].mean()], rtol=1e-4)
 
 
 def test_imitation_is_the_negative_log_likelihood_of_what_trains():

@@ -93,18 +93,11 @@ def test_stripping_may_change_the_tokens_around_the_experience():
     np.testing.assert_array_equal(sample.tokens, [1, 6, 6, 6, 6, 6, 5, 3])
 
 
-TURNS = st.lists(
-    st.tuples(
-        st.lists(st.integers(1, 3), max_size=3),
-        st.lists(st.integers(1, 3), max_size=3),
-        st.booleans(),
-    )
-)
+pieces = st.lists(st.integers(1, 3), max_size=3)
+openings = st.lists(st.integers(1, 3), min_size=1, max_size=6)
 
 
-@given(
-    st.lists(st.integers(1, 3), min_size=1, max_size=6), st.lists(st.integers(1, 3), min_size=1, max_size=6), TURNS
-)  # fmt: skip
+@given(openings, openings, st.lists(st.tuples(pieces, pieces, st.booleans())))
 def test_every_generated_token_trains_exactly_once(prompt, stripped, parts):
     """Few distinct tokens, so that all kinds of prefixes and repetitions occur; a turn may rewrite
     the context."""
@@ -115,19 +108,15 @@ def test_every_generated_token_trains_exactly_once(prompt, stripped, parts):
         if rewrite:
             since = [2] + since[-2:]
     t = trajectory(*turns, experience=["e"])
-    result = samples.samples(t)
-    trained = [
-        (int(k), int(token)) for s in result for k, token in zip(s.turn_ids, s.tokens) if k >= 0
-    ]
-    assert trained == [
-        (k, token) for k, taken in enumerate(turns) for token in taken.completion.tokens
-    ]
+    result, trained = samples.samples(t), []
+    for s in result:
+        trained += [(int(k), int(token)) for k, token in zip(s.turn_ids, s.tokens) if k >= 0]
+    assert trained == [(k, x) for k, taken in enumerate(turns) for x in taken.completion.tokens]
     for sample in result:
         np.testing.assert_array_equal(sample.mask, sample.turn_ids >= 0)
         np.testing.assert_allclose(sample.advantage, np.where(sample.mask, sample.turn_ids + 1, 0))
-        np.testing.assert_allclose(
-            sample.logp, np.where(sample.mask, -0.01 * sample.tokens, 0), atol=1e-6
-        )
+        logp = np.where(sample.mask, -0.01 * sample.tokens, 0)
+        np.testing.assert_allclose(sample.logp, logp, atol=1e-6)
         last = turns[sample.turn_ids.max()]
         assert sample.tokens.tolist() == last.stripped + last.completion.tokens
 
@@ -142,19 +131,14 @@ def tokenizer():
 
 def episode(query, experience, turns, window, tools_at=None) -> Trajectory:
     """Write an episode down with the causal template, or with a window of the last turns."""
-    opening = Observation(
-        [{"role": "system", "content": "You count."}, {"role": "user", "content": query}]
-    )
-    context, taken = Causal(Opening(tokenizer(), opening, experience)), []
+    messages = [{"role": "system", "content": "You count."}, {"role": "user", "content": query}]
+    context, taken = Causal(Opening(tokenizer(), Observation(messages), experience)), []
     for k, (said, answer, closed) in enumerate(turns):
         tokens = tokenizer().encode(said) + [tokenizer().im_end] * closed
-        taken.append(
-            turn(context.prompt, tokens, advantage=0.1 * k - 0.3, stripped=context.stripped)
-        )
+        taken.append(turn(context.prompt, tokens, 0.1 * k - 0.3, stripped=context.stripped))
         tools = [{"type": "function", "function": {"name": f"tool_{k}"}}] if k == tools_at else None
-        asyncio.run(
-            context.extend(taken[-1].completion, [{"role": "tool", "content": answer}], tools)
-        )
+        answers = [{"role": "tool", "content": answer}]
+        asyncio.run(context.extend(taken[-1].completion, answers, tools))
         context.show(context.turns[-window:])
     return trajectory(*taken, experience=["e"] * len(experience))
 
@@ -193,27 +177,19 @@ def test_a_sample_refuses_arrays_that_cannot_train():
 
 
 def test_every_rollout_has_the_first_reason_that_holds():
-    good = [
-        trajectory(turn([1], [2], 0.5)),
-        trajectory(turn([1], [2], -0.5)),
-        trajectory(turn([1], [2], 0.0)),
-    ]
+    good = [trajectory(turn([1], [2], advantage)) for advantage in (0.5, -0.5, 0.0)]
+    one = turn([1], [2], 1.0)
     others = {
-        "no_signal": [trajectory(turn([1], [2]), task="b"), trajectory(turn([1], [2]), task="b")],
-        "cancelled": [
-            trajectory(turn([1], [2], 1.0), stop=StopReason.CANCELLED),
-            trajectory(turn([1], [])),
-        ],
+        "no_signal": [trajectory(turn([1], [2]), task="b")] * 2,
+        "cancelled": [trajectory(one, stop=StopReason.CANCELLED), trajectory(turn([1], []))],
+        # the second is of a reset: it generated nothing, and was not cancelled
         "env_error": [
-            trajectory(turn([1], [2], 1.0), stop=StopReason.ENV_TIMEOUT),
-            trajectory(
-                stop=StopReason.ENV_ERROR
-            ),  # of a reset: it generated nothing, and was not cancelled
+            trajectory(one, stop=StopReason.ENV_TIMEOUT), trajectory(stop=StopReason.ENV_ERROR)
         ],
-        "parse_error": [trajectory(turn([1], [2], 1.0), stop=StopReason.PARSE_ERROR)],
+        "parse_error": [trajectory(one, stop=StopReason.PARSE_ERROR)],
         "stale": [trajectory(turn([1], [2], 1.0, version=5), turn([1, 2], [3], 1.0, version=2))],
         "overlong": [trajectory(turn([1] * 9, [2] * 2, 1.0))],
-    }
+    }  # fmt: skip
     expected = [(reason, t) for reason, members in others.items() for t in members]
     # The third has no advantage of its own, but its group has.
     expected += [(None, t) for t in good]
