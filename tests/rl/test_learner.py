@@ -23,15 +23,7 @@ CONFIG = qwen.Config(vocab=40, d_model=16, layers=1, heads=4, kv_heads=2, head_d
 ROW = 24
 DESCENT = optax.sgd(1.0)
 FORWARD = Forward(CONFIG, micro=2, capacity_rows=8)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_quickly():
-    """Skip optimizations: half the time of these tests is spent compiling programs that run for a
-    millisecond."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 
 @functools.cache

@@ -18,6 +18,8 @@ from rl.losses.gspo import gspo, sequence_log_ratio
 from rl.losses.nll import nll
 from rl.losses.ppo import ppo
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
 
 def slow_policy_loss(logp, old, advantage, mask, guided, low, high, high_guided, dual, aggregate):
     """Compute the reference's token loss and aggregation, one token at a time in Python floats."""
