@@ -14,20 +14,19 @@ there, and its results there are discarded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from rl.losses import ppo, terms
+from rl.losses import terms
 from rl.losses.terms import AGGREGATES, Stats, Tokens, aggregation_weights
 
 __all__ = [
     "AGGREGATES", "LOSSES", "Stats", "TokenLoss", "Tokens", "aggregation_weights", "guarded",
-    "policy_loss", "token_loss",
+    "token_loss",
 ]  # fmt: skip
 
 LOSSES = {name: f"rl.losses.{name}:{name}" for name in ("ppo", "gspo", "cispo", "nll")}
@@ -75,39 +74,6 @@ def guarded(loss: TokenLoss, tokens: Tokens) -> tuple[Array, Stats]:
     }
     own = {name: (value_RT, on_RT & (mask_RT > 0)) for name, (value_RT, mask_RT) in stats.items()}
     return loss_RT, jax.lax.stop_gradient(common | own)
-
-
-def policy_loss(
-    logp_RT: Array,
-    old_logp_RT: Array,
-    advantage_RT: Array,
-    mask_RT: Array,
-    guided_RT: Array,
-    *,
-    aggregate: str = "token-mean",
-    loss: Callable[..., tuple[Array, Stats]] = ppo.ppo,
-    **args: Any,
-) -> tuple[jax.Array, dict[str, Array]]:
-    """Return the loss of a whole batch whose rows are sequences, and its metrics: (scalar, means
-    over tokens).
-
-    Args:
-      logp_RT, old_logp_RT, advantage_RT: float.
-      mask_RT: 1 on trained tokens. guided_RT: 1 where the rollout was guided.
-      aggregate: see `aggregation_weights`.
-      loss, args: the loss and its arguments, for example `clip_low`, `clip_high`,
-        `clip_high_guided`, `dual_clip`.
-
-    "loss/on" and "clip_fraction/on" are means over trained tokens of unguided rollouts,
-    "loss/guided" and "clip_fraction/guided" over those of guided ones; "clip_fraction/dual",
-    "kl_old" (-log ratio) and "ratio" over all.
-    """
-    segments_RT = jnp.ones(mask_RT.shape, jnp.int32)
-    tokens = Tokens(logp_RT, old_logp_RT, advantage_RT, guided_RT, segments_RT, mask_RT)
-    loss_RT, stats = guarded(partial(loss, **args), tokens)
-    weight_RT = aggregation_weights(mask_RT, aggregate=aggregate)
-    means = {name: terms.masked_mean(*pair) for name, pair in stats.items()}
-    return jnp.sum(weight_RT * loss_RT), means
 
 
 def token_loss(

@@ -42,12 +42,6 @@ class Tokens(NamedTuple):
         return log_ratio(self.logp_RT, self.old_logp_RT, self.mask_RT)
 
 
-def masked_mean(value_RT: Array, mask_RT: Array) -> Array:
-    """Return the mean of the values under a mask; 0 if the mask is empty."""
-    mask_RT = mask_RT.astype(jnp.float32)
-    return jnp.sum(jnp.where(mask_RT > 0, value_RT, 0) * mask_RT) / jnp.maximum(jnp.sum(mask_RT), 1)
-
-
 def segment_sum(value_RT: Array, segments_RT: Array) -> Array:
     """Return, for each token, the sum over its own segment of its own row. (R, T) -> (R, T)."""
     segments = value_RT.shape[1] + 1

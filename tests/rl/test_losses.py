@@ -21,6 +21,20 @@ from rl.losses.ppo import ppo
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 
+def masked_mean(value_RT, mask_RT):
+    """Return the mean of the values under a mask, 0 if it is empty."""
+    return jnp.sum(jnp.where(mask_RT > 0, value_RT, 0)) / jnp.maximum(jnp.sum(mask_RT > 0), 1)
+
+
+def policy_loss(logp, old, advantage, mask, guided, *, aggregate="token-mean", loss=ppo, **args):
+    """Return the loss of a whole batch whose rows are sequences, and the means of its metrics."""
+    segments = jnp.ones(mask.shape, jnp.int32)
+    tokens = losses.Tokens(logp, old, advantage, guided, segments, mask)
+    loss_RT, stats = losses.guarded(partial(loss, **args), tokens)
+    means = {name: masked_mean(*pair) for name, pair in stats.items()}
+    return jnp.sum(losses.aggregation_weights(mask, aggregate=aggregate) * loss_RT), means
+
+
 def slow_policy_loss(logp, old, advantage, mask, guided, low, high, high_guided, dual, aggregate):
     """Compute the reference's token loss and aggregation, one token at a time in Python floats."""
 
@@ -58,7 +72,7 @@ def grad_of_loss(logp, old, advantage, mask=None, guided=None, **options):
     guided."""
     ones = jnp.ones(old.shape)
     mask, guided = ones if mask is None else mask, 0 * ones if guided is None else guided
-    return jax.grad(lambda x: losses.policy_loss(x, old, advantage, mask, guided, **options)[0])(
+    return jax.grad(lambda x: policy_loss(x, old, advantage, mask, guided, **options)[0])(
         jnp.asarray(logp)
     )
 
@@ -82,7 +96,7 @@ def test_policy_loss_reference(seed, aggregate, bounds):
     batch = random_batch(seed)
     names = ("clip_low", "clip_high", "clip_high_guided", "dual_clip")
     options = dict(zip(names, bounds)) | {"aggregate": aggregate}
-    got, metrics = losses.policy_loss(*batch, **options)
+    got, metrics = policy_loss(*batch, **options)
     want = slow_policy_loss(*[x.tolist() for x in batch], *bounds, aggregate)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     assert all(np.isfinite(v) for v in metrics.values())
@@ -98,7 +112,7 @@ def test_policy_loss_worked_example():
     on_RT = token_loss(delta, 0.5 * ones, ones, 0 * ones)
     np.testing.assert_allclose(on_RT[0, 0], -0.64, atol=1e-6)
     mask = np.array([[1, 1, 1, 0]], np.float32)
-    loss, metrics = losses.policy_loss(delta, 0 * delta, 0.5 * ones, mask, ones)
+    loss, metrics = policy_loss(delta, 0 * delta, 0.5 * ones, mask, ones)
     np.testing.assert_allclose([loss, metrics["loss/guided"]], [-0.4558892] * 2, atol=1e-6)
     assert metrics["loss/on"] == 0
     np.testing.assert_allclose(metrics["clip_fraction/guided"], 1 / 3, atol=1e-6)
@@ -117,7 +131,7 @@ def test_selective_boosting_acts_on_positive_advantages_only():
 def test_dual_clip_bounds_the_loss_and_stops_its_gradient():
     def loss(logp, dual_clip):
         one = jnp.ones((1, 1))
-        return losses.policy_loss(logp, 0 * one, -one, one, 0 * one, dual_clip=dual_clip)[0]
+        return policy_loss(logp, 0 * one, -one, one, 0 * one, dual_clip=dual_clip)[0]
 
     far = jnp.log(jnp.array([[5.0]]))
     np.testing.assert_allclose(loss(far, 3.0), 3.0, rtol=1e-6)
@@ -149,7 +163,7 @@ def test_any_gap_between_policies_gives_finite_value_and_gradient(loss, sign):
 
     @jax.jit
     def mean(x):
-        return losses.policy_loss(x, old, sign * ones, ones, 0 * ones, loss=loss)[0]
+        return policy_loss(x, old, sign * ones, ones, 0 * ones, loss=loss)[0]
 
     value, gradient = jax.value_and_grad(mean)(old + gap)
     assert np.isfinite(value) and np.isfinite(gradient).all()
@@ -169,7 +183,7 @@ def test_masked_tokens_reach_neither_value_nor_gradient(loss, aggregate, poison)
 
     @partial(jax.value_and_grad, has_aux=True)
     def total(x, old, advantage):
-        return losses.policy_loss(x, old, advantage, mask, guided, aggregate=aggregate, loss=loss)
+        return policy_loss(x, old, advantage, mask, guided, aggregate=aggregate, loss=loss)
 
     arrays = logp, old, advantage
     (clean, metrics), gradient = total(*arrays)
@@ -183,7 +197,7 @@ def test_masked_tokens_reach_neither_value_nor_gradient(loss, aggregate, poison)
 @pytest.mark.parametrize("aggregate", losses.AGGREGATES)
 def test_an_empty_mask_gives_zero(aggregate):
     logp, old, advantage, mask, guided = random_batch(0)
-    loss, metrics = losses.policy_loss(logp, old, advantage, 0 * mask, guided, aggregate=aggregate)
+    loss, metrics = policy_loss(logp, old, advantage, 0 * mask, guided, aggregate=aggregate)
     assert loss == 0 and not any(metrics.values())
 
 
@@ -221,7 +235,7 @@ def test_unknown_names_raise():
 def test_a_loss_of_the_wrong_shape_raises():
     ones = np.ones((2, 4))
     with pytest.raises(ValueError, match=r"returned shape \(\); expected one .* token, \(2, 4\)"):
-        losses.policy_loss(*[ones] * 5, loss=lambda tokens: (jnp.sum(tokens.logp_RT), {}))
+        policy_loss(*[ones] * 5, loss=lambda tokens: (jnp.sum(tokens.logp_RT), {}))
 
 
 def test_the_registry_names_the_losses():
@@ -246,7 +260,7 @@ def test_gspo_ratio_is_that_of_the_sequence():
     def paper(x):
         return -0.7 * jnp.exp(jnp.mean(x - old))
 
-    value = losses.policy_loss(logp, old, advantage, ones, 0 * ones, **options)[0]
+    value = policy_loss(logp, old, advantage, ones, 0 * ones, **options)[0]
     np.testing.assert_allclose(value, paper(logp), rtol=1e-6)
     gradient = grad_of_loss(logp, old, advantage, **options)
     np.testing.assert_allclose(gradient, jax.grad(paper)(logp), rtol=1e-5)
@@ -272,7 +286,7 @@ def test_cispo_boosts_guided_tokens_with_positive_advantages_only():
     batch = logp, old, advantage, ones, jnp.array([[True, True, False, False]])
     want = -advantage * jnp.array([[1.5, 1.28, 1.28, 1.28]]) / 4
     np.testing.assert_allclose(grad_of_loss(*batch, loss=cispo), want, rtol=1e-5)
-    metrics = losses.policy_loss(*batch, loss=cispo)[1]
+    metrics = policy_loss(*batch, loss=cispo)[1]
     assert float(metrics["clip_fraction/guided"]) == 0.5 and float(metrics["clip_fraction/on"]) == 1
 
 
@@ -376,7 +390,7 @@ def test_tokens_outside_the_bounds_have_no_gradient_and_metrics_of_their_own():
     (_, stats), gradient = loss(old)
     assert (np.abs(gradient) > 0).tolist() == [[True, True, False, False]]
     masked, kept, out = (
-        float(terms.masked_mean(*stats[name]))
+        float(masked_mean(*stats[name]))
         for name in ("importance_masked", "mismatch/kl_kept", "mismatch/kl_masked")
     )
     assert masked == 0.5
