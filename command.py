@@ -23,6 +23,7 @@ from pathlib import Path
 
 from evolver.config.cli import MODES
 from evolver.config.plugs import look_in
+from evolver.processes.streams import open_streams, surroundings_problems
 
 # {word: (module with main(argv), what it does)}: programs with flags of their own
 PROGRAMS = {
@@ -73,6 +74,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run one of the programs and return its exit code; 2 for a word that names none."""
     words = sys.argv[1:] if argv is None else argv
     word, rest = (words[0], words[1:]) if words else ("--help", [])
+    open_streams()
+    if surroundings := surroundings_problems():
+        print(*surroundings, sep="\n", file=sys.stderr)
+        return 2
     if word != "view":  # which looks at folders of others, and `view .` would run their code
         look_in(Path.cwd())  # where the user's own worlds and ideas are, as with `python -m`
     if word == "evolve":

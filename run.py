@@ -23,6 +23,7 @@ from configs import base
 from evolver.config import cli
 from evolver.config.checks import problems as config_problems
 from evolver.config.help import search
+from evolver.processes.streams import open_streams, surroundings_problems
 
 
 def main(argv: list[str]) -> int:
@@ -30,23 +31,33 @@ def main(argv: list[str]) -> int:
     (a spent budget, a language-model server that is down, a world that fails in every rollout), 130
     interrupted."""
     logging.set_verbosity(logging.FATAL)  # orbax also logs, with a traceback, what it raises
+    open_streams()
+    if surroundings := surroundings_problems():
+        return refused(surroundings)
     command = cli.parse(argv)
     if command.sought and not command.problems:
         print(search(command.sought, base.Config, command.config))
         return 0
     if command.sought == "":
-        print(__doc__ + "\n" + cli.flags().format_help())
+        of_word = argv[0].startswith("evolver ")  # see command.py
+        about = f"{cli.MODES[command.mode].capitalize()}.\n" if of_word else __doc__
+        print(about + "\n" + cli.flags(argv[0] if of_word else "run.py").format_help())
         return 0
     problems = [*command.problems, *target_problems(command.target, command.mode)]
     if command.config is not None:
         problems += config_problems(command.config, base.Config, command.workdir, command.mode)
     if problems:
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        print(f"{count}; nothing was started.\n", file=sys.stderr)
-        for number, problem in enumerate(problems, 1):
-            print(f"  {number}. {problem}", file=sys.stderr)
-        return 2
+        return refused(problems)
     return start(command.config, command.workdir, command.mode, command.target)
+
+
+def refused(problems: list[str]) -> int:
+    """Print the problems, and return the exit code of a command that was not started."""
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    print(f"{count}; nothing was started.\n", file=sys.stderr)
+    for number, problem in enumerate(problems, 1):
+        print(f"  {number}. {problem}", file=sys.stderr)
+    return 2
 
 
 def target_problems(target: str, mode: str) -> list[str]:
@@ -107,7 +118,7 @@ def start(config: Any, workdir: str, mode: str, target: str) -> int:
         tell(f"\n{end}")
         return 3
     except (hosts.HostsError, RunError) as error:
-        tell(f"\n{error}")
+        tell("\n".join(["", str(error), *getattr(error, "__notes__", ())]))
         return 1
     return 0
 

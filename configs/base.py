@@ -304,6 +304,9 @@ class Llm(Group):
     """Per server, not of the policy; 0 = no limit."""
     tokens_per_minute: CountOrZero = 0
     """The same, for tokens of prompts and answers together."""
+    context: int = Field(0, ge=0, le=2**24)
+    """Tokens of a question and its answer that the policy gives, for which the engine's cache has
+    room; 0 = rollout.context."""
     deadline: float = Field(120.0, ge=0.1, le=10**7)
     """Seconds of one attempt."""
     attempts: int = Field(6, ge=1, le=1000)
@@ -389,7 +392,7 @@ class Optim(Group):
     schedule: Schedule = "constant"
     """After warm-up; the others end at 0 with the last step, also if steps make fewer updates."""
     warmup: CountOrZero = 0
-    """Updates of the linear warm-up, from lr / warmup to lr."""
+    """Updates of the linear warm-up, from lr / warmup to lr; half of a run that is not longer."""
     b1: float = Field(0.9, ge=0, lt=1)
     """Decay of the first moment."""
     b2: float = Field(0.999, ge=0, lt=1)
@@ -494,7 +497,9 @@ class Checkpoint(Group):
     """Checkpoints to resume from."""
 
     every: Count = 10
-    """Steps between checkpoints; also after the last step and when interrupted."""
+    """Steps between checkpoints; also after the last step and however the run ends."""
+    minutes: float = Field(60.0, ge=0, le=10**7)
+    """Most minutes between checkpoints, if steps take long; 0 = no limit."""
     keep: Count = 2
     """Latest checkpoints kept, in addition to the best by avg@k."""
     milestones: CountOrZero = 0

@@ -31,7 +31,7 @@ from evolver.learner import Learner, initial_policy, make_learner
 from evolver.llm.client import Chat
 from evolver.llm.policy import PolicyResponder
 from evolver.llm.questions import CURRENT_POLICY, INITIAL_POLICY
-from evolver.llm.roles import make_chat, policy_urls
+from evolver.llm.roles import make_chat, policy_urls, question_context
 from evolver.navigating.experience_pool import ExperiencePool
 from evolver.navigating.guidance import Navigating
 from evolver.parts import Parts
@@ -126,7 +126,9 @@ def open_run(config: Any, workdir: str | Path, *, alone: bool = True) -> Iterato
         try:
             yield run
         except (EngineFault, CheckpointError, BrokenFile, WorldError, OSError) as error:
-            raise RunError(files.gone() or f"{type(error).__name__}: {error}") from error
+            notes = getattr(error, "__notes__", ())
+            text = "\n".join([f"{type(error).__name__}: {error}", *notes])
+            raise RunError(files.gone() or text) from error
 
 
 def build(
@@ -299,7 +301,7 @@ def make_responders(
             from rl.engines.vllm.client import Schemas
 
             grammars = Schemas()
-        context = config.rollout.context
+        context = question_context(config)
         return PolicyResponder(engine, tokenizer, context, hosts.local(params), grammars=grammars)
 
     if current:

@@ -14,6 +14,7 @@ import numpy as np
 
 from evolver.config.derived import weight_dtype
 from evolver.config.paths import model_folder
+from evolver.llm.roles import engine_context
 from evolver.processes import hosts
 from evolver.processes.interrupt import Stop
 from models import hf, qwen
@@ -59,7 +60,7 @@ def make_engine(
         _servers(config, shape, params, tokenizer, workdir, say),
         vocab=shape.vocab,
         unused=shape.unused,
-        context=config.rollout.context,
+        context=engine_context(config),
         transfer=_transfer(config, shape),
         score=_scorer(config, shape, mesh),
         in_flight=config.engine.in_flight,
@@ -81,7 +82,7 @@ def jax_engine(config: Any, shape: qwen.Config, params: qwen.Params, slots: int)
         hosts.local(params),
         device=jax.local_devices()[0],
         slots=slots,
-        context=config.rollout.context,
+        context=engine_context(config),
         decode_block=c.decode_block,
         leave=c.leave,
         prefill=c.prefill,
@@ -115,7 +116,7 @@ def _servers(
         logs=workdir / "engine",
         replicas=v.replicas,
         devices=v.devices,
-        context=config.rollout.context,
+        context=engine_context(config),
         dtype=config.model.dtype,
         slots=config.engine.slots,
         backend={"shm": BACKEND, "nccl": "nccl"}.get(v.transfer, ""),

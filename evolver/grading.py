@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from envs.world import Evaluation
 from evolver.attributing import Label, TurnJudge
 from evolver.metrics import Metrics, timed
 from evolver.processes import hosts
-from evolver.questioning import OutcomeJudge
+from evolver.questioning import OutcomeJudge, is_verified
 from rl.advantages import Batch, Estimator, estimate
 from rl.advantages.estimators import of_outcomes
 from rl.samples import void_reason
@@ -65,12 +65,15 @@ def grade(grader: Grader, trajectories: Sequence[Trajectory]) -> None:
 
 def score_outcomes(judge: OutcomeJudge, trajectories: Sequence[Trajectory]) -> None:
     """Let the judge score the attempts at synthetic tasks, in place. Those without a verdict end
-    as cancelled."""
+    as cancelled; of the others, "verified" keeps what the world itself says, if it can tell."""
     judged = [t for t in trajectories if t.task.origin == "synthetic" and not t.broken]
     if not judged:
         return
     for trajectory, verdict in zip(judged, judge.score(judged), strict=True):
         if isinstance(verdict, Evaluation):
+            if is_verified(trajectory.task):
+                world = {"verified": float(trajectory.reached.success)}
+                verdict = replace(verdict, components=verdict.components | world)
             forfeited, trajectory.evaluation, trajectory.lost = trajectory.lost, verdict, None
             if forfeited:  # `rollout.must_end` holds for the judge's score too
                 trajectory.forfeit()

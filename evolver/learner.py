@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from evolver.config.derived import weight_dtype
+from evolver.config.derived import updates, warmup, weight_dtype
 from evolver.config.paths import model_folder
 from evolver.config.plugs import plug
 from models import hf, qwen
@@ -93,17 +93,10 @@ def make_optimizer(config: Any) -> optax.GradientTransformation:
     """Return AdamW with its schedule over the run. A step counts as the updates that are planned
     for it, also where fewer are made."""
     c = config.optim
-    steps = config.steps * updates_of_a_step(config)
-    lr = optim.schedule(lr=c.lr, schedule=c.schedule, warmup=c.warmup, steps=steps)
+    lr = optim.schedule(lr=c.lr, schedule=c.schedule, warmup=warmup(config), steps=updates(config))
     return optim.optimizer(
         lr=lr, b1=c.b1, b2=c.b2, eps=c.eps, weight_decay=c.weight_decay, clip=c.clip
     )
-
-
-def updates_of_a_step(config: Any) -> int:
-    """Return the updates that are planned for a step, which makes fewer where fewer groups have
-    signal."""
-    return config.learner.updates * config.learner.epochs
 
 
 def capacity_rows(config: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from evolver import grading
+from evolver import alarms, grading
 from evolver.build import Run, open_run
 from evolver.files import report
 from evolver.metrics import Metrics, rollout_metrics
@@ -20,31 +20,36 @@ from rl.trajectory import Trajectory, groups_of
 
 
 def train(config: Any, workdir: str | Path) -> None:
-    """Train to the end, resuming a run that is in the workdir.
-
-    Raises Interrupted if the user ends the run and RunEnds if it has to end early, both with how to
-    resume it, and RunError.
-    """
+    """Train to the end, resuming a run that is in the workdir. Whatever ends it before, Interrupted
+    by the user, RunEnds, RunError or a fault, saves what is complete and says how to resume."""
     with open_run(config, workdir) as run:
         tasks.check(run)
+        tasks.look_ahead(run)
         with Recorder(run) as recorder:
             try:
                 prepare(run, recorder)
                 while run.step < config.steps:
                     iterate(run, recorder, run.step + 1)
                 finish(run, recorder)
-            except Interrupted:
-                raise Interrupted(interrupted(run, recorder)) from None
+            except Interrupted as why:
+                raise Interrupted(f"interrupted. {recorder.rescue(why)}") from None
             except RunEnds as why:
-                raise RunEnds(ended(run, recorder, why)) from None
+                saved = recorder.rescue(why)
+                if run.step >= 0:
+                    finish(run, recorder)
+                raise RunEnds(f"{why}\n{saved}") from None
+            except Exception as error:  # a lost engine, a dead service, a fault of a plug
+                if hosts.alone():  # the others would not save their part
+                    error.add_note(recorder.rescue(error))
+                raise
 
 
 def iterate(run: Run, recorder: Recorder, step: int) -> None:
     """Run one iteration. It can be abandoned without loss until the update, and after `complete`
-    only the records are made again.
+    only the sync and the records are made again.
 
-    Between the two nothing asks a language model, which may end the run: the weights saved then
-    would be a step ahead.
+    Between the two nothing asks a language model or an engine, which may end the run: the update
+    would be lost.
     """
     rollouts.clear_caches(run)
     chosen, explored = tasks.choose(run, step)  # 1 tasks
@@ -57,12 +62,12 @@ def iterate(run: Run, recorder: Recorder, step: int) -> None:
     remembered = extraction.remember(run, trajectories, step)  # 7 memory
     stop_together(run)
     learned = learning.learn(run, batches, step)  # 8 update
-    synced = learning.sync(run, step)  # 9 sync
-    recorder.write_rollouts(step, trajectories, reasons)  # 10 records
-    metrics = explored | played | ledger | learned | synced | remembered
-    metrics |= rollout_metrics(trajectories) | asked(run)
+    recorder.write_rollouts(step, trajectories, reasons)
+    metrics = explored | played | ledger | learned | remembered
+    metrics |= rollout_metrics(trajectories) | alarms.figures(trajectories) | asked(run)
     recorder.complete(step, metrics)
-    recorder.finish_step()
+    synced = learning.sync(run, step)  # 9 sync
+    recorder.finish_step(synced)  # 10 records
 
 
 def refill(
@@ -118,33 +123,6 @@ def prepare(run: Run, recorder: Recorder) -> None:
         recorder.finish_step()
     if run.step == run.config.steps:
         run.progress.say(f"{run.workdir.path} is finished: step {run.step} of {run.config.steps}")
-
-
-def interrupted(run: Run, recorder: Recorder) -> str:
-    """Save what is complete, and return how to resume."""
-    if run.step < 0:
-        return "interrupted before the first step; nothing was lost"
-    recorder.save()
-    recorder.checkpoints.wait()
-    return (
-        f"interrupted; step {run.step} of {run.config.steps} is saved. The same command resumes"
-        " from there."
-    )
-
-
-def ended(run: Run, recorder: Recorder, why: RunEnds) -> str:
-    """Save what is complete, export it, and return why the run ends and how to resume."""
-    if run.step < 0:
-        return (
-            f"{why}\nThe run ends before its first step. The same command reuses the answers that"
-            " were paid for."
-        )
-    recorder.save()
-    finish(run, recorder)
-    return (
-        f"{why}\nStep {run.step} of {run.config.steps} is saved and the run ends. The same command"
-        " resumes from there."
-    )
 
 
 def finish(run: Run, recorder: Recorder) -> None:

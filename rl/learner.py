@@ -163,6 +163,14 @@ def merged(state: State, layout: Layout = PLAIN) -> qwen.Params:
     return lora.merge(state["base"], params, layout.lora) if layout.lora else params
 
 
+def updates(state: State) -> int:
+    """Return how many updates made this state; -1 if one that did not end has consumed it."""
+    try:
+        return int(state["step"])
+    except RuntimeError:  # the array was deleted, or never computed
+        return -1
+
+
 def trained(state: State) -> State:
     """Return the part of the state that a checkpoint needs: all but the constant weights that
     adapters are added to."""

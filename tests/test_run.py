@@ -1,15 +1,21 @@
 """What the command says to bad input: every problem, in one message, with exit code 2 and no
 traceback."""
 
+import io
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import command
 import run
-from evolver.config import cli
+from evolver.config import cli, derived
+from evolver.files.progress import Progress
 from evolver.files.workdir import Workdir
+from evolver.processes.interrupt import tell
+from evolver.processes.streams import open_streams, surroundings_problems
 from tests.tiny import config_file, tiny_policy
 
 ROOT = Path(__file__).parents[1]
@@ -361,3 +367,72 @@ def test_validation_starts_no_device(tiny):
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+# --- the surroundings -----------------------------------------------------------------------------
+
+
+def test_a_locale_without_utf8_gets_a_question_mark_for_what_it_lacks(monkeypatch):
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    open_streams()
+    Progress(3).say("step 1/3 · \ud800 é")
+    tell("é")
+    sys.stdout.flush()
+    assert sys.stdout.buffer.getvalue() == b"step 1/3 ? ? ?\n"
+    assert sys.stderr.buffer.getvalue() == b"?\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_the_number_of_a_closed_stream_goes_to_no_file(closed, tmp_path):
+    code = (
+        "import sys; from evolver.processes.streams import open_streams; open_streams();"
+        f" file = open('{tmp_path}/file', 'w'); print('x'); print('y', file=sys.stderr);"
+        " sys.stdin.read(); sys.stdout.flush(); sys.exit(file.fileno() < 3)"
+    )
+    words = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code]
+    assert subprocess.run(words, cwd=ROOT, input="", text=True, timeout=60).returncode == 0
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_a_working_directory_that_is_gone_is_one_message(tiny, tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    code, _, err = call(capsys, f"--config={tiny}")
+    assert code == 2 and "the working directory does not exist any more" in err
+    assert command.main(["plan", f"--config={tiny}"]) == 2
+    assert "the working directory does not exist any more" in capsys.readouterr().err
+
+
+def test_too_little_address_space_is_one_message(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**30, 2**30))
+    code, _, err = call(capsys, f"--config={tiny}")
+    assert code == 2 and "limits the address space to 1.0 GiB" in err and "ulimit -v" in err
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    assert surroundings_problems() == []
+
+
+@pytest.mark.parametrize("name", ["r\udcff", "\udce4/run", "a\udc80b/c/d"])
+def test_a_workdir_that_is_not_utf8_is_one_message(name, tiny, tmp_path, capsys):
+    code, _, err = call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/{name}", mode="train")
+    assert code == 2 and "is not UTF-8" in err and err.count("--workdir") == 1
+
+
+@pytest.mark.parametrize(
+    "steps,warmup,used", [(1, 5, 1), (2, 4, 2), (3, 5, 5), (1, 1, 1), (1, 0, 0)]
+)
+def test_a_warm_up_that_is_not_shorter_than_the_run_is_shortened(steps, warmup, used, tiny, capsys):
+    words = [f"--config.steps={steps}", f"--config.optim.warmup={warmup}"]
+    code, out, _ = call(capsys, f"--config={tiny}", *words, "--config.optim.schedule=cosine")
+    assert code == 0 and (f", of which {used} warm up" in out) == (used < warmup)
+    config = cli.parse(["run.py", f"--config={tiny}", *words]).config
+    assert derived.warmup(config) == used < max(1, derived.updates(config))
+
+
+def test_the_help_of_a_word_names_that_word(capsys):
+    assert command.main(["eval", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "usage: evolver eval --config=FILE" in out and "run.py" not in out
+    assert out.startswith("Evaluate config.model.path")
+    assert call(capsys, "--help")[1].count("python run.py --config") > 2

@@ -29,10 +29,10 @@ MODES = {
 USAGE = "flags are --config, --workdir, --mode, --target and --config.KEY=VALUE"
 
 
-def flags() -> argparse.ArgumentParser:
-    """Return the parser of the flags besides overrides."""
+def flags(program: str = "run.py") -> argparse.ArgumentParser:
+    """Return the parser of the flags besides overrides. program: the command that takes them."""
     parser = argparse.ArgumentParser(
-        usage="run.py --config=FILE[:ARGUMENT] [--config.KEY=VALUE ...] [flags]",
+        usage=f"{program} --config=FILE[:ARGUMENT] [--config.KEY=VALUE ...] [flags]",
         add_help=False, allow_abbrev=False, exit_on_error=False,
     )  # fmt: skip
     modes = "; ".join(f"{mode}: {about}" for mode, about in MODES.items())

@@ -10,6 +10,24 @@ def weight_dtype(config: ConfigDict) -> str:
     return config.engine.weight_dtype or config.model.dtype
 
 
+def updates_of_a_step(config: ConfigDict) -> int:
+    """Return the updates that are planned for a step, which makes fewer where fewer groups have
+    signal."""
+    return config.learner.updates * config.learner.epochs
+
+
+def updates(config: ConfigDict) -> int:
+    """Return the number of updates that the run plans."""
+    return config.steps * updates_of_a_step(config)
+
+
+def warmup(config: ConfigDict) -> int:
+    """Return the updates of the warm-up: those of the config, or half of a run that is not
+    longer."""
+    planned = updates(config)
+    return config.optim.warmup if config.optim.warmup < planned else planned // 2
+
+
 def synthetic_tasks(config: ConfigDict) -> int:
     """Return the number of synthetic tasks in a training step."""
     share = config.questioning.share if config.questioning.enabled else 0

@@ -6,6 +6,7 @@ python -m evolver.files.report runs/quickstart
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -107,12 +108,18 @@ def sharpening(before: Scores, after: Scores) -> list[str]:
     start_N, end_N = before.per_task("avg@"), after.per_task("avg@")
     new, low, high = (100 * value for value in paired_difference(best_N, end_N))
     gain, sharper = 100 * (end_N.mean() - start_N.mean()), 100 * (best_N.mean() - start_N.mean())
-    return [
-        "",
-        f"Of the gain of {gain:+.1f} points at temperature {after.temperature:g}, {sharper:.1f} are"
-        f" sharpening (the policy before, at its best temperature of {temperature:g}) and"
-        f" {new:.1f} [{low:.1f}, {high:.1f}] are new.",
-    ]
+    at, best = f"at temperature {after.temperature:g}", f"its best temperature of {temperature:g}"
+    text = (
+        f"Of the gain of {gain:+.1f} points {at}, {sharper:.1f} are sharpening (the policy before,"
+        f" at {best}) and {new:.1f} [{low:.1f}, {high:.1f}] are new."
+    )
+    if new <= 0:  # parts of a gain would be negative, or more than the whole
+        text = (
+            f"The change {at} is {gain:+.1f} points, and nothing of it is new: sharpening alone"
+            f" gives {sharper:+.1f} (the policy before, at {best}), and the policy after is"
+            f" {new:+.1f} [{low:+.1f}, {high:+.1f}] points from that."
+        )
+    return ["", text]
 
 
 def paired_rows(before: Scores, after: Scores) -> Rows:
@@ -177,7 +184,7 @@ def summary(workdir: Workdir, table: str) -> str:
         fates.update(ledger)
     total = fates.pop("rollouts", 0)
     lines = [f"# {workdir.path.name}", "", "![learning curve](curve.png)", "", "```", table, "```"]
-    lines += ["", *facts(workdir, total)]
+    lines += ["", *facts(workdir, total), *alarm_lines(workdir.metrics())]
     if total:
         rows = [(fate, f"{n:,.0f}", f"{n / total:.1%}") for fate, n in fates.most_common() if n]
         table = aligned(("fate", "rollouts", "share"), rows, "pipe")
@@ -204,6 +211,17 @@ def facts(workdir: Workdir, rollouts: float) -> list[str]:
         f"- rollouts: {rollouts:,.0f}",
         f"- revision: {claimed['git']}",
     ]
+
+
+def alarm_lines(metrics: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each alarm that was raised, with its steps."""
+    lines = []
+    for name in sorted(set().union(*metrics)):
+        steps = [line["step"] for line in metrics if line.get(name)]
+        if re.fullmatch(r"alarm/\w+", name) and steps:
+            often = f"{len(steps)} times, steps {steps[0]} to {steps[-1]}"
+            lines.append(f"- {name}: {often if len(steps) > 1 else f'step {steps[0]}'}")
+    return lines
 
 
 def calls_table(workdir: Workdir) -> list[str]:

@@ -84,7 +84,7 @@ class PolicyResponder:
     def _sampling(self, body: Json, prompt: int) -> Sampling:
         room = self.context - prompt
         if room < 1:
-            limit = f"config.rollout.context={self.context} leaves no room for an answer"
+            limit = f"of {self.context} (config.llm.context) none is left for an answer"
             raise ContextFull(f"the question has {prompt} tokens, and {limit}")
         return Sampling(
             max_tokens=min(body["max_tokens"], room),

@@ -22,6 +22,7 @@ from envs.packages import how_to_install
 from envs.values import json_value
 from evolver.config import plugs
 from evolver.llm.client import Chat, Limits
+from evolver.llm.prompts import Prompt, prompt
 from evolver.llm.questions import INITIAL_POLICY, POLICY_URLS, Role, url_problem
 from evolver.llm.store import Ledger
 from models.files import loads
@@ -187,6 +188,26 @@ def policy_urls(config: Any) -> set[str]:
     """Return the urls, of POLICY_URLS, whose roles the policy answers for in a run of this
     config."""
     return {role.url for role in role_settings(config).values() if role.is_policy}
+
+
+def question_context(config: Any) -> int:
+    """Return the most tokens of a question to the policy and its answer."""
+    return config.llm.context or config.rollout.context
+
+
+def engine_context(config: Any) -> int:
+    """Return the most tokens of a sequence of the engine: of an episode, or of a question."""
+    asked = question_context(config) if policy_urls(config) else 0
+    return max(config.rollout.context, asked)
+
+
+def policy_prompts(config: Any) -> Iterator[tuple[str, Prompt]]:
+    """Yield (role, prompt) of the questions that plugs ask the policy only."""
+    settings = role_settings(config)
+    for _, target in _in_use(config):
+        roles = getattr(target, "roles", ())
+        if roles and all(role in settings and settings[role].is_policy for role in roles):
+            yield from ((roles[0], prompt(name)) for name in getattr(target, "prompts", ()))
 
 
 def read_prices(path: Path) -> dict[str, tuple[float, float]]:

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from evolver.build import Run
-from evolver.learner import Learner, updates_of_a_step
+from evolver.config.derived import updates_of_a_step
+from evolver.learner import Learner
 from evolver.metrics import Metrics, timed
 from evolver.processes import hosts
 from rl import mismatch

@@ -6,7 +6,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from evolver import alarms
 from evolver.build import Run
+from evolver.config.derived import updates, warmup
 from evolver.files.rollout_files import record_of
 from evolver.files.sinks import Sinks
 from evolver.files.workdir import plain
@@ -15,7 +17,7 @@ from evolver.phases import learning
 from evolver.phases.evaluation import evaluate
 from evolver.processes import hosts
 from rl import learner
-from rl.checkpoint import Checkpoints
+from rl.checkpoint import CheckpointError, Checkpoints
 from rl.evaluation import measures
 from rl.trajectory import Trajectory
 
@@ -38,6 +40,8 @@ class Recorder:
         folder = run.workdir / "checkpoints"
         self.checkpoints = Checkpoints(folder, keep=keep, milestones=milestones)
         self.manifest: dict[str, Any] = {"pending_metrics": None, "wandb": "", "clock": 0.0}
+        self._updates = -1  # those of the last complete step
+        self._saved_at = time.monotonic()
         if found := self.checkpoints.restore(learner.trained(run.learner.state)):
             _, state, self.manifest = found
             run.learner.state |= state
@@ -55,11 +59,17 @@ class Recorder:
             run.progress.say(headline(run))
         # with which the policy trains, "" if it is not one
         self.system: str = self.manifest.get("system", "")
+        if warmup(c) < c.optim.warmup:
+            run.progress.say(
+                f"config.optim.warmup={c.optim.warmup} is not shorter than the {updates(c)} updates"
+                f" of the run: its first {warmup(c)} warm up"
+            )
         # when the run would have started in one process, on the monotonic clock
         self.began = began - self.manifest["clock"]
         if run.pipeline:
             run.pipeline.launched = run.step
         run.workdir.rewind(run.step, finished=self.pending_metrics is None)
+        self._history = run.workdir.metrics()
         run.progress.begin(run.step)
         self.sinks = Sinks(
             run.workdir.path,
@@ -102,6 +112,7 @@ class Recorder:
         """Restore what the manifest holds of the run's parts."""
         run, manifest = self.run, self.manifest
         run.step = manifest["step"]
+        self._updates = learner.updates(run.learner.state)
         run.learner.alarm.baseline = list(manifest["alarm"])
         if run.tasks.pool is not None:
             run.tasks.pool.load_state(manifest["questioning"])
@@ -113,6 +124,7 @@ class Recorder:
         metrics are pending until `finish_step`."""
         run, pool = self.run, self.run.tasks.pool
         run.step = step
+        self._updates = learner.updates(run.learner.state)
         manifest = {
             "step": step,
             "pending_metrics": metrics,
@@ -125,13 +137,14 @@ class Recorder:
         }
         self.manifest = plain(manifest)
 
-    def finish_step(self) -> None:
-        """Evaluate if it is time, write the pending metrics, and save if it is time.
+    def finish_step(self, synced: Metrics | None = None) -> None:
+        """Evaluate if it is time, write the pending metrics, and save if it is time. synced: the
+        metrics of the sync.
 
         A run that is interrupted here repeats all of this when it resumes.
         """
         run, c, step = self.run, self.run.config, self.run.step
-        metrics, best = Metrics(self.pending_metrics or {}), None
+        metrics, best = (self.pending_metrics or Metrics()) | (synced or Metrics()), None
         if evaluated_at(c, step):
             with timed("eval") as seconds:
                 keep = f"held_out_{step:06d}" if c.log.trajectories else ""
@@ -142,14 +155,52 @@ class Recorder:
         if self.checkpoints.seconds:
             metrics["time/checkpoint"] = self.checkpoints.seconds
         metrics["time/elapsed"] = self.elapsed
+        self.raise_alarms(metrics)
         run.workdir.log_metrics(step, metrics)
         self.sinks.log(step, metrics)
         show_step(run, metrics)
         # An evaluation changes nothing else that later steps depend on.
         self.manifest |= {"pending_metrics": None, "clock": self.elapsed}
-        if step % c.checkpoint.every == 0 or step == c.steps:
+        if step % c.checkpoint.every == 0 or step == c.steps or self.overdue():
             # The metrics are pending in a checkpoint that an interruption saved.
             self.save(metric=best, replace=True)
+
+    def raise_alarms(self, metrics: Metrics) -> None:
+        """Add the alarms to the metrics of a step, and tell each the first time."""
+        self._history.append(metrics)
+        raised = alarms.raised(self._history)
+        for name in raised:
+            told = alarms.told(name, self._history)
+            self.run.progress.once(f"alarm/{name}", f"step {self.run.step}: {told}")
+        metrics |= {f"alarm/{name}": float(name in raised) for name in alarms.ALARMS}
+
+    def overdue(self) -> bool:
+        """Return True if the last checkpoint is `checkpoint.minutes` old."""
+        minutes = self.run.config.checkpoint.minutes
+        late = minutes > 0 and time.monotonic() - self._saved_at >= 60 * minutes
+        return hosts.gather(late)[0]
+
+    def rescue(self, ending: Exception) -> str:
+        """Save what is complete as the run ends by an exception, and return what was saved and how
+        to resume."""
+        done, steps = self.run.step, self.run.config.steps
+        if done < 0:
+            return (
+                "The run ends before its first step. The same command starts it again, with the"
+                " answers of language models that were paid for."
+            )
+        step = f"Step {done} of {steps}"
+        try:
+            if learner.updates(self.run.learner.state) == self._updates:
+                self.save()
+                self.checkpoints.wait()
+                return f"{step} is saved. The same command resumes from there."
+            why = ": it has been updated since"
+        except (CheckpointError, OSError) as error:
+            why = "" if str(error) in str(ending) else f": {error}"
+        last = max(self.checkpoints.steps(), default=None)
+        start = "starts over" if last is None else f"resumes after step {last}"
+        return f"{step} could not be saved{why}. The same command {start}."
 
     def save(self, *, metric: float | None = None, replace: bool = False) -> None:
         """Save a checkpoint of the last complete step, and write both pools as files of the
@@ -161,6 +212,7 @@ class Recorder:
         run.workdir.log_tasks([*run.tasks.originals, *synthetic])
         state = learner.trained(run.learner.state)
         self.checkpoints.save(run.step, state, self.manifest, metric=metric, replace=replace)
+        self._saved_at = time.monotonic()
 
     def write_rollouts(
         self, step: int, trajectories: Sequence[Trajectory], reasons: Sequence[str | None]

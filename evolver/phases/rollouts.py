@@ -14,7 +14,7 @@ from evolver.build import Run
 from evolver.metrics import Metrics, timed
 from evolver.pipeline import Pipeline
 from evolver.processes import hosts
-from evolver.processes.interrupt import Interrupted, RunEnds
+from evolver.processes.interrupt import RunEnds
 from rl.rollout import Job, jobs_of, rollouts
 from rl.seeds import seed_of
 from rl.trajectory import Sampling, StopReason, Trajectory
@@ -43,8 +43,8 @@ def clear_caches(run: Run) -> None:
 def gather_rollouts(run: Run, jobs: Sequence[Job], phase: str) -> list[Trajectory]:
     """Play jobs with the engine's current weights. The result does not depend on earlier rollouts.
 
-    Each host plays its share, and all get all trajectories. An interruption of one host interrupts
-    all of them.
+    Each host plays its share, and all get all trajectories. What ends the run on one host ends it
+    on all of them.
     """
     mine = hosts.share(jobs)
 
@@ -55,15 +55,7 @@ def gather_rollouts(run: Run, jobs: Sequence[Job], phase: str) -> list[Trajector
     clear_caches(run)
     concurrency = run.config.rollout.concurrency
     played = rollouts(mine, run.actor, run.worlds, concurrency=concurrency, progress=show)
-    try:
-        part = run.stop.run(played)
-    except Interrupted:
-        part = None
-    parts = hosts.gather(part)
-    finished = [part for part in parts if part is not None]
-    if len(finished) < len(parts):
-        raise Interrupted
-    return hosts.interleaved(finished)
+    return hosts.gather_shares(hosts.together(lambda: run.stop.run(played)))
 
 
 def roll_out(

@@ -6,16 +6,23 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
+from envs import boundary
 from envs.profile import tools_of
-from envs.world import Task
+from envs.world import Observation, Task
+from evolver import alarms
 from evolver.build import Run, RunError
 from evolver.config.derived import originals_needed
+from evolver.config.paths import model_folder
+from evolver.llm.roles import policy_prompts, question_context
 from evolver.metrics import Metrics, timed
 from evolver.phases.rollouts import gather_rollouts, sampling_of
 from evolver.processes import hosts
 from evolver.questioning import Explorer, TaskPool, is_verified, mixture
 from evolver.transcripts import tool_list
+from models import chat
+from rl.contexts import Opening
 from rl.rollout import Job
 from rl.seeds import seed_of
 
@@ -34,6 +41,56 @@ def check(run: Run) -> None:
         raise RunError(
             f"config.eval.split={c.split} has no tasks: set config.eval.every=0 or another split"
         )
+
+
+def look_ahead(run: Run) -> None:
+    """Say what will make rollouts fail, as far as the first prompt shows it. Raises RunError if it
+    leaves no room for a turn."""
+    known = [*run.tasks.originals, *run.tasks.held_out]
+    c, actor = run.config, run.actor
+    if not known:
+        return
+
+    def tokens(observation: Observation, shown: bool) -> int:
+        opening = Opening(actor.tokenizer, observation, (), shown, actor.limits, actor.chat)
+        return len(actor.context(opening).prompt)
+
+    try:
+        with closing(run.make_world()) as world:
+            seen = boundary.observation(world.reset(known[0], known[0].seed))
+        prompt = tokens(seen, actor.show_tools)
+        bare = tokens(Observation(seen.messages), actor.show_tools)
+    except Exception:  # a fault of the world or of the template, which the rollouts will show
+        return
+    found = alarms.foreseen(
+        len(seen.tools),
+        prompt,
+        bare,
+        shown=actor.show_tools,
+        learned=trained_here(c),
+        context=c.rollout.context,
+        max_tokens=c.rollout.max_tokens,
+    )
+    if prompt >= c.rollout.context:
+        raise RunError(found[0])
+    for role, question in policy_prompts(c):
+        messages = question.messages(**dict.fromkeys(question.slots, ""))
+        needed = len(chat.opening(actor.tokenizer, messages)) + bare + c.rollout.max_tokens
+        if needed > question_context(c):
+            found.append(
+                f"the policy plays the {role}, whose questions with one turn have about"
+                f" {needed:,} tokens, more than the {question_context(c):,} of config.llm.context"
+            )
+    for text in found:
+        run.progress.say(f"ALARM: {text}")
+
+
+def trained_here(config: Any) -> bool:
+    """Return True if the policy's card says that it was trained in the config's world."""
+    if not config.model.path:
+        return False
+    card = model_folder(config.model.path) / "README.md"
+    return card.is_file() and f"`{config.env.name}`" in card.read_text("utf-8", "replace")
 
 
 def explore(run: Run, step: int = 0) -> Metrics:

@@ -165,8 +165,14 @@ def _range(least: int, most: int | None) -> str:
 
 
 def _spent(*made: Calls) -> list[str]:
-    """Return the tokens and the cost of calls as cells: millions read, millions written, money."""
+    """Return the tokens and the cost of calls as cells: millions read, millions written, money. "?"
+    = unknown."""
     read, written = sum(calls.read for calls in made), sum(calls.written for calls in made)
     costs = [calls.cost for calls in made if calls.cost is not None]
-    cost = f"{sum(costs):,.2f}" if len(costs) == len(made) else "?"
-    return [f"{read / 1e6:,.1f}", f"{written / 1e6:,.1f}", cost]
+    cells = [f"{read / 1e6:,.1f}", f"{written / 1e6:,.1f}", f"{sum(costs):,.2f}"]
+    if len(costs) < len(made):
+        cells[2] = "?"
+    if all(calls.most is not None for calls in made):
+        return cells
+    some = any(calls.least or calls.most for calls in made)
+    return [f"at least {cell}" if some and cell != "?" else "?" for cell in cells]

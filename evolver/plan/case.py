@@ -19,7 +19,7 @@ from evolver.config.derived import weight_dtype
 from evolver.config.paths import model_folder
 from evolver.learner import make_layout
 from evolver.llm.questions import INITIAL_POLICY
-from evolver.llm.roles import policy_urls
+from evolver.llm.roles import engine_context, policy_urls
 from evolver.plan import analytic, targets
 from evolver.plan.amounts import EPISODE
 from evolver.plan.analytic import BYTES
@@ -62,7 +62,7 @@ class Engine:
     shared: bool
     weights: float
     cache: float  # as configured; the jax engine's cache holds engine.slots sequences
-    sequences: int  # sequences of rollout.context tokens that the cache of one replica holds
+    sequences: int  # whole sequences that the cache of one replica holds
     place: str
     # weights and cache of a second engine, where the initial policy plays a role of config.llm
     initial: float = 0.0
@@ -163,7 +163,7 @@ class Case:
         """The engine of the config on the target."""
         c, vllm = self.config, self.config.engine.vllm
         weights = qwen.parameter_count(self.shape) * BYTES[weight_dtype(c)]
-        context = c.rollout.context * analytic.kv_bytes(self.shape, c.engine.cache_dtype)
+        context = engine_context(c) * analytic.kv_bytes(self.shape, c.engine.cache_dtype)
         if self.on_jax:
             slots, place = c.engine.slots, "on the learner's first device"
             second = weights + min(slots, c.llm.concurrency) * context

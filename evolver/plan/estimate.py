@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evolver.config.derived import weight_dtype
+from evolver.llm.roles import engine_context
 from evolver.plan import analytic
 from evolver.plan.amounts import checkpoints, evaluated_episodes
 from evolver.plan.case import LEARNER, PHASES, SERVER, Case
@@ -111,7 +112,7 @@ def sequences(case: Case) -> int:
     if not case.on_jax:
         return case.engine.sequences
     others = max(sum(row.values()) - row["KV cache"] for row in memory(case).values())
-    context, dtype = case.config.rollout.context, case.config.engine.cache_dtype
+    context, dtype = engine_context(case.config), case.config.engine.cache_dtype
     room = case.target.chip.usable - others
     return analytic.sequences_that_fit(room, case.shape, context, dtype)
 
@@ -122,11 +123,12 @@ def sequences(case: Case) -> int:
 @dataclass(frozen=True)
 class Phase:
     """The figures of one phase of a training step. flops, moved and sent: of a device, the last two
-    in bytes. tokens: of all devices. bound: the slowest resource. roofline, expected: seconds."""
+    in bytes; sent is None if only a compiler could tell. tokens: of all devices. bound: the slowest
+    resource, without what is not known. roofline, expected: seconds."""
 
     flops: float
     moved: float
-    sent: float
+    sent: float | None
     tokens: float
     bound: str
     roofline: float
@@ -139,7 +141,7 @@ def phase(
     flops: float,
     moved: float,
     tokens: float,
-    sent: float = 0.0,
+    sent: float | None,
     reach: float = REACHED,
     repeat: float = 1.0,
 ) -> Phase:
@@ -149,13 +151,14 @@ def phase(
     and from memory are assumed to overlap with compute.
     """
     chip = target.chip
-    compute, memory, links = flops / chip.flops, moved / chip.bandwidth, sent / target.link
+    compute, memory = flops / chip.flops, moved / chip.bandwidth
+    links = (sent or 0.0) / target.link
     roofline, bound = max((compute, "compute"), (memory, "memory"), (links, "links"))
     expected = max(compute / chip.mfu, roofline / reach, links / REACHED)
     return Phase(
         flops=repeat * flops,
         moved=repeat * moved,
-        sent=repeat * sent,
+        sent=None if sent is None else repeat * sent,
         tokens=repeat * tokens,
         bound=bound,
         roofline=repeat * roofline,
@@ -182,7 +185,7 @@ def learner_phases(case: Case) -> dict[str, Phase]:
             case.target,
             flops=analytic.update_flops(*batch, remat=remat) / devices,
             moved=analytic.update_bytes(*local, shards=devices // c.mesh.data, **sizes),
-            sent=bytes_sent(case.programs.get("update")),
+            sent=bytes_sent(case.programs.get("update"), devices),
             tokens=tokens,
             repeat=c.learner.updates * c.learner.epochs,
         ),
@@ -190,7 +193,7 @@ def learner_phases(case: Case) -> dict[str, Phase]:
             case.target,
             flops=analytic.forward_flops(*batch) / devices,
             moved=analytic.logp_bytes(*local, **sizes),
-            sent=bytes_sent(case.programs.get("logp")),
+            sent=bytes_sent(case.programs.get("logp"), devices),
             tokens=tokens,
             repeat=passes * c.learner.updates,
         ),
@@ -211,12 +214,14 @@ def rollout_phases(case: Case) -> dict[str, Phase]:
             case.target,
             flops=analytic.forward_flops(shape, read, episode, 0) / engine.devices,
             moved=engine.weights * read / (4 * c.engine.prefill),
+            sent=bytes_sent(None, engine.devices),
             tokens=read * engine.replicas,
         ),
         "decode": phase(
             case.target,
             flops=analytic.forward_flops(shape, at_once, episode, at_once) / engine.devices,
             moved=analytic.decode_bytes(shape, at_once, episode / 2, **sizes) / engine.devices,
+            sent=bytes_sent(None, engine.devices),
             tokens=at_once * engine.replicas,
             repeat=written / at_once,
             reach=DECODING,
@@ -263,7 +268,9 @@ def weight_sync(case: Case) -> tuple[float, float]:
     return case.sizes["adapters"] if transfer == "lora" else whole, SYNC[transfer]
 
 
-def bytes_sent(program: Mapping[str, Any] | None) -> float:
-    """Return the bytes that a device sends in one execution of a compiled program, 0 without
-    one."""
-    return sum(sent for _, sent in program["collectives"].values()) if program else 0.0
+def bytes_sent(program: Mapping[str, Any] | None, devices: int) -> float | None:
+    """Return the bytes that a device sends in one execution of a compiled program, or of any
+    program on one device; None if that is not known."""
+    if program is None:
+        return 0.0 if devices == 1 else None
+    return sum(sent for _, sent in program["collectives"].values())

@@ -6,9 +6,10 @@ from typing import Any
 
 from envs import make
 from evolver.config.checks.world import held_out_tasks
-from evolver.config.derived import weight_dtype
+from evolver.config.derived import updates, warmup, weight_dtype
 from evolver.config.paths import model_folder, resolve
 from evolver.files.workdir import read_tasks
+from evolver.llm.roles import engine_context
 from evolver.plan import case
 from evolver.plan.amounts import (
     checkpoints,
@@ -52,13 +53,14 @@ def work(config: Any, originals: int, held_out: int, unknown: str = "") -> dict[
     rollouts, tokens = c.steps * a_step, min(r.max_turns * r.max_tokens, r.context)
     mechanisms = [name for name in ("questioning", "navigating", "attributing") if c[name].enabled]
     source = c.env.tasks or f"split {c.env.split}"
+    shorter = f", of which {warmup(c)} warm up" if warmup(c) < c.optim.warmup else ""
     found = {
         "mechanisms": ", ".join(mechanisms) or "none",
         "training tasks": unknown or f"{originals} original, {source}",
         "steps": f"{c.steps:,} of {r.tasks} tasks x {r.group} = {a_step:,} rollouts",
         "rollouts": f"{rollouts:,} of at most {r.max_turns} turns and {r.context:,} tokens",
         "tokens generated": f"at most {rollouts * tokens:,}",
-        "updates": f"{c.steps * c.learner.updates * c.learner.epochs:,}",
+        "updates": f"{updates(c):,}{shorter}",
         "evaluation": evaluation(c, held_out),
         "checkpoints": f"{checkpoints(c)}, {c.checkpoint.keep} kept and the best",
     }
@@ -92,7 +94,7 @@ def sizes(config: Any) -> dict[str, str]:
         parameters += f", and {counts['trained']:,} of adapters, which alone are trained"
     # The jax engine holds as many sequences as it has slots; what a vLLM server holds depends on
     # its device.
-    slots, context = c.engine.slots if c.engine.name == "jax" else 1, c.rollout.context
+    slots, context = c.engine.slots if c.engine.name == "jax" else 1, engine_context(c)
     cache = kv_bytes(shape, c.engine.cache_dtype) * slots * context
     return {
         "parameters": parameters,

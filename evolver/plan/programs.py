@@ -34,6 +34,7 @@ from ml_collections import ConfigDict
 
 from evolver import learner as parts
 from evolver.config.derived import weight_dtype
+from evolver.llm.roles import engine_context
 from evolver.plan import hlo, targets
 from evolver.plan.case import LEARNER, model_shape
 from models import kv_cache, lora, qwen
@@ -101,9 +102,9 @@ def batch_shapes(config: Any, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
 def engine_programs(config: Any, shape: qwen.Config, where: Sharding, slots: int) -> Programs:
     """Return {"prefill", "decode"} of the JAX engine on one device.
 
-    slots: rows of rollout.context tokens in the cache.
+    slots: rows of the cache.
     """
-    c, window = config.engine, config.rollout.context
+    c, window = config.engine, engine_context(config)
     dtype, matrices = jnp.dtype(config.model.dtype), jnp.dtype(weight_dtype(config))
     prepare = partial(kv_cache.for_decoding, shape, dtype=dtype, matrix_dtype=matrices)
     weights = jax.eval_shape(prepare, qwen.shapes(shape))

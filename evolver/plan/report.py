@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from evolver.llm.roles import engine_context
 from evolver.plan import preflight
 from evolver.plan.advice import advise
 from evolver.plan.amounts import evaluated_tasks
@@ -102,15 +103,17 @@ def time_table(case: Case) -> list[str]:
                 f"{phase.tokens:,.0f}",
                 f"{phase.flops / 1e15:,.2f}",
                 f"{phase.moved / 1e12:,.2f}",
-                f"{phase.sent / 1e9:,.0f}",
+                "?" if phase.sent is None else f"{phase.sent / 1e9:,.0f}",
                 phase.bound,
                 f"{phase.roofline:,.1f}",
                 f"{phase.expected:,.1f}",
                 f"{rate:,.0f}",
             ]
         )
+    unknown = any(phase.sent is None for phase in phases(case).values())
     return [
         *table(*rows),
+        *(["?: no compiler has said it, and the times are without it"] if unknown else []),
         "tokens and tokens/s are those of all devices together, the other columns those of one",
     ]
 
@@ -132,7 +135,7 @@ def sizes(case: Case) -> list[str]:
     seconds, speed = sent / rate, rate / 1e9
     took = f"{seconds:.2f} s" if seconds < 10 else duration(seconds)
     asked = f"; engine.slots asks for {c.engine.slots:,}" if case.on_jax else ""
-    fit = f"{sequences(case):,} episodes of {c.rollout.context:,} tokens fit{asked}"
+    fit = f"{sequences(case):,} episodes of {engine_context(c):,} tokens fit{asked}"
     written = f"{s['checkpoint'] / DISK:.0f} s at 1 GB/s"
     return table(
         ["parameters", f"{s['parameters']:,}", f"{s['trained']:,} trained"],

@@ -192,6 +192,11 @@ class Watch:
 # --- exchanging data ------------------------------------------------------------------------------
 
 
+def alone() -> bool:
+    """Return True if the run has one process only."""
+    return jax.process_count() == 1
+
+
 def first() -> bool:
     """Return True in the process that writes metrics and records."""
     return jax.process_index() == 0
@@ -215,7 +220,7 @@ def interleaved(parts: Sequence[Sequence[T]]) -> list[T]:
 def gather(value: T) -> list[T]:
     """Return the values of all processes, by process index. Every process must call this; they wait
     for each other."""
-    if jax.process_count() == 1:
+    if alone():
         return [value]
     from jax.experimental import multihost_utils
 
@@ -234,7 +239,7 @@ def on_first(part: Any, work: Callable[[], T]) -> T:
     The other processes also copy the first one's state of `part`, which `work` may have changed.
     Raises what `together` raises.
     """
-    if jax.process_count() == 1:
+    if alone():
         return work()
     value, state = gather(together(lambda: [work(), part.state()] if first() else []))[0]
     if not first():

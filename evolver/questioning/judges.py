@@ -15,7 +15,7 @@ from evolver.llm.prompts import prompt
 from evolver.llm.questions import ChatError, Question, Reply
 from evolver.metrics import Meter
 from evolver.parts import Parts
-from evolver.questioning import OutcomeJudge, is_verified
+from evolver.questioning import OutcomeJudge
 from evolver.transcripts import exchanges_of, quoted, rules_of, shortened, tool_list, transcript
 from rl.trajectory import Trajectory
 
@@ -44,20 +44,15 @@ class Naive(OutcomeJudge):
     def score(self, trajectories: Sequence[Trajectory]) -> list[Evaluation | str]:
         """Return one evaluation per trajectory, or why there is none. Raises RunEnds."""
         answers = self.chat.ask([self.question(trajectory) for trajectory in trajectories])
-        return [self._scored(*pair) for pair in zip(trajectories, answers)]
+        return [self._scored(answer) for answer in answers]
 
-    def _scored(self, trajectory: Trajectory, answer: Reply | ChatError) -> Evaluation | str:
+    def _scored(self, answer: Reply | ChatError) -> Evaluation | str:
         self.meter.count("judged")
         if isinstance(answer, ChatError):
             self.meter.count("unanswered")
             return str(answer)
         score = answer.parsed["score"] / _PERCENT
-        success, components = score > _SOLVED, {"judged": score}
-        if is_verified(trajectory.task):
-            right = trajectory.reached.success
-            components["verified"] = float(right)
-            self.meter.average("agreed_rate", success == right)
-        return Evaluation(score, success, components)
+        return Evaluation(score, score > _SOLVED, {"judged": score})
 
     def question(self, trajectory: Trajectory) -> Question:
         """Return the question about one trajectory."""
@@ -75,8 +70,7 @@ class Naive(OutcomeJudge):
         return Question(self.roles[0], messages, self.schema, text.version)
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call. `agreed_rate` compares with the world's own
-        evaluation, for tasks that the world can check."""
+        """Return metrics since the last call."""
         return self.meter.read()
 
 

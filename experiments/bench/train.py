@@ -236,7 +236,7 @@ def roofline(case: Any, compiled: dict[str, Any], micro_batches: int) -> dict[st
         moved=analytic.update_bytes(
             case.shape, local, micro_batches, dtype="bfloat16", tensor=tensor, shards=shards
         ),
-        sent=estimate.bytes_sent(record),
+        sent=estimate.bytes_sent(record, devices),
     )  # fmt: skip
     return {
         "peak_gb": peak / 1e9,

@@ -388,6 +388,22 @@ def test_the_report_says_how_much_of_a_gain_is_sharpening(tmp_path):
     assert "sharpening" in (tmp_path / "summary.md").read_text()
 
 
+@pytest.mark.parametrize("after", [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
+def test_a_run_without_a_gain_is_not_split_into_parts_of_one(after, tmp_path):
+    """Neither a change of 0 nor one that is less than sharpening alone has new parts."""
+    workdir = Workdir(tmp_path)
+    fill(workdir, 0)
+    before, none = [[1, 0, 0, 0], [0, 0, 0, 0]], [[0, 0, 0, 0]]
+    sweep = {"0.2": [[1, 1, 1, 0], [0, 0, 0, 0]]}
+    workdir.log_scores(0, Scores(["a", "b"], [1, 3], before, before, [0, 0], sweep=sweep))
+    workdir.log_scores(3, Scores(["a", "b"], [1, 3], [after, *none], [after, *none], [1, 1]))
+    text = report(tmp_path)
+    gain, new = 12.5 * (sum(after) - 1), 12.5 * (sum(after) - 3)
+    assert f"The change at temperature 1 is {gain:+.1f} points, and nothing of it is new" in text
+    assert "gives +25.0 (the policy before, at its best temperature of 0.2)" in text
+    assert f"the policy after is {new:+.1f} [" in text and "are new" not in text
+
+
 def test_a_report_on_no_run_is_one_line(tmp_path, capsys):
     assert main([str(tmp_path / "nowhere")]) == main([str(tmp_path)]) == 1
     first, second = capsys.readouterr().err.splitlines()

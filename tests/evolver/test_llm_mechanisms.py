@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from envs.world import Evaluation
+from evolver import alarms, grading
 from evolver.attributing import ABSTAIN, BAD, GOOD, Label
 from evolver.attributing.llm import LlmJudge, read_labels
 from evolver.llm import prompts
@@ -177,13 +178,12 @@ class TestOutcomeJudge:
         judge = judge_of(Reference, scored(chat_of, 85))
         made = synthetic(LOST)
         (evaluation,) = judge.score([made])
-        assert evaluation == Evaluation(0.85, True, {"judged": 0.85, "verified": 0.0})
+        assert evaluation == Evaluation(0.85, True, {"judged": 0.85})
         assert made.outcome == 0.0 and not made.evaluation.success
         assert judge.replaces_outcome and judge.roles == ("judge",)
         assert judge.metrics() == {
             "questioning/judge/judged": 1.0,
             "questioning/judge/unanswered": 0.0,
-            "questioning/judge/agreed_rate": 0.0,
         }
 
     @pytest.mark.parametrize(
@@ -210,10 +210,13 @@ class TestOutcomeJudge:
         won, unverified, bare = synthetic(WON), synthetic(WON), synthetic(LOST)
         unverified.task.meta["unverified"] = True
         bare.task.verifier = {}
-        judge.score([won, unverified, bare])
-        assert judge.metrics()["questioning/judge/agreed_rate"] == 0.0
-        judge.score([unverified, bare])
-        assert "questioning/judge/agreed_rate" not in judge.metrics()
+        scored_by_judge = [won, unverified, bare]
+        grading.score_outcomes(judge, scored_by_judge)
+        assert [t.evaluation.components for t in scored_by_judge] == [
+            {"judged": 0.0, "verified": 1.0}, {"judged": 0.0}, {"judged": 0.0},
+        ]  # fmt: skip
+        assert alarms.figures(scored_by_judge)["questioning/judge/agreed_rate"] == 0.0
+        assert "questioning/judge/agreed_rate" not in alarms.figures([unverified, bare])
 
     def test_the_expected_answer_is_part_of_the_solution(self, chat_of):
         chat = scored(chat_of, 0)

@@ -26,13 +26,14 @@ from evolver.llm import roles
 from evolver.llm.answers import record, string
 from evolver.llm.client import Chat, Limits
 from evolver.llm.policy import PolicyResponder, fingerprint
+from evolver.llm.prompts import prompt
 from evolver.llm.questions import CURRENT_POLICY, INITIAL_POLICY, Call, ChatError, Question, Role
 from evolver.llm.store import ledger_lines
 from evolver.phases import tasks
 from evolver.plan import calls, targets
 from evolver.plan.case import Case
 from evolver.processes.interrupt import Interrupted, Stop
-from models import hf
+from models import chat, hf
 from models.tokenizer import Tokenizer
 from rl.engines import EngineFault
 from rl.engines.grammar import Grammars
@@ -180,7 +181,7 @@ class TestResponder:
                 ]
             )
             assert [error.kind for error in (long, odd, wrong)] == ["context", "request", "request"]
-            assert "config.rollout.context=128 leaves no room" in str(long)
+            assert "of 128 (config.llm.context) none is left" in str(long)
             assert "unknown role 'robot'" in str(odd) and "JSON schema" in str(wrong)
             figures = chat.ledger.metrics()
             assert figures["llm/judge/unanswered"] == 3 and fine.text == "yes"
@@ -474,13 +475,29 @@ class TestRuns:
         assert call(tiny, tmp_path / "run", *words) == 0
         assert figures(tmp_path / "run")[-1]["step"] == 3 and asked(tmp_path / "run") > 0
 
-    def test_a_judge_whose_questions_are_too_long_is_counted(self, tiny, tmp_path):
-        words = [
-            *LABELLED,
-            "--config.attributing.judge.name=llm",
-            "--config.llm.step_judge.max_tokens=9999",
-        ]
-        assert call(tiny, tmp_path / "run", *words, "--config.steps=1") == 0
+    def test_a_judge_whose_questions_can_never_fit_is_refused_unless_it_has_a_context_of_its_own(
+        self, tiny, tmp_path, capsys
+    ):
+        words = [*LABELLED, "--config.attributing.judge.name=llm", "--config.steps=1"]
+        assert call(tiny, tmp_path / "run", *words) == 2
+        err = capsys.readouterr().err
+        assert "config.llm.step_judge: the policy cannot answer" in err
+        assert "within config.rollout.context=192: set config.llm.context" in err
+        words += ["--config.llm.context=2048", "--config.llm.step_judge.max_tokens=8"]
+        assert call(tiny, tmp_path / "run", *words) == 0
+        line = figures(tmp_path / "run")[1]
+        assert line["llm/step_judge/calls"] and "llm/step_judge/failures/context" not in line
+
+    def test_a_judge_whose_questions_hardly_fit_says_so_and_counts_them(
+        self, tiny, tmp_path, capsys
+    ):
+        prompt_of_judge = prompt("step_judge")
+        tokenizer = Tokenizer.load(tiny.parent / "policy")
+        messages = prompt_of_judge.messages(**dict.fromkeys(prompt_of_judge.slots, ""))
+        context = len(chat.opening(tokenizer, messages)) + 1
+        words = [*LABELLED, "--config.attributing.judge.name=llm", "--config.steps=1"]
+        assert call(tiny, tmp_path / "run", *words, f"--config.llm.context={context}") == 0
+        assert "ALARM: the policy plays the step_judge" in capsys.readouterr().out
         line = figures(tmp_path / "run")[1]
         assert line["llm/step_judge/unanswered"] == line["llm/step_judge/failures/context"] > 0
         assert line["attributing/abstain_rate"] == 1.0

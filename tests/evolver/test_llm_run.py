@@ -4,16 +4,22 @@ policy."""
 import json
 import os
 import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
 import run
 from envs.toolcalls import call_text
+from evolver.files.rollout_files import read_rollouts
 from evolver.files.workdir import Workdir, read_tasks
 from evolver.llm.store import ledger_lines
 from tests.evolver.chat_server import Answer, ChatServer, refused, said
 from tests.tiny import config_file, tiny_policy
 
+ROOT = Path(__file__).parents[2]
 LABELLED = (
     "--config.attributing.enabled=True",
     "--config.attributing.judge.name=llm",
@@ -126,6 +132,41 @@ def test_rows_that_share_answers_train_on_the_same_tasks_which_are_paid_for_once
     assert roles <= {"judge", "step_judge"} and len(server.requests) > asked > 0
     first, second = (read_tasks(tmp_path / row / "tasks.jsonl") for row in ("q", "qa"))
     assert first and [task.id for task in first] == [task.id for task in second]
+
+
+@pytest.mark.slow
+def test_an_asynchronous_run_that_is_killed_loses_and_doubles_nothing(tiny, tmp_path, server):
+    """It differs from one that was not killed: what was in flight is played anew."""
+    workdir, prices = tmp_path / "run", tmp_path / "prices.json"
+    prices.write_text('{"tiny": [1.0, 2.0]}')
+    words = [*LABELLED, "--config.rollout.async_depth=1", f"--config.llm.prices={prices}"]
+    flags = [f"--config={tiny}", f"--workdir={workdir}", "--config.steps=3", *words]
+    llm = [f"--config.llm.url={server.url}", "--config.llm.model=tiny", "--config.llm.attempts=2"]
+    process = subprocess.Popen(
+        [sys.executable, "run.py", *flags, *llm], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    for line in process.stdout:
+        if line.startswith("step 2/3"):
+            break
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert call(tiny, workdir, server, "--config.steps=3", *words) == 0
+    metrics, trained = Workdir(workdir).metrics(), Counter()
+    assert [line["step"] for line in metrics] == [0, 1, 2, 3]
+    for line in metrics[1:]:
+        fates = [value for name, value in line.items() if name.startswith("ledger/")]
+        assert line["ledger/rollouts"] == line["rollout/count"] == sum(fates) / 2 == 12
+        assert sum(value for name, value in line.items() if name.startswith("stop/")) == 12
+        records = read_rollouts(workdir / f"trajectories/step_{line['step']:06d}.jsonl.gz")
+        trained.update((record["task"], record["draw"], record["rollout"]) for record in records)
+    assert len(trained) == 36 and set(trained.values()) == {1}
+    ledger = ledger_lines(workdir / "llm.jsonl")
+    paid = [line for line in ledger if line["what"] == "call"]
+    # Only answers that were on their way when the run died can be missing in the ledger.
+    assert len(server.requests) - 12 <= len(paid) <= len(server.requests)
+    assert metrics[-1]["llm/money"] == pytest.approx(sum(line["money"] for line in paid))
+    assert metrics[-1]["llm/tokens"] == 15 * len(paid)
 
 
 def test_a_spent_budget_ends_the_run_with_everything_saved(tiny, tmp_path, server, capsys):

@@ -19,13 +19,15 @@ from envs.source import serving
 from evolver import loop
 from evolver.files.rollout_files import read_rollouts
 from evolver.files.workdir import Workdir, read_tasks
-from evolver.phases import evaluation, extraction, rollouts
+from evolver.phases import evaluation, extraction, learning, rollouts
 from evolver.processes.interrupt import Interrupted
 from models import chat, hf
 from models.tokenizer import Tokenizer
+from rl.engines import EngineFault
 from tests.tiny import Parity, config_file, tiny_policy
 
 ROOT = Path(__file__).parents[2]
+RARELY = "--config.checkpoint.every=10"
 FATES = ("trained", "no_signal", "overlong", "stale", "parse_error", "env_error", "cancelled")
 
 
@@ -202,21 +204,6 @@ def test_interrupted_anywhere_goes_on_as_if_never_stopped(
 
     for phase_module in (rollouts, evaluation, extraction):
         monkeypatch.setattr(phase_module, "gather_rollouts", interrupt)
-    interrupted_and_resumed(straight, tiny, tmp_path, monkeypatch)
-
-
-def test_a_language_model_that_is_interrupted_loses_nothing(straight, tiny, tmp_path, monkeypatch):
-    def interrupt(run, trajectories, step):
-        if step == 3:
-            raise Interrupted
-        return remember(run, trajectories, step)
-
-    remember = extraction.remember
-    monkeypatch.setattr(extraction, "remember", interrupt)
-    interrupted_and_resumed(straight, tiny, tmp_path, monkeypatch)
-
-
-def interrupted_and_resumed(straight, tiny, tmp_path, monkeypatch) -> None:
     assert go(tiny, tmp_path / "run") == 130
     monkeypatch.undo()
     assert go(tiny, tmp_path / "run") == 0
@@ -304,8 +291,10 @@ def test_adapters_train_against_the_weights_that_they_are_added_to(tiny, tmp_pat
         "--config.loss.kl_coef=0.1",
         "--config.steps=2",
         "--config.eval.every=0",
+        "--config.checkpoint.minutes=0.001",
     ]
-    assert go(tiny, tmp_path / "run", *words) == 0
+    assert go(tiny, tmp_path / "run", RARELY, *words) == 0
+    assert {path.name for path in (tmp_path / "run/checkpoints").glob("[0-9]")} == {"1", "2"}
     metrics = lines(tmp_path / "run")
     assert metrics[1]["updates"] and metrics[2]["updates"] and metrics[2]["kl_ref"] > 0
     assert (tmp_path / "run" / "adapter").is_dir()
@@ -361,15 +350,15 @@ def test_a_world_that_fails_in_every_rollout_ends_the_run_and_in_some_is_shown(
     plain = world.Parity.reset
     monkeypatch.setattr(world.Parity, "reset", reset)
     broken = lambda task: task.id.endswith("/3")
-    words = ["--config.steps=2", "--config.rollout.tasks=6", "--config.eval.every=0"]
+    words = ["--config.steps=1", "--config.rollout.tasks=6", "--config.eval.every=0"]
     assert go(tiny, tmp_path / "some", *words) == 0
     out = capsys.readouterr().out
     assert (
         out.count("the environment failed in 4 of 24 rollouts") == 1
         and "the database is gone" in out
     )
-    assert [line["ledger/env_error"] for line in lines(tmp_path / "some")[1:]] == [4, 4]
-    assert [line["rollout/restarts"] for line in lines(tmp_path / "some")[1:]] == [4, 4]
+    assert [line["ledger/env_error"] for line in lines(tmp_path / "some")[1:]] == [4]
+    assert [line["rollout/restarts"] for line in lines(tmp_path / "some")[1:]] == [4]
     assert out.count("4 of 24 rollouts were started again in another world") == 1
     broken = lambda task: True
     assert go(tiny, tmp_path / "all", *words) == 3
@@ -377,7 +366,7 @@ def test_a_world_that_fails_in_every_rollout_ends_the_run_and_in_some_is_shown(
     assert (
         "step 1: the environment failed in every rollout" in err and "the database is gone" in err
     )
-    assert "Step 0 of 2 is saved" in err
+    assert "Step 0 of 1 is saved" in err
 
 
 def test_a_deadline_that_passes_in_every_rollout_ends_the_run(tiny, tmp_path, capsys):
@@ -409,7 +398,7 @@ def test_the_policy_before_training_is_evaluated_at_every_temperature(tiny, tmp_
     first = Workdir(tmp_path / "run").metrics()[0]
     assert first["eval/temperature/2"] == np.mean(before.sweep["2"])
     shown = capsys.readouterr().out
-    assert "before, at T=" in shown and "are sharpening" in shown
+    assert "before, at T=" in shown and "sharpening" in shown
     words = [
         f"--config.model.path={tmp_path}/run/policy",
         "--mode=eval",
@@ -437,23 +426,56 @@ def setup_of(tiny: Path) -> dict:
     return cli.parse(command(tiny, Path("x"), "--config.steps=1")).config.to_dict()
 
 
-def test_a_fault_behind_a_save_does_not_lose_it(tiny, tmp_path, monkeypatch, capsys):
-    """The save is on its way when the run breaks; the next one finds it."""
-    from rl.engines import EngineFault
+@pytest.mark.parametrize(
+    "module,name,step,saved,error",
+    [
+        (rollouts, "roll_out", 4, 3, EngineFault),
+        (learning, "sync", 3, 3, EngineFault),
+        (extraction, "remember", 3, 2, TypeError),
+    ],
+)
+def test_whatever_ends_a_run_its_complete_steps_are_saved(
+    module, name, step, saved, error, straight, tiny, tmp_path, monkeypatch, capsys
+):
+    def broken(*args, **kwargs):
+        calls.append(name)
+        if len(calls) > step:
+            raise error("it is lost")
+        return function(*args, **kwargs)
 
-    def broken(run_, tasks, step):
-        if step == 3:
-            raise EngineFault("the engine is gone")
-        return rolled(run_, tasks, step)
-
-    rolled = rollouts.roll_out
-    monkeypatch.setattr(rollouts, "roll_out", broken)
-    words = ["--config.eval.every=0"]
-    assert go(tiny, tmp_path / "run", *words) == 1
-    assert "the engine is gone" in capsys.readouterr().err
+    function, calls = getattr(module, name), [name]
+    monkeypatch.setattr(module, name, broken)
+    if error is EngineFault:
+        assert go(tiny, tmp_path / "run", RARELY) == 1
+        told = capsys.readouterr().err
+    else:
+        with pytest.raises(TypeError) as caught:
+            go(tiny, tmp_path / "run", RARELY)
+        told = "\n".join([str(caught.value), *caught.value.__notes__])
+    assert f"it is lost\nStep {saved} of 4 is saved. The same command resumes from there." in told
     monkeypatch.undo()
-    assert go(tiny, tmp_path / "run", *words) == 0
-    assert "resuming after step 2 of 4" in capsys.readouterr().out
+    assert go(tiny, tmp_path / "run") == 0
+    assert f"resuming after step {saved} of 4" in capsys.readouterr().out
+    same(straight, tmp_path / "run")
+
+
+def test_an_update_that_is_cut_short_says_which_step_comes_back(
+    straight, tiny, tmp_path, monkeypatch, capsys
+):
+    def broken(*args):
+        if len(noted) == 4:
+            raise EngineFault("it is lost")
+        noted.append(args)
+        return note(*args)
+
+    note, noted = learning.note_tokens, []
+    monkeypatch.setattr(learning, "note_tokens", broken)
+    assert go(tiny, tmp_path / "run", RARELY) == 1
+    assert "Step 2 of 4 could not be saved: it has been updated since." in capsys.readouterr().err
+    monkeypatch.undo()
+    assert go(tiny, tmp_path / "run") == 0
+    assert "resuming after step" not in capsys.readouterr().out.replace("step 0", "")
+    same(straight, tmp_path / "run")
 
 
 def test_the_loop_fits_on_one_screen():

@@ -223,5 +223,3 @@ def training_contradictions(c: ConfigDict) -> Iterator[str]:
             f"config.learner.micro={learner.micro} rows cannot be spread over mesh.data *"
             f" mesh.fsdp = {spread} devices: make it a multiple"
         )
-    if c.optim.warmup >= c.steps * learner.updates * learner.epochs:
-        yield f"config.optim.warmup={c.optim.warmup} updates is longer than the whole run"

@@ -7,6 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from evolver.config.paths import model_folder, resolve
+from evolver.llm.roles import engine_context, policy_prompts, question_context
 from models import hf_config
 
 EMPTY = [{"role": "user", "content": ""}]  # the shortest conversation
@@ -65,18 +66,38 @@ def command_that_writes(path: str) -> str:
 def shape_conflicts(config: ConfigDict, shape: dict[str, Any]) -> Iterator[str]:
     """Yield settings that do not fit the shape of a checkpoint: keyword arguments of
     `qwen.Config`."""
-    path, context, rank = config.model.path, config.rollout.context, config.lora.rank
+    path, rank = config.model.path, config.lora.rank
+    context = engine_context(config)
+    key = "rollout" if context == config.rollout.context else "llm"
     most, scaling = shape["max_positions"], shape.get("rope_scaling")
     if scaling:
         most = max(most, round(scaling.factor * scaling.original))
     if context > most:
         yield (
-            f"config.rollout.context={context} is more than the max_position_embeddings={most} of"
+            f"config.{key}.context={context} is more than the max_position_embeddings={most} of"
             f" {path}/config.json, the positions that the model knows: lower it, or scale the"
             " positions there (rope_scaling of type yarn)"
         )
     if rank > shape["d_model"]:
         yield f"config.lora.rank={rank} is more than the hidden_size={shape['d_model']} of {path}"
+
+
+def question_problems(config: ConfigDict, tokenizer: Any) -> Iterator[str]:
+    """Yield questions that the policy can never answer, because what they say without the attempts
+    that they are about does not fit its context."""
+    from models import chat
+
+    context = question_context(config)
+    for role, text in policy_prompts(config):
+        messages = text.messages(**dict.fromkeys(text.slots, ""))
+        tokens = len(chat.opening(tokenizer, messages))
+        if tokens >= context:
+            own = "llm" if config.llm.context else "rollout"
+            yield (
+                f"config.llm.{role}: the policy cannot answer {text.path}, which has {tokens}"
+                f" tokens alone, within config.{own}.context={context}: set config.llm.context to"
+                f" what the questions need, about {tokens + config.rollout.context}"
+            )
 
 
 def tokenizer_problems(config: ConfigDict, vocab: int, ends: dict[str, set[int]]) -> Iterator[str]:
@@ -97,6 +118,7 @@ def tokenizer_problems(config: ConfigDict, vocab: int, ends: dict[str, set[int]]
             loaded = loaded.with_thinking(thinking == "on")
         except TokenizerError as error:
             yield f"config.template.thinking={thinking} for {name}: {error}"
+    yield from question_problems(config, loaded)
     left, least = rollout.context - rollout.max_tokens, len(chat.opening(loaded, EMPTY))
     if 0 < left <= least:
         yield (

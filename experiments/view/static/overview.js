@@ -6,6 +6,13 @@ const FATES = ["trained", "no_signal", "overlong", "stale", "parse_error", "env_
 const HEALTH = ["entropy", "grad_norm", "kl_old", "ratio/max", "clip_fraction/on", "mismatch/abs", "mismatch/max", "rollout/turns", "rollout/tokens_per_turn", "learner/fill"];
 const FAULTS = [
   ["alarm/weights", "the engine does not sample with the weights it was given", {}],
+  ["alarm/no_signal", "all rollouts of each group scored alike: nothing trained", { fate: "no_signal" }],
+  ["alarm/judge", "the judge of synthetic tasks differs from the world's own evaluation", { judged: 1 }],
+  ["alarm/held_out", "success in training has risen and on held-out tasks fallen", { kind: "held_out" }],
+  ["alarm/no_call", "many successes were reached without a call", {}],
+  ["alarm/entropy", "hardly any entropy is left although most rollouts fail", {}],
+  ["alarm/length", "rollouts have become much shorter", {}],
+  ["alarm/repetition", "many rollouts repeat themselves", {}],
   ["skipped", "updates were skipped: loss or gradient was not finite", {}],
   ["ledger/env_error", "rollouts ended by a fault of the world", { fate: "env_error" }],
   ["ledger/cancelled", "rollouts cancelled at their deadline or not judged", { fate: "cancelled" }],

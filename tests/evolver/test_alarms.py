@@ -1,0 +1,251 @@
+"""Alarms: each is raised by the history that it is for, and by no ordinary one."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+import envs
+import run
+from configs import base
+from envs.world import Evaluation, Task
+from evolver import alarms
+from evolver.build import RunError
+from evolver.phases import tasks
+from models.tokenizer import Tokenizer
+from rl.rollout import Actor
+from rl.trajectory import Completion, StopReason, Trajectory, Turn
+from tests.tiny import config_file, tiny_policy
+
+CALLS = {"calls": [{"name": "look"}]}
+
+
+def healthy(step: int, **changes: float) -> dict:
+    """Return the metrics of a step of a run that learns: success rises, entropy falls with it."""
+    success = min(0.2 + 0.1 * step, 0.9)
+    line = {
+        "step": step,
+        "rollout/count": 64,
+        "rollout/count/synthetic": 64,
+        "rollout/success": success,
+        "rollout/tokens": 64 * (80 - 4 * step),
+        "rollout/parse_errors": 0.01,
+        "entropy": 0.5 / (1 + step),
+        "ledger/trained": 48,
+        "ledger/no_signal": 16,
+        "stop/context_full": 0,
+        "stop/length": 2,
+        "stop/max_turns": 1,
+        "questioning/judge/agreed_rate": 0.85,
+        "alarm/no_call/share": 0.05,
+        "alarm/repetition/share": 0.1,
+    }
+    return line | evaluated(success) | changes
+
+
+def evaluated(success: float) -> dict:
+    names = {"": success, "/low": success - 0.05, "/high": success + 0.05}
+    return {f"eval/avg@8{name}": value for name, value in names.items()}
+
+
+def history(**of_step) -> list[dict]:
+    """Return ten steps; a function of the step gives each metric that is other than healthy."""
+    return [
+        healthy(step, **{name: value(step) for name, value in of_step.items()})
+        for step in range(1, 11)
+    ]
+
+
+def raised(lines: list[dict]) -> set[str]:
+    """Return the alarms that any step of a run raises."""
+    return {name for n in range(1, len(lines) + 1) for name in alarms.raised(lines[:n])}
+
+
+def test_a_run_that_learns_raises_none_whatever_it_does_not_measure():
+    assert raised(history()) == set()
+    for name in healthy(1):
+        if not name.startswith(("step", "rollout/", "ledger", "stop", "eval")):
+            assert raised([{k: v for k, v in line.items() if k != name} for line in history()]) == (
+                set()
+            )
+            assert raised([line | {name: None} for line in history()]) == set()
+    assert alarms.raised([{"step": 0, "questioning/pool": 8} | evaluated(0.3)]) == []
+
+
+@pytest.mark.parametrize(
+    "name,metrics",
+    [
+        ("judge", {"questioning/judge/agreed_rate": lambda step: 0.1}),
+        ("judge", {"questioning/judge/agreed_rate": lambda step: 0.9 if step < 5 else 0.5}),
+        ("no_call", {"alarm/no_call/share": lambda step: 0.1 * step}),
+        ("repetition", {"alarm/repetition/share": lambda step: 0.02 if step < 6 else 0.9}),
+        ("length", {"rollout/tokens": lambda step: 6400 if step < 6 else 640}),
+        (
+            "entropy",
+            {
+                "entropy": lambda step: 0.5 if step < 5 else 0.01,
+                "rollout/success": lambda step: 0.2,
+            },
+        ),
+        ("held_out", {"eval/avg@8": lambda step: 0.5 - 0.03 * step}),
+        (
+            "no_signal",
+            {
+                "ledger/trained": lambda step: 0,
+                "ledger/no_signal": lambda step: 64,
+                "rollout/success": lambda step: 0.0,
+            },
+        ),
+    ],
+)
+def test_each_is_raised_by_what_it_is_for_and_by_nothing_else(name, metrics):
+    lines = history(**metrics)
+    if name == "held_out":
+        for line in lines:
+            line |= evaluated(line["eval/avg@8"])
+    assert raised(lines) == {name}
+    text = alarms.told(name, lines)
+    assert text.startswith("ALARM: ") and f"alarm/{name}" in text and ".." not in text
+
+
+@pytest.mark.parametrize(
+    "change,remedy",
+    [
+        ({"rollout/success": 1.0}, "too easy"),
+        ({"stop/context_full": 60}, "config.rollout.context"),
+        ({"stop/length": 60}, "config.rollout.max_tokens"),
+        ({"stop/max_turns": 60}, "config.rollout.max_turns"),
+        ({"rollout/parse_errors": 0.9}, "format"),
+        ({}, "config.questioning.enabled"),
+    ],
+)
+def test_a_step_without_a_signal_says_what_to_do(change, remedy):
+    doomed = {"ledger/trained": 0, "ledger/no_signal": 64, "rollout/success": 0.0}
+    assert remedy in alarms.told("no_signal", [healthy(1, **doomed) | change])
+
+
+@pytest.mark.parametrize(
+    "change,remedy",
+    [
+        ({}, ""),
+        ({"prompt": 290}, "raise config.rollout.context"),
+        ({"prompt": 900}, "leaves 0 for the episode"),
+        ({"shown": False, "bare": 200}, "config.template.show_tools=True"),
+        ({"shown": False, "bare": 200, "learned": True}, ""),
+        ({"bare": 200}, "the template does not write the world's 4 tools"),
+        ({"tools": 0, "bare": 200}, ""),
+        ({"tools": 0, "bare": 200, "shown": False}, ""),
+    ],
+)
+def test_a_doomed_run_is_told_from_its_first_prompt(change, remedy):
+    plain = {"tools": 4, "prompt": 200, "bare": 90, "shown": True, "learned": False}
+    found = alarms.foreseen(**plain | change, context=300, max_tokens=20)
+    assert remedy in "\n".join(found) and len(found) == bool(remedy)
+
+
+@pytest.mark.parametrize(
+    "env,show_tools,context,said",
+    [
+        ("travel", True, 3000, ""),
+        ("travel", False, 3000, "does not show the world's 12 tools"),
+        ("tests.tiny:Parity", False, 300, ""),
+        ("travel", True, 400, "leaves 0 for the episode"),
+    ],
+)
+def test_a_doomed_run_says_so_before_its_first_step(env, show_tools, context, said, tmp_path):
+    config, world = base.get_config(), envs.make(env)
+    config.update_from_flattened_dict({"env.name": env, "rollout.context": context})
+    config.update_from_flattened_dict({"rollout.max_tokens": 20, "model.path": str(tmp_path)})
+    tokenizer = Tokenizer.load(tiny_policy(tmp_path))
+    actor = Actor(None, tokenizer, None, show_tools=show_tools)
+    told: list[str] = []
+    doomed = SimpleNamespace(
+        config=config,
+        actor=actor,
+        make_world=lambda: envs.make(env),
+        tasks=SimpleNamespace(originals=world.tasks("train")[:1], held_out=[]),
+        progress=SimpleNamespace(say=told.append),
+    )
+    if context == 400:
+        with pytest.raises(RunError, match=said):
+            tasks.look_ahead(doomed)
+        return
+    tasks.look_ahead(doomed)
+    assert len(told) == bool(said) and said in "".join(told)
+    (tmp_path / "README.md").write_text(f"trained on `{env}`")
+    tasks.look_ahead(doomed)
+    assert len(told) == bool(said)
+
+
+def rollout(*said: list[int], success: bool = True, calls: bool = True, **components: float):
+    turns = [
+        Turn(
+            [0], Completion(tokens, [0.0] * len(tokens), "stop", 0), "", [], CALLS if calls else {}
+        )
+        for tokens in said
+    ]
+    score = Evaluation(float(success), success, components)
+    return Trajectory(
+        Task("t", "w", "q"), 0, 0, [], turns, StopReason.DONE, score, tools=[{"type": "function"}]
+    )
+
+
+def test_figures_count_what_the_rollouts_did():
+    found = alarms.figures(
+        [
+            rollout([1, 2], [3], judged=1.0, verified=0.0),
+            rollout([1], calls=False, judged=1.0, verified=1.0),
+            rollout([5, 6], [5, 6], [5, 6], success=False, judged=0.0, verified=0.0),
+            rollout([9] * 40, success=False),
+        ]
+    )
+    assert found == {
+        "questioning/judge/agreed_rate": 2 / 3,
+        "alarm/no_call/share": 0.5,
+        "alarm/repetition/share": 0.5,
+    }
+    assert alarms.figures([]) == {}
+
+
+@pytest.mark.parametrize("period", [1, 2, 7, 32])
+def test_a_loop_at_the_end_of_a_turn_is_told_from_a_list(period):
+    block = list(range(period))
+    assert alarms.loops([77, 78] + block * max(4, -(-24 // period)))
+    assert not alarms.loops(block * 3)
+    assert not alarms.loops(list(range(200)))
+    assert not alarms.loops(block * 9 + [1000])
+
+
+@pytest.mark.slow
+def test_a_judge_that_inverts_the_world_is_found_and_stands_in_the_records(tmp_path, capsys):
+    config = config_file(tmp_path, tiny_policy(tmp_path / "policy"))
+    words = (
+        "steps=2", "env.name=travel", "questioning.enabled=True", "questioning.share=1.0",
+        "questioning.budget=6", "questioning.judge.name=tests.evolver.test_alarms:Inverted",
+        "rollout.tasks=3", "rollout.group=8", "rollout.max_turns=1", "rollout.context=256", "learner.row=256",
+        "eval.every=0",
+    )  # fmt: skip
+    flags = [f"--config.{word}" for word in words]
+    assert run.main(["run.py", f"--config={config}", f"--workdir={tmp_path}/run", *flags]) == 0
+    assert "step 1: ALARM: the judge of synthetic tasks differs" in capsys.readouterr().out
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line.get("questioning/judge/agreed_rate") for line in lines] == [None, 0.0, 0.0]
+    assert [line["alarm/judge"] for line in lines] == [0.0, 1.0, 1.0]
+    assert "alarm/judge: 2 times, steps 1 to 2" in (tmp_path / "run/summary.md").read_text()
+
+
+class Inverted:
+    """Calls each failure a success and each success a failure."""
+
+    replaces_outcome = True
+
+    def __init__(self, parts):
+        pass
+
+    def score(self, trajectories):
+        return [
+            Evaluation(1.0 - float(t.reached.success), not t.reached.success) for t in trajectories
+        ]
+
+    def metrics(self):
+        return {}
