@@ -33,7 +33,7 @@ History = Sequence[Metrics]  # the metrics of the steps so far, oldest first
 
 @dataclass(frozen=True)
 class Alarm:
-    """What an alarm says, and when: `raised` is a function of the history of metrics."""
+    """The words of an alarm, and its condition: `raised` is a function of the history."""
 
     says: str
     remedy: str
