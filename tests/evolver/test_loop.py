@@ -190,7 +190,7 @@ def test_ctrl_c_saves_the_last_step_and_says_how_to_go_on(straight, tiny, tmp_pa
     same(straight, workdir)
 
 
-@pytest.mark.parametrize("phase,done", [("evaluation", 2), ("rollouts", 2), ("evaluation", 0)])
+@pytest.mark.parametrize("phase,done", [("evaluation", 2), ("evaluation", 0)])
 def test_interrupted_anywhere_goes_on_as_if_never_stopped(
     straight, tiny, tmp_path, monkeypatch, phase, done
 ):

@@ -232,6 +232,7 @@ class TestFiles:
 
 
 class TestSteps:
+    @pytest.mark.slow
     def test_more_steps_of_a_schedule_go_on_and_say_what_happens(self, tiny, tmp_path, capsys):
         words = command(tiny, tmp_path / "run", "--config.optim.schedule=cosine")
         assert run.main(words) == 0
