@@ -6,12 +6,14 @@ from __future__ import annotations
 import hashlib
 import re
 import string
+import sys
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium import spaces
 
-from envs.toolcalls import ParsedTurn, parse
+from envs.toolcalls import parse, spoken
 from envs.world import Evaluation, Message, Observation, StepResult, Task, World
 
 CHARACTERS = "".join(sorted(set(string.printable)))
@@ -19,6 +21,7 @@ _COLOUR = re.compile(
     r"\x1b\[[0-9;]+m(.*?)\x1b\[0m"
 )  # toy-text environments highlight the agent's position
 SEEDS = 1_000_000  # per split of a GymWorld: train starts at 0, dev at SEEDS, test at 2 * SEEDS
+MAX_NUMBERS = 10_000  # of the arrays of an observation that are shown
 
 
 class GymEnv(gymnasium.Env):
@@ -108,9 +111,9 @@ class GymWorld(World):
 
     A turn is one action, given as text or as the argument of a call of the tool `act`. Discrete
     actions are named by `actions`, or else by their numbers. The agent reads the observation if it
-    is text, else the environment's text rendering (render_mode="ansi"), else the observation as
-    Python prints it. The score is the sum of rewards, clipped to [0, 1]; an episode succeeds when
-    the sum reaches `success_at`.
+    is text, else the environment's text rendering, else the observation as Python prints it, with
+    its arrays whole; of arrays with more than MAX_NUMBERS, the text says what was cut. The score is
+    the sum of rewards, clipped to [0, 1]; an episode succeeds when the sum reaches `success_at`.
     """
 
     name = "gym"
@@ -128,8 +131,8 @@ class GymWorld(World):
         options: dict[str, Any] | None = None,
     ):
         """`env` is an environment or the id of a registered one; `options` are passed to
-        gymnasium.make."""
-        self._env = gymnasium.make(env, **(options or {})) if isinstance(env, str) else env
+        gymnasium.make. Without a render_mode among them, one that renders text does so."""
+        self._env = _made(env, options or {}) if isinstance(env, str) else env
         self._id = env if isinstance(env, str) else type(env.unwrapped).__name__
         space = self._env.action_space
         if not isinstance(space, spaces.Text | spaces.Discrete):
@@ -185,7 +188,7 @@ class GymWorld(World):
         turn = parse(action)
         role = "tool" if turn.calls or turn.errors else "user"
         try:
-            chosen = self._action(turn)
+            chosen = self._action(action)
         except ValueError as error:
             info = {"calls": [], "errors": 1, "parse_error": bool(turn.errors)}
             return StepResult([{"role": role, "content": f"error: {error}"}], info=info)
@@ -220,11 +223,12 @@ class GymWorld(World):
         function = {"name": "act", "description": "Take an action.", "parameters": parameters}
         return {"type": "function", "function": function}
 
-    def _action(self, turn: ParsedTurn) -> Any:
+    def _action(self, written: str) -> Any:
         """Return the action of a turn. Raises ValueError with a message for the model."""
+        turn = parse(written)
         if turn.errors:
             raise ValueError(turn.errors[0])
-        text = turn.content
+        text: Any = spoken(written)  # with the space around it, which a text may need
         if turn.calls:
             if (
                 len(turn.calls) > 1
@@ -232,13 +236,14 @@ class GymWorld(World):
                 or set(turn.calls[0].arguments) != {"action"}
             ):
                 raise ValueError("call act once, with an action")
-            text = str(turn.calls[0].arguments["action"])
+            text = turn.calls[0].arguments["action"]
         space: Any = self._env.action_space
         if isinstance(space, spaces.Discrete):
-            if text.strip() not in self._actions:
+            named = str(text).strip()
+            if named not in self._actions:
                 raise ValueError(f"the actions are {', '.join(self._actions)}")
-            return int(space.start) + self._actions.index(text.strip())
-        if not space.contains(text):
+            return int(space.start) + self._actions.index(named)
+        if not isinstance(text, str) or not space.contains(text):
             raise ValueError(
                 f"an action has {space.min_length} to {space.max_length} of the characters it may "
                 "have"
@@ -250,4 +255,42 @@ class GymWorld(World):
             return observation
         if self._env.render_mode == "ansi":
             return _COLOUR.sub(r"[\1]", str(self._env.render())).strip("\n")
-        return str(observation)
+        return _printed(observation)
+
+
+def _made(id: str, options: dict[str, Any]) -> gymnasium.Env:
+    env = gymnasium.make(id, **options)
+    renders = "ansi" in env.metadata.get("render_modes", ())
+    if "render_mode" in options or not renders or isinstance(env.observation_space, spaces.Text):
+        return env
+    env.close()
+    return gymnasium.make(id, render_mode="ansi", **options)
+
+
+def _printed(observation: Any) -> str:
+    """Return an observation as Python prints it, with all numbers of its arrays up to MAX_NUMBERS,
+    and a line for each array that was cut."""
+    left, cuts = MAX_NUMBERS, []
+
+    def bounded(value: Any, name: str) -> Any:
+        nonlocal left
+        if isinstance(value, dict):
+            return {key: bounded(item, f"{name}[{key!r}]") for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            items = [bounded(item, f"{name}[{i}]") for i, item in enumerate(value)]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        if not isinstance(value, np.ndarray):
+            return value
+        shown = min(value.size, left)
+        left -= shown
+        if shown == value.size:
+            return value
+        cuts.append(
+            f"[cut: {name} has the shape {value.shape}; the first {shown:,} of its {value.size:,}"
+            " numbers are shown, in one row]"
+        )
+        return value.reshape(-1)[:shown]
+
+    kept = bounded(observation, "the observation")
+    with np.printoptions(threshold=sys.maxsize):
+        return "\n".join([str(kept), *cuts])

@@ -8,9 +8,17 @@ acts with its own permissions: run it under an account in which none of its tool
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
+import contextlib
 import json
+import pathlib
+import re
+import shlex
+import tempfile
 import threading
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from envs import packages, profile
@@ -20,15 +28,33 @@ from envs.world import Evaluation, Observation, StepResult, Task, Tool, World
 SYSTEM = "You have tools. Use them to do what the user asks, then answer in words, without a call."
 
 
+RESETS = ("reset", "reset_all", "reset_environment", "reset_server", "reset_state", "reset_world")
+SNAPSHOTS = (("snapshot", "restore"), ("save_state", "load_state"))
+CLOSING_S = 10.0  # until a server that does not end is left to end by itself
+MAX_IDLE = 4  # servers of closed worlds that wait for the next world of this process
+
+
+@atexit.register
+def _close_idle() -> None:
+    while McpWorld._idle:
+        McpWorld._idle.pop()[1].close()
+
+
 class McpWorld(World):
     """One conversation with a server's tools. A turn without a call is the answer and ends the
     episode.
 
-    command: the command line of the server, as a list; each episode starts a new server, whose
-    state in memory is
-    empty. url: a running server (streamable HTTP) instead, whose state persists. env: environment
-    variables of the
-    command. timeout_s: deadline of one call and of starting. max_calls: calls allowed in one turn.
+    A server is opened once and then brought back to its initial state by what it offers: nothing if
+    the episode only called tools that the server declares to be read-only; the tool `reset_tool`;
+    or a pair of SNAPSHOTS, of which the second takes what the first returned. These tools are not
+    shown to the agent. Only a server without them is started again for each episode.
+
+    command: the command line of the server, as a list or a text, or the address of a running server
+    (streamable HTTP), which is connected again instead of started. url: that address. env:
+    environment variables of the command. timeout_s: deadline of one call and of starting.
+    max_calls: calls allowed in one turn. reset_tool: the name of a tool that takes no arguments; ""
+    = one of RESETS, if the server has it; None = no tool. log: the file to which the server's
+    standard error is appended; "" = a temporary one, which the error of a failed start names.
 
     `tasks` is empty; `reset` takes any task with a query. A verifier {"calls": [{"name",
     "arguments"}, ...]} requires these calls, in any order, each answered without an error. Without
@@ -36,20 +62,26 @@ class McpWorld(World):
     """
 
     name = "mcp"
+    _idle: list[tuple[Any, _Session]] = []
 
     def __init__(
         self,
-        command: list[str] | None = None,
+        command: list[str] | str | None = None,
         url: str = "",
         env: dict[str, str] | None = None,
         system: str = SYSTEM,
         timeout_s: float = 30.0,
         max_calls: int = 8,
+        reset_tool: str | None = "",
+        log: str = "",
     ):
         if bool(command) == bool(url):
             raise ValueError("an MCP environment needs either a command or a url")
-        self._command, self._url, self._env = list(command or []), url, env
-        self._system, self._timeout_s, self._max_calls = system, timeout_s, max_calls
+        words = shlex.split(command) if isinstance(command, str) else list(command or [])
+        if len(words) == 1 and re.match("https?://", words[0]):
+            url = words.pop()
+        self._start = _Start(words, url, env, timeout_s, reset_tool, log)
+        self._system, self._max_calls = system, max_calls
         self._session: _Session | None = None
         self._task: Task | None = None
 
@@ -59,7 +91,8 @@ class McpWorld(World):
         return []
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Open a new connection. Raises RuntimeError if the server cannot be reached or started."""
+        """Bring the server back to its initial state, or open a connection. Raises RuntimeError if
+        the server cannot be reached or started."""
         calls = task.verifier.get("calls", [])
         if not isinstance(calls, list) or not all(
             isinstance(c, dict) and {"name", "arguments"} <= set(c) for c in calls
@@ -114,20 +147,33 @@ class McpWorld(World):
         }
 
     def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = self._task = None
+        """Leave the server to the next world of this process if it can be reset, else end it."""
+        session, self._session, self._task = self._session, None, None
+        if session is None:
+            return
+        if not session.resettable:
+            session.close()
+            return
+        self._idle.append((self._start, session))
+        if len(self._idle) > MAX_IDLE:
+            self._idle.pop(0)[1].close()
 
     def _connect(self) -> _Session:
-        self.close()
-        mcp = packages.load("mcp", "mcp")
-        server = self._url
-        if self._command:
-            server = mcp.StdioServerParameters(
-                command=self._command[0], args=self._command[1:], env=self._env
-            )
-        self._session = _Session(mcp.Client, server, self._timeout_s)
+        """Return a connection to a server in its initial state."""
+        session, self._session = self._session or self._waiting(), None
+        if session is not None and not session.reset():
+            session.close()
+            session = None
+        self._session = session or _Session(self._start)
         return self._session
+
+    def _waiting(self) -> _Session | None:
+        for entry in list(self._idle):
+            if entry[0] == self._start:
+                with contextlib.suppress(ValueError):  # another thread was faster
+                    self._idle.remove(entry)
+                    return entry[1]
+        return None
 
     def _require_episode(self) -> _Session:
         if self._task is None or self._session is None:
@@ -135,76 +181,195 @@ class McpWorld(World):
         return self._session
 
 
+@dataclass(frozen=True)
+class _Start:
+    """The way to a server: see McpWorld."""
+
+    command: list[str]
+    url: str
+    env: dict[str, str] | None
+    timeout_s: float
+    reset_tool: str | None
+    log: str
+
+
 class _Session:
     """A connection to a server. The client is asynchronous and a World is not, so it runs in its
     own thread."""
 
-    def __init__(self, client: Any, server: Any, timeout_s: float):
+    def __init__(self, start: _Start):
+        """Raises RuntimeError, with what can be done about it, if there is no connection in time,
+        and ValueError if the server has no tool `reset_tool`."""
         self.tools: list[Tool] = []
         self.server = ""
-        self._timeout_s = timeout_s
+        self._start, self._timeout_s = start, start.timeout_s
+        self._reading: set[str] = set()  # tools that change nothing
+        self._changed = False
+        self._resetting: tuple[str, dict[str, Any]] | None = None  # a call
+        self._log = start.log
+        if start.command and not start.log:
+            self._log = tempfile.mkstemp(prefix="mcp-server-", suffix=".log")[1]
         self._opened: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(client, server)), daemon=True
-        )
+        client = packages.load("mcp", "mcp").Client
+        self._loop = asyncio.new_event_loop()
+        self._main = self._loop.create_task(self._serve(client))
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         try:
-            self._opened.result(timeout_s)
+            self._opened.result(start.timeout_s)
+            unfit = self._find_reset()
         except Exception as error:
             self.close()
-            reason = (
-                f"no answer within {timeout_s:g} s"
-                if isinstance(error, TimeoutError)
-                else _innermost(error)
-            )
-            raise RuntimeError(f"the MCP server cannot be used: {reason}") from error
+            reason = _innermost(error)
+            if isinstance(error, TimeoutError | concurrent.futures.TimeoutError):
+                reason = f"no answer within {start.timeout_s:g} s"
+            raise RuntimeError(
+                f"the MCP server cannot be used: {reason}{self._advice()}"
+            ) from error
+        except BaseException:  # the user ends the run
+            self.close()
+            raise
+        if unfit:
+            self.close()
+            raise ValueError(unfit)
+
+    @property
+    def resettable(self) -> bool:
+        """True if `reset` needs no new server."""
+        return self._thread.is_alive() and (not self._changed or self._resetting is not None)
+
+    def reset(self) -> bool:
+        """Bring the server back to its initial state; return False if that needs a new one."""
+        if not self.resettable:
+            return False
+        if self._changed and self._resetting is not None:
+            self._changed = not self._ask(*self._resetting)[1]
+        return not self._changed
 
     def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         """Return the text of the result, and False if it is an error. Never raises."""
         if name not in {tool["function"]["name"] for tool in self.tools}:
             return f"error: there is no tool {name!r}", False
-        future = asyncio.run_coroutine_threadsafe(
-            self._client.call_tool(name, arguments), self._loop
-        )
-        try:
-            result = future.result(self._timeout_s)
-        except (TimeoutError, concurrent.futures.TimeoutError):
-            future.cancel()
-            return f"error: no answer within {self._timeout_s:g} s", False
-        except Exception as error:
-            return f"error: {_innermost(error)}", False
-        text = "\n".join(_text(block) for block in result.content)
-        if not result.content and result.structured_content is not None:
-            text = json.dumps(result.structured_content)
-        return (f"error: {text}" if result.is_error else text or "(no output)"), not result.is_error
+        self._changed |= name not in self._reading
+        return self._ask(name, arguments)
 
     def close(self) -> None:
         """End the connection, and the server if it was started for it."""
-        if self._thread.is_alive() and hasattr(self, "_closing"):
-            self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join(self._timeout_s)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._main.cancel)
+        self._thread.join(min(self._timeout_s, CLOSING_S))
+        if self._opened.done() and not self._opened.exception() and self._log != self._start.log:
+            pathlib.Path(self._log).unlink(missing_ok=True)
 
-    async def _serve(self, client: Any, server: Any) -> None:
-        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+    def _ask(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         try:
-            async with client(server, read_timeout_seconds=self._timeout_s) as self._client:
-                cursor = None
-                while True:
-                    page = await self._client.list_tools(cursor=cursor)
-                    self.tools += [_tool(tool) for tool in page.tools]
-                    cursor = page.next_cursor
-                    if not cursor:
-                        break
-                info = self._client.server_info
-                self.server = info.name if info else "server"
-                self._opened.set_result(None)
-                await self._closing.wait()
-        except (
-            BaseException
-        ) as error:  # raised in __init__; once the connection is open, each call reports its own
+            result = self._wait(self._client.call_tool(name, arguments))
+        except Exception as error:
+            self._changed = True  # as far as is known
+            return f"error: {_innermost(error)}", False
+        blocks = [_text(block) for block in result.content]
+        texts = [block for block in result.content if block.type == "text"]
+        if not texts and result.structured_content is not None:
+            blocks.append(json.dumps(result.structured_content, ensure_ascii=False))
+        text = "\n".join(blocks)
+        return (f"error: {text}" if result.is_error else text or "(no output)"), not result.is_error
+
+    def _wait(self, called: Coroutine[Any, Any, Any]) -> Any:
+        """Return the result of a coroutine of the client. Raises what that raises, and TimeoutError
+        for no answer in time."""
+        try:
+            future = asyncio.run_coroutine_threadsafe(called, self._loop)
+        except RuntimeError:
+            called.close()
+            raise RuntimeError("the server has ended") from None
+        try:
+            return future.result(self._timeout_s)
+        except concurrent.futures.TimeoutError:
+            future.cancel()
+            raise TimeoutError(f"no answer within {self._timeout_s:g} s") from None
+
+    def _find_reset(self) -> str:
+        """Find what brings the server back to its initial state, and hide it from the agent. Return
+        what is wrong with `reset_tool`, "" if nothing is."""
+        functions = {tool["function"]["name"]: tool["function"] for tool in self.tools}
+        wanted = self._start.reset_tool
+        free = [name for name in functions if not functions[name]["parameters"].get("required")]
+        if wanted and wanted not in free:
+            return (
+                f"the MCP server has no tool {wanted!r} that resets it without arguments; without"
+                f" arguments it has {', '.join(free) or 'none'}"
+            )
+        if wanted is None:
+            return ""
+        found = [name for name in free if name in ([wanted] if wanted else RESETS)]
+        hidden = set(found[:1])
+        if found:
+            self._resetting = found[0], {}
+        for save, load in () if found else SNAPSHOTS:
+            needed = functions[load]["parameters"].get("required", []) if load in functions else []
+            if save in free and len(needed) == 1:
+                state, ok = self._ask(save, {})
+                if ok:
+                    hidden, self._resetting = {save, load}, (load, {needed[0]: state})
+        self.tools = [tool for tool in self.tools if tool["function"]["name"] not in hidden]
+        return ""
+
+    @contextlib.contextmanager
+    def _transport(self) -> Iterator[Any]:
+        start = self._start
+        if start.url:
+            yield start.url
+            return
+        stdio = packages.load("mcp.client.stdio", "mcp")
+        server = stdio.StdioServerParameters(
+            command=start.command[0], args=start.command[1:], env=start.env
+        )
+        with pathlib.Path(self._log).open("a", encoding="utf-8") as errors:
+            yield stdio.stdio_client(server, errlog=errors)
+
+    def _advice(self) -> str:
+        if self._start.url:
+            return f". Is a server running at {self._start.url}?"
+        written = pathlib.Path(self._log).read_bytes()[-2000:].decode(errors="replace").strip()
+        said = f" ends with:\n{written}" if written else " is empty"
+        return (
+            f". Run it by hand to see what it lacks: {shlex.join(self._start.command)}\n"
+            f"Its standard error, in {self._log},{said}"
+        )
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        with contextlib.suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(self._main)
+        self._loop.close()
+
+    async def _list_tools(self) -> None:
+        cursor = None
+        while True:
+            page = await self._client.list_tools(cursor=cursor)
+            self.tools += [_tool(tool) for tool in page.tools]
+            for tool in page.tools:
+                if tool.annotations and tool.annotations.read_only_hint:
+                    self._reading.add(tool.name)
+            cursor = page.next_cursor
+            if not cursor:
+                break
+        info = self._client.server_info
+        self.server = info.name if info else "server"
+
+    async def _serve(self, client: Any) -> None:
+        wait = self._timeout_s
+        try:
+            with self._transport() as transport:
+                async with client(transport, read_timeout_seconds=wait) as self._client:
+                    await self._list_tools()
+                    self._opened.set_result(None)
+                    await asyncio.Event().wait()  # until `close` cancels this task
+        except BaseException as error:
+            # Raised in __init__; once the connection is open, each call reports its own.
             if not self._opened.done():
                 self._opened.set_exception(
-                    error if isinstance(error, Exception) else RuntimeError(str(error))
+                    error if isinstance(error, Exception) else RuntimeError("it was closed")
                 )
 
 
@@ -215,11 +380,30 @@ def _tool(tool: Any) -> Tool:
 
 
 def _text(block: Any) -> str:
-    return (
-        block.text
-        if getattr(block, "type", "") == "text"
-        else f"[{getattr(block, 'type', 'content')}]"
-    )
+    """Return a block of a result as text: what is text whole, of anything else what it is and where
+    it lies."""
+    if block.type == "text":
+        return block.text
+    if block.type == "resource":
+        place, text = block.resource, getattr(block.resource, "text", None)
+        about = _about(uri=place.uri, type=place.mime_type, data=getattr(place, "blob", None))
+        return f"[resource {about}]" if text is None else f"[resource {about}]\n{text}"
+    if block.type == "resource_link":
+        about = _about(
+            name=block.name, title=block.title, uri=block.uri, type=block.mime_type,
+            description=block.description, bytes=block.size,
+        )  # fmt: skip
+        return f"[resource_link {about}]"
+    about = _about(type=getattr(block, "mime_type", None), data=getattr(block, "data", None))
+    return f"[{block.type} {about}]" if about else f"[{block.type}]"
+
+
+def _about(data: str | None = None, **facts: Any) -> str:
+    """Return the facts that are known, as "uri: a, type: b". data: bytes in base64, whose number
+    takes their place."""
+    if data is not None:
+        facts["bytes"] = len(data) * 3 // 4 - data[-2:].count("=")
+    return ", ".join(f"{name}: {fact}" for name, fact in facts.items() if fact not in (None, ""))
 
 
 def _innermost(error: BaseException) -> str:

@@ -30,8 +30,10 @@ ESCAPED_CLOSE = r"<\/tool_call>"
 THINK, END_THINK = "<think>", "</think>"
 
 _TAG = re.compile("|".join((OPEN, THINK, END_THINK)))
-# Possessive, and without backslashes outside of strings, so that many of them take linear time.
-_OBJECT = re.compile(r'\s*+\{(?:[^"<\\]++|"(?:[^"\\\n]++|\\.)*+")*+')
+# The beginning of an object, and a string with what follows it. Without backslashes between strings
+# no two calls can find the same later tags in strings, so that many calls take linear time.
+_OBJECT = re.compile(r'\s*\{[^"<\\]*')
+_STRING = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"[^"<\\]*')
 
 
 @dataclass
@@ -107,7 +109,10 @@ def _past_strings(text: str, position: int) -> int:
     """Return where to look for the tags behind a call's opening tag: past the object that begins
     there, as far as its strings are closed and no tag stands between them."""
     found = _OBJECT.match(text, position)
-    return found.end() if found else position
+    while found:
+        position = found.end()
+        found = _STRING.match(text, position)
+    return position
 
 
 def parse(text: str) -> ParsedTurn:

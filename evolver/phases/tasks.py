@@ -19,6 +19,7 @@ from evolver.llm.roles import policy_prompts, question_context
 from evolver.metrics import Metrics, timed
 from evolver.phases.rollouts import gather_rollouts, sampling_of
 from evolver.processes import hosts
+from evolver.processes.interrupt import Interrupted
 from evolver.questioning import Explorer, TaskPool, is_verified, mixture
 from evolver.transcripts import tool_list
 from models import chat
@@ -130,10 +131,18 @@ def explore(run: Run, step: int = 0) -> Metrics:
 
 
 def invent(run: Run, pool: TaskPool, explorer: Explorer, step: int) -> None:
-    """Let the explorer fill the pool, and word the new tasks."""
+    """Let the explorer fill the pool, and word the new tasks. Interrupted in a refresh, the pool is
+    as before, because a run that resumes explores again."""
     c, known = run.config, set(pool.tasks)
     budget = c.questioning.refresh if step else c.questioning.budget
-    pool.grow(explorer, run.make_world, budget, seed_of(c.seed, "explore", step))
+    before = pool.state()
+    try:
+        with run.stop.at_once():
+            pool.grow(explorer, run.make_world, budget, seed_of(c.seed, "explore", step))
+    except Interrupted:
+        if step:
+            pool.load_state(before)
+        raise
     new = [id for id in pool.tasks if id not in known]
     if run.tasks.words is not None and new:
         with closing(run.make_world()) as world:

@@ -15,7 +15,7 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from rl.trajectory import EndsRun
@@ -44,7 +44,7 @@ class Stop:
     """
 
     def __init__(self, *, background: bool = False):
-        self.asked = False
+        self.asked = self._at_once = False
         self._cancel: Callable[[], Any] | None = None
         self._runner = asyncio.Runner()
         self._before: dict[int, Any] = {}
@@ -102,6 +102,19 @@ class Stop:
         """The event loop that coroutines run on."""
         return self._runner.get_loop()
 
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """End the block as soon as the user asks the run to end, whatever it waits for, and raise
+        Interrupted: what it does can be abandoned."""
+        self.check()
+        self._at_once = True
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise Interrupted from None
+        finally:
+            self._at_once = False
+
     def check(self) -> None:
         """Raise Interrupted if the user has asked the run to end. Called where stopping is safe."""
         if self.asked:
@@ -115,6 +128,9 @@ class Stop:
                 return
             raise KeyboardInterrupt
         self.asked = True
+        if self._at_once:
+            tell("\nstopping")
+            raise KeyboardInterrupt
         tell("\nstopping at the next safe point; press Ctrl-C again to stop at once")
         if self._cancel:
             self._cancel()

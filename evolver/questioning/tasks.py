@@ -55,6 +55,8 @@ def check_probe(world: World, start: Task) -> None:
         world.evaluate()
     except Exception as error:  # an adapter may raise anything for a task that it does not know
         problem = f"it fails with {type(error).__name__}: {error}"
+        if _fails(world, start):
+            raise ValueError(f"world '{world.name}' cannot be explored: {problem}") from error
     else:
         if MASK not in opening:
             problem = "it does not show that query"
@@ -66,6 +68,14 @@ def check_probe(world: World, start: Task) -> None:
             f" another query, and {problem}. Its reset() has to show task.query wherever"
             " task.origin is 'synthetic'; if it cannot, set config.questioning.enabled=False"
         )
+
+
+def _fails(world: World, task: Task) -> bool:
+    try:
+        world.reset(task, task.seed)
+    except Exception:  # an adapter may raise anything
+        return True
+    return False
 
 
 def synthetic_task(

@@ -60,6 +60,15 @@ class Counter(World):
         return list(word.upper() if upper else word)
 
 
+class SlowStart(Counter):
+    """A counter whose user ends the run while it starts, which takes longer than anybody waits."""
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(600)
+        return super().reset(task, seed)
+
+
 class Twins(Counter):
     """A counter whose tasks share ids: two goals under each of three, or one goal twice."""
 

@@ -1,13 +1,17 @@
 """An MCP server for tests: notes that it keeps in memory, and tools that fail, wait or die."""
 
 import os
+import sys
 import time
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import EmbeddedResource, ResourceLink, TextResourceContents, ToolAnnotations
 
 server = MCPServer("notes")
 notes: list[str] = []
+offers = sys.argv[1:]  # "reset", "broken reset", "snapshot"
+print("the notes are served", file=sys.stderr)
 
 
 @server.tool()
@@ -17,10 +21,49 @@ def add_note(text: str, tags: list[str] | None = None) -> str:
     return f"note {len(notes)}"
 
 
-@server.tool()
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
 def list_notes() -> str:
     """All notes, one per line."""
     return "\n".join(notes)
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+def pid() -> str:
+    """The number of the process."""
+    return str(os.getpid())
+
+
+@server.tool(structured_output=False)
+def attach() -> list:
+    """Notes as resources."""
+    text = TextResourceContents(uri="notes://1", mime_type="text/plain", text="buy milk")
+    link = ResourceLink(name="all notes", uri="notes://all", description="every note")
+    return [EmbeddedResource(resource=text), link]
+
+
+if "reset" in offers or "broken reset" in offers:
+
+    @server.tool()
+    def reset() -> str:
+        """Forget all notes."""
+        if "broken reset" in offers:
+            raise ToolError("not now")
+        notes.clear()
+        return "forgotten"
+
+
+if "snapshot" in offers:
+
+    @server.tool()
+    def snapshot() -> str:
+        """The notes as a text."""
+        return "|".join(notes)
+
+    @server.tool()
+    def restore(state: str) -> str:
+        """Take notes back from a text."""
+        notes[:] = [note for note in state.split("|") if note]
+        return "restored"
 
 
 @server.tool()

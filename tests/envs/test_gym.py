@@ -1,6 +1,9 @@
 """The gymnasium bridge in both directions."""
 
+import collections
+
 import gymnasium
+import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
@@ -97,6 +100,66 @@ def test_a_discrete_environment_as_a_world():
     for action in ["down", "down", "right", "right", "down", "right"]:
         result = world.step(action)
     assert result.terminated and world.evaluate().success and "[G]" in result.messages[0]["content"]
+
+
+class Shows(gymnasium.Env):
+    """An environment that shows what it is given."""
+
+    action_space = spaces.Text(20, charset="ab \n")
+
+    def __init__(self, shown):
+        self.observation_space, self.shown, self.taken = spaces.Discrete(1), shown, []
+
+    def reset(self, *, seed=None, options=None):
+        return self.shown, {}
+
+    def step(self, action):
+        self.taken.append(action)
+        return self.shown, 0.0, False, False, {}
+
+
+def shown(observation):
+    world = GymWorld(Shows(observation))
+    opening = world.reset(world.tasks("train")[0]).messages[-1]["content"]
+    assert world.step("a").messages[0]["content"] in opening
+    return opening.split("\n", 1)[1]
+
+
+def test_arrays_are_shown_whole():
+    row, grid = np.arange(2000.0), np.arange(1600).reshape(40, 40)
+    for observation in (row, grid, {"grid": grid, "n": 3}, (row, [grid]), {"a": {"b": row}}):
+        text = shown(observation)
+        assert "..." not in text and "cut" not in text
+    words = [word.strip("[]") for word in shown(row).split()]
+    assert [float(word) for word in words if word] == row.tolist()
+    small = {"a": np.zeros((2, 2)), "b": (1, "x"), "c": np.float32(0.5)}
+    assert shown(small) == str(small)  # as Python prints it
+
+
+def test_what_is_cut_of_a_large_array_is_said():
+    Pair = collections.namedtuple("Pair", "image mask")
+    text = shown({"pair": Pair(np.full((300, 400), 7), np.ones(5000, bool)), "n": 3})
+    assert "..." not in text and text.count("7") > 9_000 and "'n': 3" in text
+    assert "has the shape (300, 400); the first 10,000 of its 120,000 numbers are shown" in text
+    assert "the observation['pair'][1] has the shape (5000,); the first 0 of" in text
+    assert len(text) < 100_000
+
+
+@pytest.mark.parametrize("action", [" a", "a ", " a\n\n b ", "\n", "  "])
+def test_the_space_around_a_text_action_is_kept(action):
+    world = GymWorld(Shows("x"))
+    world.reset(world.tasks("train")[0])
+    for written in (action, call_text("act", {"action": action})):
+        assert world.step(written).info["errors"] == 0
+    assert world._env.taken == [action, action]
+    for wrong in (3, None, ["a"]):
+        assert world.step(call_text("act", {"action": wrong})).info["errors"] == 1
+    assert world._env.taken == [action, action]
+
+
+def test_an_id_is_enough():
+    world = envs.make("gym", env="FrozenLake-v1")
+    assert "[S]FFF" in world.reset(world.tasks("train")[0]).messages[0]["content"]
 
 
 def test_unsupported_environments_are_refused():

@@ -2,13 +2,19 @@
 
 import importlib.util
 import json
+import os
+import re
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from envs import make
-from envs.mcp import McpWorld, _innermost
+from envs.mcp import McpWorld, _innermost, _text
 from envs.source import Source
 from envs.toolcalls import call_text
 from envs.world import Task
@@ -62,7 +68,7 @@ def test_an_episode_over_the_tools_of_a_server(world):
     start = world.reset(TASK)
     assert start.messages[-1] == {"role": "user", "content": TASK.query}
     tools = {tool["function"]["name"]: tool["function"] for tool in start.tools}
-    assert set(tools) == {"add_note", "list_notes", "fail", "wait", "die"}
+    assert set(tools) == {"add_note", "list_notes", "pid", "attach", "fail", "wait", "die"}
     assert tools["add_note"]["description"] == "Keep a note."
     assert (
         tools["add_note"]["parameters"]["type"] == "object"
@@ -107,12 +113,120 @@ def test_the_model_sees_errors(world):
 
 @needs_mcp
 def test_a_server_that_does_not_start_is_an_error():
-    world = McpWorld([sys.executable, "-c", "raise SystemExit(1)"], timeout_s=60.0)
-    with pytest.raises(RuntimeError, match="cannot be used"):
+    code = "import sys; sys.exit('no key is set')"
+    world = McpWorld([sys.executable, "-c", code], timeout_s=60.0)
+    with pytest.raises(RuntimeError, match="cannot be used") as failure:
         world.reset(TASK)
-    world = McpWorld(["no-such-program-anywhere"], timeout_s=60.0)
-    with pytest.raises(RuntimeError, match="cannot be used"):
+    said = str(failure.value)
+    assert "Run it by hand" in said and said.endswith("ends with:\nno key is set")
+    log = re.search(r"standard error, in (\S+),", said).group(1)
+    assert Path(log).read_text() == "no key is set\n"
+    Path(log).unlink()
+    world = McpWorld("no-such-program-anywhere --port 1", timeout_s=60.0)
+    with pytest.raises(RuntimeError, match="no-such-program-anywhere --port 1"):
         world.reset(TASK)
+    with pytest.raises(RuntimeError, match=r"Is a server running at http://127.0.0.1:1/mcp"):
+        McpWorld("http://127.0.0.1:1/mcp", timeout_s=60.0).reset(TASK)
+
+
+def said(world, tool, **arguments):
+    return world.step(call_text(tool, arguments)).messages[0]["content"]
+
+
+@needs_mcp
+@pytest.mark.parametrize(
+    "offers, kept",
+    [([], False), (["reset"], True), (["broken reset"], False), (["snapshot"], True)],
+)
+def test_a_server_is_reset_by_what_it_offers(offers, kept, tmp_path):
+    log = tmp_path / "server.log"
+    arguments = {"timeout_s": 60.0, "log": str(log)}
+    world = McpWorld([*SERVER, *offers], **arguments)
+    tools = [tool["function"]["name"] for tool in world.reset(TASK).tools]
+    assert not {"reset", "snapshot", "restore"} & set(tools)
+    first = said(world, "pid")
+    world.reset(TASK)
+    assert said(world, "pid") == first, "nothing has changed"
+    assert said(world, "add_note", text="milk") == "note 1"
+    world.reset(TASK)
+    assert said(world, "list_notes") == "(no output)"
+    assert (said(world, "pid") == first) is kept
+    said(world, "add_note", text="milk")
+    last = said(world, "pid")
+    world.close()
+    again = McpWorld([*SERVER, *offers], **arguments)  # the next world of this process
+    again.reset(TASK)
+    assert (said(again, "pid") == last) is kept and said(again, "list_notes") == "(no output)"
+    if kept:
+        said(again, "die")
+        again.reset(TASK)
+        assert said(again, "list_notes") == "(no output)" and said(again, "pid") != last
+    again.close()
+    assert "the notes are served" in log.read_text()
+
+
+@needs_mcp
+def test_a_reset_tool_can_be_named():
+    command = [*SERVER, "reset"]
+    with pytest.raises(ValueError, match="no tool 'add_note' that resets it without arguments"):
+        McpWorld(command, reset_tool="add_note", timeout_s=60.0).reset(TASK)
+    for name, shown in (("reset", False), (None, True)):
+        world = McpWorld(command, reset_tool=name, timeout_s=60.0)
+        tools = [tool["function"]["name"] for tool in world.reset(TASK).tools]
+        assert ("reset" in tools) is shown
+        world.close()
+
+
+@needs_mcp
+def test_closing_a_world_whose_server_still_starts_ends_it_at_once(tmp_path):
+    """A server that never answers is ended when the user ends the run, not at its deadline."""
+    here = tmp_path / "pid"
+    code = f"import os, time; open({str(here)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    script = (
+        "import sys; from envs.mcp import McpWorld; from envs.world import Task\n"
+        "import signal; signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
+        f"McpWorld([sys.executable, '-c', {code!r}], timeout_s=300.0).reset(Task('t', 'mcp', 'q'))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
+    while not (here.exists() and here.read_text()):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert b"KeyboardInterrupt" in errors
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(here.read_text()), 0)
+
+
+def test_no_block_of_a_result_is_lost():
+    def block(**facts):
+        return _text(SimpleNamespace(**facts))
+
+    def resource(**facts):
+        return block(type="resource", resource=SimpleNamespace(**facts))
+
+    assert block(type="text", text=" a\n") == " a\n"
+    text = resource(uri="file:///a.md", mime_type="text/markdown", text="# A\n\nb")
+    assert text == "[resource uri: file:///a.md, type: text/markdown]\n# A\n\nb"
+    assert resource(uri="a:b", mime_type=None, text="") == "[resource uri: a:b]\n"
+    blob = resource(uri="file:///a.png", mime_type="image/png", blob="AAEC")
+    assert blob == "[resource uri: file:///a.png, type: image/png, bytes: 3]"
+    link = {"name": "log", "title": None, "uri": "file:///log", "mime_type": "text/plain"}
+    assert block(type="resource_link", description="of today", size=0, **link) == (
+        "[resource_link name: log, uri: file:///log, type: text/plain, description: of today,"
+        " bytes: 0]"
+    )
+    assert block(type="image", data="AA==", mime_type="image/png") == (
+        "[image type: image/png, bytes: 1]"
+    )
+    assert block(type="hologram") == "[hologram]"
+
+
+@needs_mcp
+def test_resources_of_a_result_are_shown(world):
+    world.reset(TASK)
+    shown = said(world, "attach")
+    assert "notes://1" in shown and "buy milk" in shown
+    assert "all notes" in shown and "notes://all" in shown and "every note" in shown
 
 
 @needs_mcp

@@ -34,6 +34,7 @@ from evolver.config import plugs
 from evolver.parts import Parts
 from evolver.phases.extraction import remember
 from evolver.phases.tasks import explore
+from evolver.processes.interrupt import Stop
 from evolver.questioning import TaskPool, mixture, probe_of, synthetic_task
 from evolver.questioning.calls import Event
 from evolver.questioning.curiosity import Curiosity
@@ -253,6 +254,15 @@ class TestTasks:
             Questioning(Deaf, [SOLARIS]).explore(seed=0, budget=1)
         with pytest.raises(ValueError, match="there are none"):
             Questioning(Library, [])
+
+    def test_a_world_that_does_not_start_is_no_matter_of_its_queries(self):
+        class Broken(Library):
+            def reset(self, task, seed=0):
+                raise RuntimeError("no licence is left")
+
+        with pytest.raises(ValueError, match=r"cannot be explored.*no licence is left") as failure:
+            Questioning(Broken, [SOLARIS]).explore(seed=0, budget=1)
+        assert "task.query" not in str(failure.value)
 
     def test_a_few_worlds_where_every_tool_wants_an_id_give_tasks(self):
         made = Questioning(
@@ -663,6 +673,7 @@ class TestPool:
             tasks=tasks,
             make_world=Library,
             progress=types.SimpleNamespace(phase=print),
+            stop=Stop(),
         )
         with pytest.raises(RunError, match=r"0 tasks kept, rejected: 1 x same goal\)") as caught:
             explore(run)

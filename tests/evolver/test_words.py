@@ -15,6 +15,7 @@ from envs.probed import cells
 from envs.wording import distinguishing, goal_text, joined, summaries
 from evolver.parts import Parts
 from evolver.phases import tasks as phase
+from evolver.processes.interrupt import Stop
 from evolver.questioning import TaskPool, synthetic_task
 from evolver.questioning.words import ByModel, Plain, unfaithful
 from tests.evolver.chat_server import answer
@@ -188,6 +189,7 @@ def test_wordings_are_booked_in_the_metrics_of_a_run():
         tasks=types.SimpleNamespace(pool=pool, explorer=Finds(), words=Counts()),
         make_world=Library,
         progress=types.SimpleNamespace(phase=print),
+        stop=Stop(),
     )
     assert phase.explore(run)["questioning/words/reworded"] == 3.0 and len(pool.tasks) == 1
 

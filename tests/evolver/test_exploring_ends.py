@@ -1,0 +1,48 @@
+"""Exploration ends as soon as the user asks, whatever it waits for."""
+
+import os
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+
+import run
+from evolver.phases.tasks import invent
+from evolver.processes.interrupt import Interrupted, Stop
+from tests.evolver.test_questioning import RandomWalk, pool_of
+from tests.evolver.toy import Library
+from tests.tiny import config_file, tiny_policy
+
+
+@pytest.mark.parametrize("step, kept", [(0, 1), (2, 0)])
+def test_exploration_ends_at_once_on_a_signal(step, kept):
+    """A refresh is made again when the run resumes, and must begin as it did."""
+
+    class Stops(RandomWalk):
+        def explore(self, world, seeds, budget, rng):
+            yield next(super().explore(world, seeds, budget, rng))
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(600)
+
+    pool = pool_of()
+    budgets = SimpleNamespace(budget=9, refresh=9)
+    with Stop() as stop:
+        exploring = SimpleNamespace(
+            config=SimpleNamespace(questioning=budgets, seed=0), stop=stop, make_world=Library
+        )
+        with pytest.raises(Interrupted):
+            invent(exploring, pool, Stops(), step)
+        assert stop.asked
+        with pytest.raises(Interrupted), stop.at_once():
+            raise AssertionError("a run that ends explores no more")
+    assert len(pool.tasks) == kept
+
+
+def test_exploration_ends_at_once_while_a_world_starts(tmp_path, capsys):
+    config = config_file(tmp_path, tiny_policy(tmp_path / "policy"))
+    words = ("--config.env.name=tests.envs.faulty:SlowStart", "--config.eval.every=0")
+    words += ("--config.questioning.enabled=True", "--mode=explore", "--config.eval.split=")
+    command = ["run.py", f"--config={config}", f"--workdir={tmp_path / 'run'}", *words]
+    assert run.main(command) == 130
+    assert "stopping" in capsys.readouterr().err
