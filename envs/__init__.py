@@ -19,6 +19,7 @@ WORLDS = {
     "reasoning": "envs.reasoning:Reasoning",
     "mcp": "envs.mcp:McpWorld",
     "gym": "envs.gym:GymWorld",
+    "functions": "envs.functions:Functions",
 }
 
 

@@ -22,11 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs import packages, profile
-from envs.toolcalls import parse, run_calls
-from envs.world import Evaluation, Observation, StepResult, Task, Tool, World
-
-SYSTEM = "You have tools. Use them to do what the user asks, then answer in words, without a call."
-
+from envs.toolworld import SYSTEM, ToolWorld
+from envs.world import Task, Tool
 
 RESETS = ("reset", "reset_all", "reset_environment", "reset_server", "reset_state", "reset_world")
 SNAPSHOTS = (("snapshot", "restore"), ("save_state", "load_state"))
@@ -40,7 +37,7 @@ def _close_idle() -> None:
         McpWorld._idle.pop()[1].close()
 
 
-class McpWorld(World):
+class McpWorld(ToolWorld):
     """One conversation with a server's tools. A turn without a call is the answer and ends the
     episode.
 
@@ -56,9 +53,7 @@ class McpWorld(World):
     = one of RESETS, if the server has it; None = no tool. log: the file to which the server's
     standard error is appended; "" = a temporary one, which the error of a failed start names.
 
-    `tasks` is empty; `reset` takes any task with a query. A verifier {"calls": [{"name",
-    "arguments"}, ...]} requires these calls, in any order, each answered without an error. Without
-    a verifier the score is 0 and a judge decides.
+    `tasks` is empty; `reset` takes any task with a query, with a verifier as in ToolWorld.
     """
 
     name = "mcp"
@@ -75,66 +70,19 @@ class McpWorld(World):
         reset_tool: str | None = "",
         log: str = "",
     ):
+        super().__init__(system, max_calls)
         if bool(command) == bool(url):
             raise ValueError("an MCP environment needs either a command or a url")
         words = shlex.split(command) if isinstance(command, str) else list(command or [])
         if len(words) == 1 and re.match("https?://", words[0]):
             url = words.pop()
         self._start = _Start(words, url, env, timeout_s, reset_tool, log)
-        self._system, self._max_calls = system, max_calls
         self._session: _Session | None = None
-        self._task: Task | None = None
 
     def tasks(self, split: str) -> list[Task]:
         if split not in ("train", "dev", "test"):
             raise ValueError(f"mcp has no split {split!r}; it has train, dev, test, all empty")
         return []
-
-    def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Bring the server back to its initial state, or open a connection. Raises RuntimeError if
-        the server cannot be reached or started."""
-        calls = task.verifier.get("calls", [])
-        if not isinstance(calls, list) or not all(
-            isinstance(c, dict) and {"name", "arguments"} <= set(c) for c in calls
-        ):
-            raise ValueError(
-                f"task {task.id}: an MCP verifier is {{'calls': [{{'name', 'arguments'}}, ...]}}"
-            )
-        session = self._connect()
-        self._task, self._required, self._over = task, calls, False
-        self._succeeded: list[dict[str, Any]] = []
-        messages = [
-            {"role": "system", "content": self._system},
-            {"role": "user", "content": task.query},
-        ]
-        return Observation(messages, session.tools)
-
-    def step(self, action: str) -> StepResult:
-        """Run the turn's calls. `info["calls"]` lists them in order, each with "result" and "ok"
-        (False = error)."""
-        session = self._require_episode()
-        if self._over:
-            return StepResult([], terminated=True, info={"calls": [], "errors": 0, "over": True})
-        messages, info = run_calls(parse(action), session.call, self._max_calls)
-        done = [call for call in info["calls"] if call["ok"]]
-        self._succeeded += [{"name": call["name"], "arguments": call["arguments"]} for call in done]
-        self._over = not messages
-        reward = self.evaluate().score if self._over else 0.0
-        return StepResult(messages, reward=reward, terminated=self._over, info=info)
-
-    def evaluate(self) -> Evaluation:
-        self._require_episode()
-        unmatched = list(self._succeeded)
-        matched = 0
-        for required in self._required:
-            call = {"name": required["name"], "arguments": required["arguments"]}
-            if call in unmatched:
-                unmatched.remove(call)
-                matched += 1
-        success = bool(self._required) and matched == len(self._required)
-        return Evaluation(
-            float(success), success, {"progress": matched / max(len(self._required), 1)}
-        )
 
     def profile(self) -> dict[str, Any]:
         """Return a profile with the server as its only entity and the tools as operations."""
@@ -175,10 +123,12 @@ class McpWorld(World):
                     return entry[1]
         return None
 
-    def _require_episode(self) -> _Session:
-        if self._task is None or self._session is None:
-            raise RuntimeError("no episode: reset the world first")
-        return self._session
+    def _open(self, task: Task, seed: int) -> list[Tool]:
+        return self._connect().tools
+
+    def _call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+        assert self._session, "no episode: reset the world first"
+        return self._session.call(name, arguments)
 
 
 @dataclass(frozen=True)

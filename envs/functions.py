@@ -1,0 +1,320 @@
+"""A Python module of plain typed functions as a world: each function is a tool, and the module's
+globals are the state.
+
+    python -m envs.check functions --kwargs '{"module": "my_module"}'
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+import importlib
+import inspect
+import json
+import random
+import re
+import threading
+import types
+import typing
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Literal
+
+from envs import profile
+from envs.toolworld import SYSTEM, ToolWorld
+from envs.values import json_value
+from envs.world import Task, Tool
+
+TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+WIDER: dict[Any, tuple[type, ...]] = {float: (int,)}  # what else an annotation takes
+STATE = "__evolver_state__"  # the global of a module that holds its state after the import
+QUERY = "Find out what can be done with the tools."
+_SECTION = re.compile(r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?):?\s*$")
+_PARAMETER = re.compile(r"^\s*(?::param\s+)?(\w+)\s*(?:\([^)]*\))?\s*:\s+(\S.*)$")
+_locks: dict[str, threading.RLock] = {}
+
+
+class Functions(ToolWorld):
+    """The public functions of a module as tools. A turn without a call ends the episode.
+
+    A tool's schema comes from the annotations (str, int, float, bool, None, list, dict, Literal,
+    Enum, unions of these) and defaults, its description from the docstring. Arguments that do not
+    fit are errors, and so is an exception, whose message the agent reads. The state is every global
+    of the module that is data and can be copied: an episode begins with a copy of what was there
+    after the import, passed through the function `reset` if the module has one; `reset` may take a
+    seed. The generator of the module `random` is a part of the state. Worlds in one process share
+    the module and not its state; what functions keep elsewhere (files, other modules, caches) is
+    not reset.
+
+    module: its name, as in an import. n_train: starts of the split "train", which differ if `reset`
+    takes a seed; without that there is one. max_calls: calls allowed in one turn.
+
+    The world has no tasks but those starts; verifiers are as in ToolWorld.
+    """
+
+    name = "functions"
+
+    def __init__(self, module: str, *, system: str = SYSTEM, n_train: int = 64, max_calls: int = 8):
+        """Raises ValueError for a module without functions, or for one whose schema is unclear."""
+        super().__init__(system, max_calls)
+        self._module = importlib.import_module(module)
+        self._lock = _locks.setdefault(module, threading.RLock())
+        found = vars(self._module)
+        if STATE not in found:  # kept in the module: the next world begins with the same
+            found[STATE] = _copied(found)
+        public = getattr(self._module, "__all__", [n for n in found if not n.startswith("_")])
+        self._functions = {
+            name: found[name]
+            for name in public
+            if inspect.isfunction(found.get(name)) and found[name].__module__ == module
+        }
+        reset = self._functions.pop("reset", None)
+        self._reset = reset
+        self._seeded = reset is not None and bool(inspect.signature(reset).parameters)
+        if not self._functions:
+            raise ValueError(f"the module {module} has no public functions")
+        self._tools = [_tool(function) for function in self._functions.values()]
+        self._hints = {name: typing.get_type_hints(f) for name, f in self._functions.items()}
+        self._starts = n_train if self._seeded else 1
+        self._state: dict[str, Any] = {}
+
+    def tasks(self, split: str) -> list[Task]:
+        if split not in ("train", "dev", "test"):
+            raise ValueError(
+                f"functions has no split {split!r}; it has train, and dev, test, empty"
+            )
+        starts = range(self._starts if split == "train" else 0)
+        where = f"functions/{self._module.__name__}"
+        return [Task(f"{where}/{i:04d}", self.name, QUERY, seed=i) for i in starts]
+
+    def profile(self) -> dict[str, Any]:
+        """Return a profile with the module as its only entity and the functions as operations."""
+        functions = [tool["function"] for tool in self._tools]
+        entity = profile.entity(self._module.__name__, functions)
+        preference = {**profile.PREFERENCE, "num_entities": 1}
+        return {"name": self.name, "entities": [entity], "task_preference": preference}
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the calls that were made: the state itself may not be JSON."""
+        task = self._require_episode().to_dict()
+        return {"task": task, "seed": self._seed, "made": list(self._made), "over": self._over}
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        self.reset(Task.from_dict(snapshot["task"]), snapshot["seed"])
+        for name, arguments in snapshot["made"]:
+            if self._call(name, arguments)[1]:
+                self._succeeded.append({"name": name, "arguments": arguments})
+        self._over = snapshot["over"]
+
+    def _open(self, task: Task, seed: int) -> list[Tool]:
+        self._seed, start = seed, zlib.crc32(f"{task.seed} {seed}".encode())
+        self._made: list[tuple[str, dict[str, Any]]] = []
+        self._state = copy.deepcopy(vars(self._module)[STATE])
+        self._random = random.Random(start).getstate()
+        if self._reset is not None:
+            with self._playing():
+                self._reset(*[start] if self._seeded else [])
+        return copy.deepcopy(self._tools)
+
+    def _call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+        if name not in self._functions:
+            return (
+                f"error: there is no tool {name!r}; there are {', '.join(self._functions)}",
+                False,
+            )
+        self._made.append((name, copy.deepcopy(arguments)))
+        function = self._functions[name]
+        try:
+            values = _fitting(function, self._hints[name], arguments)
+            with self._playing():
+                text = _text(function(**values))
+        except (Exception, SystemExit) as error:
+            return f"error: {str(error) or type(error).__name__}", False
+        return text, not text.lower().startswith("error")
+
+    @contextmanager
+    def _playing(self) -> Iterator[None]:
+        """Put the state of this world into the module, and take it out again."""
+        module = vars(self._module)
+        with self._lock:
+            others, numbers = _state_of(module), random.getstate()
+            fixed = {name: value for name, value in others.items() if name not in self._state}
+            _exchange(module, others, fixed | self._state)
+            random.setstate(self._random)
+            try:
+                yield
+            finally:
+                self._state, self._random = _state_of(module), random.getstate()
+                _exchange(module, self._state, others)
+                random.setstate(numbers)
+
+
+def _exchange(module: dict[str, Any], old: dict[str, Any], new: dict[str, Any]) -> None:
+    for name in old:
+        del module[name]
+    module.update(new)
+
+
+def _state_of(module: dict[str, Any]) -> dict[str, Any]:
+    """Return the globals of a module that are data."""
+    return {name: value for name, value in module.items() if _is_state(name, value)}
+
+
+def _is_state(name: str, value: Any) -> bool:
+    if name.startswith("__") or callable(value) or isinstance(value, types.ModuleType):
+        return False
+    return type(value).__module__ not in ("typing", "__future__")
+
+
+def _copied(module: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of the state of a module, without what cannot be copied, such as a lock."""
+    state = {}
+    for name, value in _state_of(module).items():
+        with suppress(Exception):  # of whatever class the value is
+            copy.deepcopy(value)
+            state[name] = value
+    return copy.deepcopy(state)  # at once, so that globals which share a list go on to do so
+
+
+def _tool(function: Callable[..., Any]) -> Tool:
+    """Return the schema of a function. Raises ValueError for a parameter that no schema fits."""
+    name, hints = function.__name__, typing.get_type_hints(function)
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise ValueError(f"{name} is a coroutine or a generator, not a plain function")
+    description, described = _documented(inspect.getdoc(function) or "")
+    properties, required = {}, []
+    for parameter in inspect.signature(function).parameters.values():
+        where = f"the parameter {parameter.name} of {name}"
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ValueError(f"{where} cannot be given by its name")
+        schema = _schema(hints.get(parameter.name, Any), where)
+        if parameter.name in described:
+            schema["description"] = described[parameter.name]
+        if parameter.default is parameter.empty:
+            required.append(parameter.name)
+        else:
+            schema["default"] = _plain(parameter.default)
+        properties[parameter.name] = schema
+    parameters = {"type": "object", "properties": properties, "required": required}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
+
+
+def _schema(kind: Any, where: str) -> dict[str, Any]:
+    """Return the JSON Schema of an annotation."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return {}
+    if kind in TYPES:
+        return {"type": TYPES[kind]}
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return {"enum": [_plain(member) for member in kind]}
+    if origin is Literal:
+        return {"enum": [_plain(choice) for choice in inner]}
+    if origin in (typing.Union, types.UnionType):
+        return {"anyOf": [_schema(part, where) for part in inner]}
+    if (origin or kind) is list:
+        return {"type": "array", **({"items": _schema(inner[0], where)} if inner else {})}
+    if (origin or kind) is dict:
+        return {
+            "type": "object",
+            **({"additionalProperties": _schema(inner[1], where)} if inner else {}),
+        }
+    raise ValueError(
+        f"{where} has the type {kind}; it may have str, int, float, bool, list, dict, Literal, Enum"
+        " and unions of these"
+    )
+
+
+def _documented(text: str) -> tuple[str, dict[str, str]]:
+    """Return what a docstring says of the function, and of each parameter (`name: text` in the
+    section "Args:", or `:param name: text`)."""
+    told, described, section = [], {}, ""
+    for line in text.splitlines():
+        heading, parameter = _SECTION.match(line), _PARAMETER.match(line)
+        if heading:
+            section = heading[1]
+        elif parameter and (section[:3] in ("Arg", "Par") or ":param" in line):
+            described[parameter[1]] = parameter[2].strip()
+        elif not section and not line.startswith(":"):
+            told.append(line)
+    return " ".join(" ".join(told).split()), described
+
+
+def _fitting(
+    function: Callable[..., Any], hints: dict[str, Any], arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments as the function takes them. Raises ValueError, for the agent, if they do
+    not fit."""
+    parameters = inspect.signature(function).parameters
+    unknown = [name for name in arguments if name not in parameters]
+    needed = [name for name, p in parameters.items() if p.default is p.empty]
+    missing = [name for name in needed if name not in arguments]
+    if unknown or missing:
+        takes = ", ".join(parameters) or "no arguments"
+        what = [f"it has no {name!r}" for name in unknown] + [
+            f"{name} is missing" for name in missing
+        ]
+        raise ValueError(f"{function.__name__} takes {takes}: {'; '.join(what)}")
+    return {name: _taken(value, hints.get(name, Any), name) for name, value in arguments.items()}
+
+
+def _taken(value: Any, kind: Any, name: str) -> Any:
+    """Return a JSON value as its annotation takes it. Raises ValueError if it does not fit."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        for part in inner:
+            try:
+                return _taken(value, part, name)
+            except ValueError:
+                continue
+    elif kind is Any or (kind in TYPES and type(value) in (kind, *WIDER.get(kind, ()))):
+        return value
+    elif origin is Literal:
+        if any(_same(_plain(choice), value) for choice in inner):
+            return value
+    elif isinstance(kind, type) and issubclass(kind, enum.Enum):
+        for member in kind:
+            if _same(_plain(member), value):
+                return member
+    elif (origin or kind) is list and isinstance(value, list):
+        return [_taken(item, inner[0] if inner else Any, f"an item of {name}") for item in value]
+    elif (origin or kind) is dict and isinstance(value, dict):
+        part = inner[1] if inner else Any
+        return {key: _taken(item, part, f"{name}.{key}") for key, item in value.items()}
+    wanted = json.dumps(_schema(kind, name), ensure_ascii=False)
+    shown = json.dumps(value, ensure_ascii=False)
+    raise ValueError(f"{name} is {shown[:100]}, which does not fit {wanted}")
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a == b and isinstance(a, bool) == isinstance(b, bool)
+
+
+def _text(result: Any) -> str:
+    """Return what a function returned, as text: a text as it is, else JSON where that can be."""
+    if isinstance(result, str):
+        return result or "(no output)"
+    return "done" if result is None else json.dumps(_plain(result), ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """Return data as JSON values, and what is no data as its text."""
+    if isinstance(value, enum.Enum):
+        return _plain(value.value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(_plain(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted((_plain(item) for item in value), key=str)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    try:
+        return json_value(value)
+    except ValueError:
+        return str(value)

@@ -1,0 +1,230 @@
+"""A module of plain functions as a world."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from envs import conformance, make
+from envs.functions import Functions
+from envs.toolcalls import call_text
+from envs.world import Task
+
+DOCUMENT = Path(__file__).parents[2] / "docs/environments.md"
+MODULE = '''
+import enum, dataclasses, random, threading
+from random import randint
+from typing import Any, Literal, Optional
+
+class Size(enum.Enum):
+    SMALL = "s"
+    LARGE = "l"
+
+@dataclasses.dataclass
+class Box:
+    size: Size
+    items: list
+
+lock = threading.Lock()
+boxes = {}
+same = boxes
+draws: list[int] = []
+_count = 0
+
+def reset(seed: int) -> None:
+    boxes["start"] = Box(Size.SMALL, [seed % 7])
+
+def pack(name: str, size: Size = Size.LARGE, items: list[int | str] | None = None) -> Box:
+    """Pack a box
+    with items.
+
+    Args:
+        name: what is written on it
+        items (list): what is in it
+
+    Returns:
+        the box: packed
+    """
+    global _count
+    _count += 1
+    same[name] = Box(size, items or [])
+    return boxes[name]
+
+def count(unit: Literal["boxes", 12] = "boxes", scale: float = 1.0) -> float:
+    return _count * scale
+
+def draw() -> int:
+    with lock:
+        draws.append(random.randint(0, 10**9))
+    return draws[-1]
+
+def anything(value: Any, *, deep: Optional[dict[str, bool]] = None) -> Any:
+    """:param value: of any kind"""
+    return value
+
+def breaks(how: str) -> str:
+    if how == "exit":
+        raise SystemExit
+    if how == "say":
+        return "Error: no"
+    raise KeyError(how)
+
+def _private():
+    pass
+'''
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """A function that writes a module which can be imported, and returns its name."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = []
+
+    def write(code, name=""):
+        name = name or f"module_{tmp_path.name}"
+        (tmp_path / f"{name}.py").write_text(code)
+        names.append(name)
+        return name
+
+    yield write
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def module(written):
+    return written(MODULE)
+
+
+@pytest.fixture
+def pantry(written):
+    found = re.search(r"```python\n(# pantry.py\n.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert found.group(1).count("\n") < 30
+    return written(found.group(1), "pantry")
+
+
+def say(world, tool, **arguments):
+    result = world.step(call_text(tool, arguments))
+    assert result.info["errors"] == (not result.info["calls"][0]["ok"])
+    return result.messages[0]["content"]
+
+
+def started(name, start=0, seed=0):
+    world = Functions(name)
+    world.reset(world.tasks("train")[start], seed)
+    return world
+
+
+def test_the_documented_module_is_a_correct_world(pantry):
+    assert conformance.run(lambda: make("functions", module=pantry))[1] == []
+    world = started(pantry)
+    assert say(world, "take", good="rice") == "error: the pantry is locked"
+    assert say(world, "unlock", code=4711) == "open"
+    assert say(world, "take", good="rice", amount=2) == "3"
+    assert json.loads(say(world, "look")) == {"flour": 2, "rice": 3, "salt": 0}
+    assert "does not fit" in say(world, "take", good="sugar")
+    assert len(world.tasks("train")) == 1 and world.tasks("dev") == []
+    verifier = {"calls": [{"name": "unlock", "arguments": {"code": 4711}}]}
+    world.reset(Task("t", "functions", "Open it.", verifier=verifier))
+    say(world, "unlock", code=4711)
+    assert world.step("It is open.").reward == 1.0 and world.evaluate().success
+
+
+def test_a_module_with_a_reset_is_a_correct_world_with_many_starts(module):
+    assert conformance.run(lambda: Functions(module))[1] == []
+    assert len({say(started(module, i), "pack", name=str(i)) for i in range(3)}) == 1
+    assert len(Functions(module, n_train=5).tasks("train")) == 5
+
+
+def test_schemas_come_from_signatures_and_docstrings(module):
+    world = Functions(module)
+    tools = world.reset(world.tasks("train")[0]).tools
+    found = {tool["function"]["name"]: tool["function"] for tool in tools}
+    assert list(found) == ["pack", "count", "draw", "anything", "breaks"]
+    pack = found["pack"]
+    assert pack["description"] == "Pack a box with items."
+    assert pack["parameters"]["required"] == ["name"]
+    assert pack["parameters"]["properties"] == {
+        "name": {"type": "string", "description": "what is written on it"},
+        "size": {"enum": ["s", "l"], "default": "l"},
+        "items": {
+            "anyOf": [
+                {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "string"}]}},
+                {"type": "null"},
+            ],
+            "default": None,
+            "description": "what is in it",
+        },
+    }
+    assert found["count"]["parameters"]["properties"]["unit"]["enum"] == ["boxes", 12]
+    value = found["anything"]["parameters"]["properties"]["value"]
+    assert value == {"description": "of any kind"}
+
+
+@pytest.mark.parametrize(
+    "tool, arguments, said",
+    [
+        ("pack", {"name": "a", "size": "s", "items": [1, "x"]}, '{"size": "s", "items": [1, "x"]}'),
+        ("pack", {}, "name is missing"),
+        ("pack", {"name": "a", "colour": "red"}, "it has no 'colour'"),
+        ("pack", {"name": 3}, "name is 3, which does not fit"),
+        ("pack", {"name": "a", "size": "SMALL"}, "does not fit"),
+        ("pack", {"name": "a", "items": [1, None]}, "does not fit"),
+        ("pack", {"name": "a", "items": [True]}, "does not fit"),
+        ("count", {"scale": 2}, "0"),
+        ("count", {"scale": True}, "does not fit"),
+        ("count", {"unit": 12}, "0"),
+        ("count", {"unit": "12"}, "does not fit"),
+        ("anything", {"value": {"a": [1.5, None]}}, '{"a": [1.5, null]}'),
+        ("anything", {"value": None}, "done"),
+        ("anything", {"value": 1, "deep": {"x": 1}}, "does not fit"),
+        ("breaks", {"how": "exit"}, "error: SystemExit"),
+        ("breaks", {"how": "key"}, "error: 'key'"),
+        ("breaks", {"how": "say"}, "Error: no"),
+        ("_private", {}, "there is no tool"),
+        ("reset", {"seed": 1}, "there is no tool"),
+    ],
+)
+def test_calls_are_checked_and_exceptions_are_read(module, tool, arguments, said):
+    assert said in say(started(module), tool, **arguments)
+
+
+def test_worlds_share_a_module_and_no_state(module):
+    one, other = started(module), started(module, 1)
+    say(one, "pack", name="mine")
+    assert say(other, "count") == "0.0" and say(one, "count") == "1.0"
+    drawn = [say(one, "draw"), say(other, "draw"), say(one, "draw")]
+    again = started(module)
+    assert [say(again, "draw"), say(again, "draw")] == [drawn[0], drawn[2]]
+    assert len(set(drawn)) == 3 and say(started(module, 0, seed=1), "draw") != drawn[0]
+    assert sys.modules[module].boxes == {} and sys.modules[module]._count == 0
+    say(again, "pack", name="mine")
+    again.reset(again.tasks("train")[0])
+    assert say(again, "count") == "0.0"
+
+
+def test_a_snapshot_goes_on_elsewhere(module):
+    world = started(module)
+    say(world, "pack", name="a")
+    say(world, "draw")
+    snapshot = json.loads(json.dumps(world.snapshot()))
+    other = Functions(module)
+    other.restore(snapshot)
+    assert say(other, "draw") == say(world, "draw") and say(other, "count") == "1.0"
+
+
+@pytest.mark.parametrize(
+    "code, said",
+    [
+        ("x = 1", "no public functions"),
+        ("def f(x: tuple): pass", "the parameter x of f has the type"),
+        ("def f(*x): pass", "cannot be given by its name"),
+        ("def f(x, /): pass", "cannot be given by its name"),
+        ("async def f(): pass", "a coroutine or a generator"),
+    ],
+)
+def test_a_module_that_is_unclear_is_refused(written, code, said):
+    with pytest.raises(ValueError, match=said):
+        Functions(written(code))
