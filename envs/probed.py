@@ -5,12 +5,14 @@ The verifier of such a task consists of JSON values:
 
     {"start": the verifier that the world itself needs for `reset`,
      "probes": [{"tool", "action", "before": features, "after": features}   what has to change
-                {"tool", "action", "digest": text}                          what has to stay the
-                same {"tool", "action"}],                                        what the next ones
-                need
+                {"tool", "action", "digest": text}                          what has to stay
+                {"tool", "action"}],                                        what the next ones need
      "ids": [kinds of values that are ids], "known": [ids that exist at the start],
      "mask": [kinds of values that vary by themselves], "code": True if actions are code,
      "answer": {"value": text, "others": [values that it could be mistaken for]} or None}
+
+A probe of what has to change may have `"free": features`: those that do not count, because what has
+to be done before changes them.
 
 Probes are calls that change nothing that another probe shows. They run in order after the actions
 of the episode, so that the first ones may look up what the later ones need. `Probed` runs them in a
@@ -229,7 +231,8 @@ def judge(
     names = new_ids(readings, ids, set(verifier["known"]))
     wanted = wrong = damage = 0
     for probe, reading in zip(verifier["probes"], readings, strict=True):
-        now = features(reading, ids, names, verifier["mask"])
+        free = probe.get("free", ())
+        now = [f for f in features(reading, ids, names, verifier["mask"]) if f not in free]
         if "after" not in probe:
             damage += "digest" in probe and digest(now) != probe["digest"]
             continue

@@ -227,6 +227,10 @@ class Workdir:
         lines = [json.dumps(task.to_dict(), ensure_ascii=False) + "\n" for task in tasks]
         self._write("tasks.jsonl", "".join(lines))
 
+    def log_card(self, text: str) -> None:
+        """Write `tasks.md`, which describes the invented tasks."""
+        self._write("tasks.md", text)
+
     def rewind(self, step: int, *, finished: bool = True) -> None:
         """Delete what was written after `step`, because those steps are played again. Unless
         `finished`, the line and the evaluation of `step` itself will be written again, too."""

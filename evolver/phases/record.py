@@ -209,6 +209,8 @@ class Recorder:
         if run.navigating is not None and hosts.first():
             run.navigating.pool.save(run.workdir / "experience")
         synthetic = run.tasks.pool.tasks.values() if run.tasks.pool else ()
+        if run.tasks.pool:
+            run.workdir.log_card(run.tasks.pool.card())
         run.workdir.log_tasks([*run.tasks.originals, *synthetic])
         state = learner.trained(run.learner.state)
         self.checkpoints.save(run.step, state, self.manifest, metric=metric, replace=replace)

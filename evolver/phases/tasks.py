@@ -144,6 +144,14 @@ def invent(run: Run, pool: TaskPool, explorer: Explorer, step: int) -> None:
             pool.load_state(before)
         raise
     new = [id for id in pool.tasks if id not in known]
+    poor = [pool.tasks[id].query for id in new if pool.tasks[id].meta.get("undescribed")]
+    if c.questioning.words.name == "plain" and 2 * len(poor) > len(new):
+        run.progress.once(
+            "words",
+            f"{len(poor)} of {len(new)} invented tasks are poorly worded ({poor[0]!r}), because the"
+            " tools have no description in words, or a very long one. Describe the tools, or let a"
+            " language model word the tasks: config.questioning.words.name=model",
+        )
     if run.tasks.words is not None and new:
         with closing(run.make_world()) as world:
             tools = tool_list(tools_of(world, pool.seeds[:8]), c.llm.shown)

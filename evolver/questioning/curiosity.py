@@ -3,6 +3,7 @@ from their effects."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -15,14 +16,13 @@ from evolver.questioning.goals import Goal, Writer, goals_of
 from evolver.questioning.kinds import start_state
 from evolver.questioning.pool import TaskPool
 from evolver.questioning.start_state import StartState
-from evolver.questioning.tasks import Rejected, check_probe, probe_of
+from evolver.questioning.tasks import GUESSABLE, Rejected, check_probe, probe_of
 from evolver.questioning.values import SeenValues
 from evolver.questioning.walks import Call, Walker
 from rl.bounds import Count, CountOrZero
 
 _PATIENCE = 512  # visits of worlds by which something has to be found
 _PROPOSALS = 3  # goals that are written per task that a walk may give
-_EVEN_SHARE, _EVEN_START = 1.2, 2  # of the pool's tasks, that a difficulty may have: factor, tasks
 _HALF = 0.5  # rate of success up to which a difficulty counts once
 _SURPLUS = 6.0  # how much more a difficulty counts for each success beyond
 
@@ -62,6 +62,7 @@ class Curiosity:
         self._tried: Counter[str] = Counter()  # goals by name
         # start -> what its world showed: fields of SeenValues, and StartState.state()
         self._starts: dict[str, Json] = {}
+        self._tools: dict[str, str] = {}  # start -> names of its operations
         self._rehearsed = False
         self._slow = False  # some world was
 
@@ -72,11 +73,13 @@ class Curiosity:
         nothing to make a task of, others follow, within bounds, until they do: where every tool
         wants an id, the first is a lucky guess.
 
-        Each pass takes at most an even share of the budget from each world, so that the tasks come
-        from as many worlds as possible. Worlds that offer little give fewer.
+        Each pass takes at most an even share of the budget from each start, so that the tasks come
+        from as many starts as possible. Starts that offer little give fewer. But for the last pass,
+        starts with the same tools also get no more than their even share, so that in a mixture of
+        worlds the easiest one does not give all tasks.
         """
         check_probe(world, seeds[0])
-        self._rehearse(world, seeds, rng)
+        self._rehearse(world, rng.sample(seeds, len(seeds)), rng)
         statistics = _PoolStatistics(self.pool, self.least, self.most)
         share, size = -(-budget // len(seeds)), len(self.pool.tasks)
         left, passes, found = self.rounds, 0, False
@@ -84,9 +87,11 @@ class Curiosity:
             found = bool(self._tried) or self._slow
             for task in self._order(seeds, rng):
                 end = min(len(self.pool.tasks) + share, size + budget)
+                if left > 1 and self._is_served(task, budget, size):
+                    continue
                 for start, walk in self._walks(world, task, rng):
                     most = min(self.per_walk, end - len(self.pool.tasks))
-                    yield from self._tasks(start, walk, rng, most, statistics, even=left > 1)
+                    yield from self._tasks(start, walk, rng, most, statistics)
                     if len(self.pool.tasks) >= end:
                         break
             passes += 1
@@ -107,6 +112,14 @@ class Curiosity:
                 break
         self._rehearsed = True
 
+    def _is_served(self, task: Task, budget: int, size: int) -> bool:
+        """Return True if the starts with the same tools as `task` have an even share of the tasks
+        since the pool had `size`. Tools are known of starts that were visited."""
+        tools = self._tools.get(task.id)
+        new = itertools.islice(self.pool.tasks.values(), size, None)
+        given = sum(self._tools.get(other.meta.get("source", "")) == tools for other in new)
+        return tools is not None and given >= budget / len(set(self._tools.values()))
+
     def _walks(
         self, world: World, task: Task, rng: random.Random
     ) -> Iterator[tuple[StartState, list[Event]]]:
@@ -118,6 +131,7 @@ class Curiosity:
             seen.values[kind] = dict.fromkeys(values)
         start = start_state(probe_of(task), world, self.walker.stats, rng, seen)
         start.load_state(kept.get("state", {}))
+        self._tools[task.id] = " ".join(start.operations)
         first = self._beginning(start, task, rng)
         for walk in self.walker.walks(world, start.task, rng, seen, first, start.operations):
             start.learn_roles(walk)
@@ -164,36 +178,29 @@ class Curiosity:
         rng: random.Random,
         most: int,
         statistics: _PoolStatistics,
-        *,
-        even: bool,
     ) -> Iterator[Task]:
         """Yield tasks of a walk until `most` are kept, first those of the rarest difficulty, then
-        of the rarest name.
-
-        even: stop before a difficulty gets much more than its even share of the pool.
-        """
+        of the rarest name."""
 
         def commonness(goal: Goal) -> tuple[float, int]:
             return statistics.as_difficult_as(goal.name), self._tried[goal.name]
 
         goals = goals_of(walk, start, most=self.goals)
         writer = Writer(start, least=self.least, most=self.most)
-        kept = 0
-        for _ in range(_PROPOSALS * most):
-            if not goals or kept >= most:
-                break
+        kept = tried = 0
+        while goals and kept < most and tried < _PROPOSALS * most:
             rng.shuffle(goals)
             goal = min(goals, key=commonness)
             goals.remove(goal)
-            share = _EVEN_SHARE * len(self.pool.tasks) / (self.most - self.least + 1)
-            if even and commonness(goal)[0] > share + _EVEN_START:
-                break
             self._tried[goal.name] += 1
             try:
-                task = writer.write(goal, rng, common=statistics.tools)
+                guesses = self.pool.guesses(goal.name)
+                task = writer.write(goal, rng, common=statistics.tools, guesses=guesses)
             except Rejected as reason:
                 self.pool.reject(str(reason))
+                tried += str(reason) != GUESSABLE  # which was known without a call
                 continue
+            tried += 1
             yield task
             if self.pool.tasks.get(task.id) is task:
                 statistics.add(task)
@@ -206,6 +213,7 @@ class Curiosity:
             "beside": {value: sorted(others) for value, others in self.walker.beside.items()},
             "tried": dict(self._tried),
             "starts": self._starts,
+            "tools": self._tools,
             "rehearsed": self._rehearsed,
             "slow": self._slow,
         }
@@ -215,6 +223,7 @@ class Curiosity:
         self.walker.stats.load_state(state["stats"])
         self.walker.beside = {value: set(others) for value, others in state["beside"].items()}
         self._tried, self._starts = Counter(state["tried"]), dict(state["starts"])
+        self._tools = dict(state["tools"])
         self._rehearsed, self._slow = state["rehearsed"], state["slow"]
 
 

@@ -8,17 +8,21 @@ A goal is one or two changes of a walk, a question about one answer, or both. It
 - without any one of these calls the solution fails, and so does the same solution for another value
   of the same type;
 - the query names what the verifier demands, by values that the agent can know (`envs.wording`).
+
+Calls without which a later one is refused are *prerequisites*. The query never asks for them, even
+if they change something themselves, and the verifier accepts what they change: an agent has to find
+out that they are needed.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from envs.probed import digest, features, judge, new_ids
+from envs.probed import Feature, answered, digest, features, judge, new_ids
 from envs.world import Task
 from evolver.questioning.calls import Event, Events, Json, Key
 from evolver.questioning.claims import unnamed_value
@@ -26,12 +30,13 @@ from evolver.questioning.phrasing import Option, Phrasing, hidden_ids
 from evolver.questioning.start_state import Readings, StartState, is_token, with_needs
 from evolver.questioning.tasks import Rejected, source_of, synthetic_task
 from evolver.questioning.values import NEW_TEXTS, typed
-from evolver.replaying import opening_words
+from evolver.replaying import leaves, opening_words
 from evolver.transcripts import words
 
 _TYPES = {str: "string", int: "integer", float: "number"}
 _FITTING = 0.3  # of the calls with values of a kind have worked, so that it is the argument's type
 _OTHERS = 40  # values that an answer could be mistaken for
+_OFTEN = 6  # times that two words were shown in one place, so that no third one is to be expected
 
 
 @dataclass
@@ -126,15 +131,23 @@ class Writer:
         rng: random.Random,
         *,
         common: Mapping[str, int],
+        guesses: Collection[str] = (),
         query: str = "",
         answer: str = "",
     ) -> Task:
         """Return the task of a goal. Raises Rejected, with the reason, if there is none.
 
         common: {operation: times used so far}. Among several ways to a goal, the one with the rarer
-        ones is kept. query, answer: those of a language model, "" = worded here. The query has to
-        name what the verifier demands.
+        ones is kept. guesses: answers that must not be right. query, answer: those of a language
+        model, "" = worded here. The query has to name what the verifier demands.
         """
+
+        def fits(option: Option) -> bool:
+            return bool(goal.targets) or not self._guessable(option, guesses)
+
+        worded, option = not query, None
+        if worded and goal.asked is not None:
+            self.phrasing.question(goal.events[goal.asked], "", rng, fits)
         kept = self._minimise(goal, rng, common)
         if not self.least <= len(kept) <= self.most:
             raise Rejected("length")
@@ -142,13 +155,12 @@ class Writer:
         if events is None or not self._informed(events, goal.events):
             raise Rejected("not repeatable")
         solution = goal.reached_by(kept, events)
-        worded, option = not query, None
         if worded:
-            query, option = self.phrasing.query(solution, rng)
+            query, option = self.phrasing.query(solution, rng, fits)
         elif solution.asked is not None:
             shown = events[solution.asked].cells
             option = Option("", answer, [c for c in shown if words(c.value) == words(answer)])
-        verifier = self._verifier(events, self.start.read(episode), option)
+        verifier = self._verifier(solution, self.start.read(episode), option)
         changed = [probe for probe in verifier["probes"] if "after" in probe]
         if solution.targets and not changed:  # an answer alone would not show the change
             raise Rejected("nothing to check")
@@ -156,15 +168,18 @@ class Writer:
         if not worded and unnamed_value(query, events, opening, _demanded(changed)):
             raise Rejected("not named in the query")
         closing = option.value if option else None
+        needed, sibling = self._check(solution, verifier, closing, rng)
         meta = {
             **self.start.task.meta,
             "source": source_of(self.start.task),
             "template": goal.name,
-            "sibling": self._check(solution, verifier, closing, rng),
+            "prerequisites": needed,
+            "sibling": sibling,
         }
         if worded:  # what other words for it have to name and to leave out
             meta["named"] = self.phrasing.named(solution)
             meta["hidden"] = sorted(hidden_ids(events, self.ids))
+            meta["undescribed"] = self.phrasing.undescribed(solution)
         return synthetic_task(
             self.start.task,
             query,
@@ -178,28 +193,33 @@ class Writer:
     # --- the solution -----------------------------------------------------------------------------
 
     def _minimise(self, goal: Goal, rng: random.Random, common: Mapping[str, int]) -> list[int]:
-        """Return the fewest calls that still make the goal's changes and show its answer."""
+        """Return the fewest calls that still make the goal's changes and show its answer. Other
+        changes are among them only if a call of the goal is refused without them."""
         events, needed = goal.events, set(goal.needed)
-        kept = [n for n in range(max(needed) + 1) if n in needed or not events[n].changes]
+        whole = list(range(max(needed) + 1))
+        alone = [n for n in whole if n in needed or not events[n].changes]
 
-        def holds(trial: list[int]) -> bool:
+        def holds(trial: Sequence[int]) -> bool:
             calls = [events[n] for n in trial]
-            if not self._informed(calls, events):
+            others = [n for n in trial if events[n].changes and n not in needed]
+            if not self._informed(calls, events) or not self._found_out(goal, trial, others):
                 return False
             _, played = self.start.play(calls)
             if played is None or goal.asked is None:
                 return played is not None
             return played[trial.index(goal.asked)].result == events[goal.asked].result
 
-        sliced = _slice(events, kept, needed)
-        shorter, code = len(sliced) < len(kept), self.start.code
-        fits = code and shorter and holds(sliced)  # tried first, where episodes take long
-        if not fits and not holds(kept):
+        kept = next(filter(holds, (_slice(events, alone, needed), alone)), whole)
+        if kept is whole and not (self._is_refused(events, alone) and holds(whole)):
             raise Rejected("not separable")
-        if fits or (not code and shorter and holds(sliced)):
-            kept = sliced
         rank = {n: (common.get(events[n].name, 0), rng.random()) for n in kept}
         return minimise(kept, needed, holds, key=rank.__getitem__)
+
+    def _is_refused(self, events: Events, kept: Sequence[int]) -> bool:
+        """Return True if one of the calls `kept`, which need no other to be informed, is refused
+        without the others."""
+        calls = [events[n] for n in kept]
+        return self._informed(calls, events) and self.start.play(calls)[1] is None
 
     def _informed(self, events: Events, whole: Events) -> bool:
         """Return True if `events` show each id before they use it, where the whole walk did."""
@@ -207,42 +227,90 @@ class Writer:
         used = itertools.chain.from_iterable(event.values for event in events)
         return all(value in found for value in used if value in wanted)
 
+    def _found_out(self, goal: Goal, kept: Sequence[int], others: Sequence[int]) -> bool:
+        """Return True if an agent can know the arguments of changes that the query does not name:
+        the goal has them, a call has shown them, or the schema lists them."""
+        named = set(itertools.chain.from_iterable(goal.events[n].values for n in goal.needed))
+        for n in others:
+            operation = self.start.operations[goal.events[n].name]
+            before = [goal.events[m] for m in kept if m < n]
+            for name, value in goal.events[n].arguments.items():
+                listed = value in operation.properties.get(name, {}).get("enum", ())
+                texts = {str(leaf) for leaf in leaves(value)} - named
+                if not listed and not all(any(e.shows([t]) for e in before) for t in texts):
+                    return False
+        return True
+
     # --- the verifier -----------------------------------------------------------------------------
 
-    def _verifier(self, events: Events, readings: Readings, option: Option | None) -> Json:
-        """Return the verifier of the state after `events`, which `readings` show, and of the
-        answer."""
-        start, mask = self.start, set(self.start.stats.varies)
-        known = start.known_ids()
+    def _verifier(self, goal: Goal, readings: Readings, option: Option | None) -> Json:
+        """Return the verifier of the state after the calls of `goal`, which `readings` show, and of
+        the answer. What the calls before those of the query change does not count."""
+        start, events, ids = self.start, goal.events, self.ids
+        mask, known = set(start.stats.varies), start.known_ids()
         for event in events:
             known.update(value for value in event.values if not _is_new(value, events))
-        goal = start.effect(readings, known)
-        for n in goal:
+
+        def shown(readings: Readings, chosen: Sequence[int]) -> list[list[Feature]]:
+            names = new_ids([readings[n] for n in chosen], ids, known)
+            return [features(readings[n], ids, names, mask) for n in chosen]
+
+        every = range(len(start.battery))
+        before, after = shown(start.initial, every), shown(readings, every)
+        aside = shown(self._aside(goal), every)
+        free = [_difference(*pair) for pair in zip(before, aside)]
+        wanted, watched = [], []
+        for n in every:
+            if _without(after[n], free[n]) != _without(before[n], free[n]):
+                wanted.append(n)
+            elif after[n] == before[n] == aside[n]:
+                watched.append(n)
+        for n in wanted:
             start.stats.roles[start.battery[n].event.name].changes_shown += 1
-        chosen = self._framed(goal)
-        names = new_ids([readings[n] for n in chosen], self.ids, known)
-        expected = {}
-        for n in chosen:
-            now = features(readings[n], self.ids, names, mask)
-            before = features(start.initial[n], self.ids, {}, mask)
-            changed = {"before": before, "after": now}
-            expected[start.battery[n].event.key] = (
-                {"digest": digest(now)} if now == before else changed
-            )
+        watched.sort(key=lambda n: start.dullness(start.battery[n].event.name))
+        chosen = sorted([*wanted, *watched[: start.frame]])
+        expected: dict[Key, Json] = {}
+        for n, now in zip(chosen, shown(readings, chosen)):
+            demand: Json = {"digest": digest(now)}
+            if n in wanted:
+                demand = {"before": _without(before[n], free[n]), "after": _without(now, free[n])}
+                if free[n]:
+                    demand["free"] = free[n]
+            expected[start.battery[n].event.key] = demand
         probes = []
         for call in with_needs(start.battery[n] for n in chosen):
             probes.append({"tool": call.name, "action": call.action, **expected.get(call.key, {})})
-        if not goal and option is None:
+        if not wanted and option is None:
             raise Rejected("nothing to check")
         return {
             "start": start.task.verifier,
             "probes": probes,
-            "ids": sorted(self.ids),
+            "ids": sorted(ids),
             "known": sorted(known),
             "mask": sorted(mask),
             "code": start.code,
             "answer": option and self._answer(option),
         }
+
+    def _aside(self, goal: Goal) -> Readings:
+        """Return what the probes show after the calls that the query does not name."""
+        before = [event for n, event in enumerate(goal.events) if n not in goal.needed]
+        if not any(event.changes for event in before):
+            return self.start.initial
+        episode, played = self.start.play(before)
+        if played is None:
+            raise Rejected("not separable")
+        return self.start.read(episode)
+
+    def _guessable(self, option: Option, guesses: Iterable[str]) -> bool:
+        """Return True if a guess answers a question, or if its answer is one of two words that the
+        world shows again and again."""
+        for kind in itertools.chain.from_iterable(cell.kinds for cell in option.shown):
+            times = self.start.stats.words.get(kind, {})
+            if option.value in times and len(times) == 2 and sum(times.values()) >= _OFTEN:
+                return True
+        answer = self._answer(option)
+        return any(answered(guess, answer) for guess in guesses)
 
     def _answer(self, option: Option) -> Json:
         """Return the `answer` of a verifier with the values that it could be mistaken for: of the
@@ -255,38 +323,38 @@ class Writer:
         others.pop(option.value, None)
         return {"value": option.value, "others": list(others)[:_OTHERS]}
 
-    def _framed(self, goal: Sequence[int]) -> list[int]:
-        """Return the probes to use: those of the goal, and others, most of them of operations that
-        show changes."""
-        battery = self.start.battery
-        frame = [n for n in range(len(battery)) if n not in goal]
-        frame.sort(key=lambda n: self.start.dullness(battery[n].event.name))
-        return sorted([*goal, *frame[: self.start.frame]])
-
-    def _check(self, goal: Goal, verifier: Json, closing: str | None, rng: random.Random) -> str:
+    def _check(
+        self, goal: Goal, verifier: Json, closing: str | None, rng: random.Random
+    ) -> tuple[list[str], str]:
         """Raise Rejected unless the solution passes, and fails without any of its calls or with a
-        sibling of a value. Return the query of the sibling, "" if there is none.
+        sibling of a value. Return its prerequisites, and the query of a sibling, "" if there is
+        none.
 
         The call that is asked about is needed for the answer, which the verifier cannot see.
         """
-        events = goal.events
+        events, prerequisites = goal.events, []
         if not self._passes(events, verifier, closing)[0]:
             raise Rejected("reference fails")
-        for n in range(len(events)):
+        for n, event in enumerate(events):
             rest = [*events[:n], *events[n + 1 :]]
             if rest and n != goal.asked and self._informed(rest, events):
-                if self._passes(rest, verifier, closing)[0]:
+                success, played = self._passes(rest, verifier, closing)
+                if success:
                     raise Rejected("a call is superfluous")
-        played: Events = ()
+                if not played and n in goal.targets:
+                    raise Rejected("asks for a prerequisite")
+                if not played:
+                    prerequisites.append(event.name)
+        made: Events = ()
         for sibling in self._siblings(goal, rng):
-            success, calls = self._passes(sibling, verifier, closing)
+            success, played = self._passes(sibling, verifier, closing)
             if success:
                 raise Rejected("a sibling goal passes")
-            played = played or calls
+            made = made or played
         try:
-            return self.phrasing.query(replace(goal, events=played), rng)[0] if played else ""
-        except Rejected:
-            return ""
+            return prerequisites, self.phrasing.query(replace(goal, events=made), rng)[0]
+        except (Rejected, IndexError):
+            return prerequisites, ""
 
     def _passes(self, calls: Events, verifier: Json, closing: str | None) -> tuple[bool, Events]:
         """Play calls, and return True if the verifier accepts their effect, with their events."""
@@ -378,10 +446,18 @@ def _is_new(value: str, events: Events) -> bool:
     return first is not None and first.changes and used is not first
 
 
+def _difference(a: Sequence[Feature], b: Sequence[Feature]) -> list[Feature]:
+    """Return the features of either answer that the other does not have."""
+    return [f for f in (*a, *b) if (f in a) != (f in b)]
+
+
+def _without(shown: Sequence[Feature], free: Sequence[Feature]) -> list[Feature]:
+    return [feature for feature in shown if feature not in free]
+
+
 def _demanded(changed: Sequence[Json]) -> list[Any]:
     """Return the features that the wanted change adds or removes. changed: probes of a verifier."""
-    demanded = []
+    demanded: list[Any] = []
     for probe in changed:
-        before, after = probe["before"], probe["after"]
-        demanded += [f for f in (*before, *after) if (f in before) != (f in after)]
+        demanded += _difference(probe["before"], probe["after"])
     return demanded

@@ -155,6 +155,11 @@ class Role:
         return sum(self.outcomes.values()) - self.refusals >= _PRACTISED
 
     @property
+    def hopeless(self) -> bool:
+        """True if every call so far, and more than a few, was refused."""
+        return self.refusals >= _CONTRAST and self.refusals == sum(self.outcomes.values())
+
+    @property
     def only_confirms(self) -> bool:
         """True if the operation answers every call that it does not refuse alike, such as with
         "ok"."""

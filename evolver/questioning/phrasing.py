@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envs.probed import Cell
 from envs.wording import distinguishing, goal_text, joined, spaced, summaries
 from evolver.questioning.calls import Event, Events, Operation
 from evolver.questioning.start_state import is_token
-from evolver.questioning.tasks import Rejected
+from evolver.questioning.tasks import GUESSABLE, Rejected
 from evolver.replaying import leaves
 from evolver.transcripts import words
 
@@ -43,16 +43,20 @@ class Phrasing:
         """ids: kinds of values that are ids. asks_about_rows: also where something else can be
         asked."""
         self.ids, self.asks_about_rows = ids, asks_about_rows
+        self.forms = {name: op.form for name, op in operations.items()}
         self.summaries = summaries({name: op.description for name, op in operations.items()})
 
-    def query(self, goal: Goal, rng: random.Random) -> tuple[str, Option | None]:
-        """Return the query of a goal, and its question if it has one. Raises Rejected, with the
-        reason, if there are no words for it."""
+    def query(
+        self, goal: Goal, rng: random.Random, fits: Callable[[Option], bool] = bool
+    ) -> tuple[str, Option | None]:
+        """Return the query of a goal, and its question if it has one. fits: returns False for
+        questions that are not to be asked. Raises Rejected, with the reason, if there are no words
+        for it."""
         hidden = hidden_ids(goal.events, self.ids)
         goals = [self._goal(goal.events, n, hidden) for n in goal.needed]
         option = None
         if goal.asked is not None:
-            option = self.question(goal.events[goal.asked], words(" ".join(goals)), rng)
+            option = self.question(goal.events[goal.asked], words(" ".join(goals)), rng, fits)
         query = joined(goals, option.wanted if option else "", rng)
         if any(words(value) in words(query) for value in hidden):
             raise Rejected("names a hidden value")
@@ -100,10 +104,18 @@ class Phrasing:
             raise Rejected("nothing names it")
         return list(dict.fromkeys([*parts, *found]))
 
-    def question(self, event: Event, query: str, rng: random.Random) -> Option:
+    def undescribed(self, goal: Goal) -> bool:
+        """Return True if an operation of the goal has no words of its own but its name."""
+        names = [goal.events[n].name for n in goal.needed]
+        return any(self.summaries[n] == spaced(n) and not self.forms[n] for n in names)
+
+    def question(
+        self, event: Event, query: str, rng: random.Random, fits: Callable[[Option], bool] = bool
+    ) -> Option:
         """Return a question about the answer of a call.
 
-        query: the `words` of the query so far, which must not hold the answer.
+        query: the `words` of the query so far, which must not hold the answer. fits: returns False
+        for questions that are not to be asked.
         """
         shown = event.cells
         rows = dict.fromkeys(cell.row for cell in shown)
@@ -129,6 +141,9 @@ class Phrasing:
             options += _askable(about_rows(shown, rng), query)
         if not options:
             raise Rejected("no question")
+        options = list(filter(fits, options))
+        if not options:
+            raise Rejected(GUESSABLE)
         return rng.choice(options)
 
 

@@ -15,7 +15,16 @@ import numpy as np
 
 from envs.probed import probed
 from envs.world import Task, World, WorldError
-from evolver.questioning.tasks import Duplicates, infeasibility, is_verified
+from evolver.questioning.tasks import (
+    GUESSABLE,
+    Duplicates,
+    answer_kind,
+    answer_of,
+    constants,
+    infeasibility,
+    is_guessable,
+    is_verified,
+)
 from rl.seeds import seed_of
 
 if TYPE_CHECKING:
@@ -44,19 +53,31 @@ class TaskPool:
             )
         self.seeds, self.overlap, self.capacity = list(seeds), overlap, capacity
         self._counts: Counter[str] = Counter()  # of the exploration
+        self._guessed = [0, 0]  # proposals dropped as guessable, and all, up to the last metrics
+        self._constants: list[str] = constants([])  # answers that need no call
         self._explorer_state: Any = None  # what Explorer.state() returned last
         self.refreshed = 0  # the step that the tasks were last refreshed for
         self._reset(tasks, {})
 
     def _reset(self, tasks: Iterable[Task], results: dict[str, list[int]]) -> None:
-        self.tasks = {task.id: task for task in tasks}
+        self.tasks: dict[str, Task] = {}
+        self._answers: dict[str, list[str]] = {}  # template -> the answers of its tasks
         self.results: dict[str, list[int]] = {}
         # like `results`, summed over the tasks of a template
         self._by_template: dict[str, list[int]] = {}
-        self.duplicates = Duplicates(self.overlap, [*self.seeds, *self.tasks.values()])
+        self.duplicates = Duplicates(self.overlap, self.seeds)
+        for task in tasks:
+            self._add(task)
         for id in self.tasks:
             if id in results:
                 self._add_result(id, *results[id])
+
+    def _add(self, task: Task) -> None:
+        self.tasks[task.id] = task
+        self.duplicates.add(task)
+        answer = answer_of(task)
+        if answer is not None:
+            self._answers.setdefault(_template(task), []).append(answer)
 
     # --- growing ----------------------------------------------------------------------------------
 
@@ -74,14 +95,15 @@ class TaskPool:
         rng, kept = random.Random(seed_of(seed, "explore")), []
         try:
             with closing(probed(make_world())) as world, closing(probed(make_world())) as checked:
+                opening = checked.reset(self.seeds[0], self.seeds[0].seed)
+                self._constants = constants([*opening.tools, *checked.functions()])
                 for task in explorer.explore(world, self.seeds, budget, rng):
                     reason = self._rejection(checked, task)
                     if reason:
                         self.reject(reason)
                     else:
                         self.count(tried=1, accepted=1)
-                        self.tasks[task.id] = task
-                        self.duplicates.add(task)
+                        self._add(task)
                         kept.append(task)
                     if len(kept) >= budget:
                         break
@@ -98,6 +120,11 @@ class TaskPool:
         """Count a rejected proposal by reason. tried=0: exploration failed before it made a
         proposal."""
         self._counts.update({"tried": tried, f"{_REJECTED}{reason}": 1})
+
+    def guesses(self, template: str) -> list[str]:
+        """Return the answers that must not solve a new task of a template: constant ones, and those
+        of its other tasks."""
+        return [*self._constants, *self._answers.get(template, ())]
 
     def rejections(self) -> str:
         """Return a one-line summary of the proposals since the last call of `metrics`."""
@@ -119,7 +146,10 @@ class TaskPool:
         if reason or not is_verified(task):
             return reason
         try:
-            return infeasibility(world, task)
+            reason = infeasibility(world, task)
+            if not reason and is_guessable(world, task, self.guesses(_template(task))):
+                return GUESSABLE
+            return reason
         except WorldError:
             return "the world broke"
 
@@ -179,7 +209,7 @@ class TaskPool:
                 self._add_result(id, bool(success), 1)
 
     def _add_result(self, id: str, successes: int, attempts: int) -> None:
-        template = self.tasks[id].meta.get("template", "")
+        template = _template(self.tasks[id])
         for table, key in ((self.results, id), (self._by_template, template)):
             counts = table.setdefault(key, [0, 0])
             counts[0] += successes
@@ -194,7 +224,7 @@ class TaskPool:
         """
         successes = attempts = 0
         if id in self.tasks:
-            template = self.tasks[id].meta.get("template", "")
+            template = _template(self.tasks[id])
             successes, attempts = self._by_template.get(template, (0, 0))
         prior = (successes + 1) / (attempts + 2)
         successes, attempts = self.results.get(id, (0, 0))
@@ -206,13 +236,48 @@ class TaskPool:
     def metrics(self) -> dict[str, float]:
         """Return exploration counts since the last call, and statistics of the current pool."""
         counts, self._counts = self._counts, Counter()
+        guessable, tried = counts[f"{_REJECTED}{GUESSABLE}"], counts["tried"]
+        self._guessed[0] += guessable
+        self._guessed[1] += tried
         figures = dict.fromkeys(("walks", "env_steps", "tried", "accepted"), 0.0)
         figures.update(counts)
         rates = [won / tried for won, tried in self.results.values() if tried]
         figures["pool"] = len(self.tasks)
         figures["learnable_rate"] = sum(0 < rate < 1 for rate in rates) / max(len(rates), 1)
-        figures.update(Counter(f"difficulty/{task.difficulty}" for task in self.tasks.values()))
+        figures["hidden_rule_rate"] = self._hidden_rules().total() / max(len(self.tasks), 1)
+        figures["guessable_rate"] = guessable / max(tried, 1)
+        for task in self.tasks.values():
+            for name in (f"difficulty/{task.difficulty}", f"answers/{answer_kind(task)}"):
+                figures[name] = figures.get(name, 0.0) + 1
         return {f"questioning/{name}": float(figure) for name, figure in figures.items()}
+
+    def _hidden_rules(self) -> Counter[str]:
+        """Return the goals that need calls which the query does not name: {"lend after pay": its
+        tasks}."""
+        rules: Counter[str] = Counter()
+        for task in self.tasks.values():
+            if task.meta.get("prerequisites"):
+                rules[f"{_template(task)} after {', '.join(task.meta['prerequisites'])}"] += 1
+        return rules
+
+    def card(self) -> str:
+        """Return a description of the tasks, in Markdown."""
+        tasks, rules = list(self.tasks.values()), self._hidden_rules()
+        guessable, tried = self._guessed
+        rows = {
+            "tasks": len(tasks),
+            "start states": len({task.meta.get("source") for task in tasks}),
+            "combinations of goals": len(set(map(_template, tasks))),
+            "calls of the solution": _listed(Counter(task.difficulty for task in tasks)),
+            "answers": _listed(Counter(map(answer_kind, tasks))),
+            "need a call that the query does not name": f"{rules.total()} of {len(tasks)}",
+            "dropped, because a guess solves them": f"{guessable} of {tried} proposals",
+        }
+        lines = ["# Invented tasks", "", "| | |", "|---|---|"]
+        lines += [f"| {name} | {value} |" for name, value in rows.items()]
+        lines += ["", "## Goals that need calls which their queries do not name", ""]
+        lines += [f"- {rule}: {times} tasks" for rule, times in rules.most_common()] or ["none"]
+        return "\n".join(lines) + "\n"
 
     def state(self) -> dict[str, Any]:
         """Return everything that later calls depend on, as JSON values; the explorer's state is
@@ -231,6 +296,14 @@ class TaskPool:
         """Continue from what `state` returned."""
         self._explorer_state, self.refreshed = state["explorer"], state["refreshed"]
         self._reset([Task.from_dict(record) for record in state["tasks"]], state["results"])
+
+
+def _listed(counts: Counter[Any]) -> str:
+    return ", ".join(f"{name}: {counts[name]}" for name in sorted(counts))
+
+
+def _template(task: Task) -> str:
+    return task.meta.get("template", "")
 
 
 def mixture(

@@ -14,15 +14,15 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from envs.probed import Cell, digest, features, new_ids
+from envs.probed import Cell, digest
 from envs.world import Task, World
 from evolver.questioning.calls import Episode, Event, Events, Json, Key, Operation, Operations
 from evolver.questioning.operation_stats import GUESSED, NO_TRIALS, OperationStats
 from evolver.questioning.tasks import CLOSING
 from evolver.questioning.values import SeenValues, guessed, hinted, typed
 
-_MOST_CALLS = 48  # values of one operation that are tried for the battery
-_GUESSES = 32  # ids of one operation that are made up for the battery
+_GUESSES = 64  # ids of one argument that are made up for the battery
+_MOST_CALLS = 80  # values of one operation that are tried for the battery
 _WORKED = 2  # calls in which a kind of values has worked, so that others of it are tried
 _TOKEN = 60  # characters of a text without spaces; longer ones are no names of things
 
@@ -74,6 +74,7 @@ class StartState:
         self.battery: list[Probe] = []
         self.initial: Readings = []
         self._offered: set[Key] = set()  # calls that were tried for the battery
+        self._guesses: dict[str, list[str]] = {}  # argument -> ids that are made up for it
         self._opened: list[Episode] = []  # since `take_steps`
         # True if a turn without a call ends the episode
         self.ends_by_text = world.step(CLOSING).terminated
@@ -154,16 +155,6 @@ class StartState:
                 break
         return readings + [()] * (len(probes) - len(readings))
 
-    def effect(self, readings: Readings, known: set[str]) -> list[int]:
-        """Return the probes whose answers differ from the start. known: ids that were not created
-        since."""
-        ids, mask = self.stats.ids(), set(self.stats.varies)
-        names, changed = new_ids(readings, ids, known), []
-        for n, (now, before) in enumerate(zip(readings, self.initial)):
-            if features(now, ids, names, mask) != features(before, ids, {}, mask):
-                changed.append(n)
-        return changed
-
     def known_ids(self) -> set[str]:
         """Return the ids that the initial readings show or the probes use."""
         ids, known = self.stats.ids(), set()
@@ -215,7 +206,7 @@ class StartState:
         self.compare_starts()
         walked = [event for event in self.to_offer(events) if event.accepted]
         self._offer([event for event in walked if self.reads(event)])
-        for _ in range(self.rounds):  # what some of them show is an argument of others
+        for _ in range(self.rounds):
             self._offer(self._others())
         self.measure()
 
@@ -261,8 +252,10 @@ class StartState:
             for kind in kinds:
                 values |= dict.fromkeys(known.get(kind, ()))
         if hinted(schema) and counts.get(GUESSED, NO_TRIALS)[0]:
-            # Ids that look like the example may exist.
-            values |= dict.fromkeys(guessed(schema, self.rng) for _ in range(_GUESSES))
+            # Ids that look like the example may exist. New ones would be made up at each visit.
+            if place not in self._guesses:
+                self._guesses[place] = [guessed(schema, self.rng) for _ in range(_GUESSES)]
+            values |= dict.fromkeys(self._guesses[place])
         converted = [typed(value, schema) for value in values]
         return [value for value in converted if value is not None]
 

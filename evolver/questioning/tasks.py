@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from envs.probed import is_probed
-from envs.world import Task, World
+from envs.probed import answered, is_probed
+from envs.world import Task, Tool, World
+from evolver.questioning.calls import has_digit
 from evolver.replaying import replay
 from evolver.transcripts import text_of
 
 CLOSING = "done"  # ends an episode that needs no answer
+_CONSTANTS = ("yes", "no", "none", "true", "false", "unknown", "0", "1")
 MASK = "Look around and find out what can be done here."  # replaces the query while exploring
+GUESSABLE = "guessable"  # the reason for rejecting a task that an answer solves without a call
 _PROBE = "probe/"  # begins the ids of probes
 
 
@@ -113,6 +117,52 @@ def infeasibility(world: World, task: Task) -> str:
     replay(world, task, [CLOSING])
     idle = world.evaluate()
     return "solved by doing nothing" if idle.success or idle.score > 0.0 else ""
+
+
+def constants(tools: Iterable[Tool]) -> list[str]:
+    """Return answers that an agent may give without looking: common words, and the choices that
+    the schemas of tools list."""
+    return [*_CONSTANTS, *dict.fromkeys(_choices([tool["function"] for tool in tools]))]
+
+
+def _choices(schema: Any) -> list[str]:
+    if isinstance(schema, list):
+        return list(itertools.chain.from_iterable(map(_choices, schema)))
+    if not isinstance(schema, dict):
+        return []
+    listed = schema.get("enum")
+    own = [str(choice) for choice in listed] if isinstance(listed, list) else []
+    return own + _choices([inner for name, inner in schema.items() if name != "enum"])
+
+
+def is_guessable(world: World, task: Task, guesses: Iterable[str]) -> bool:
+    """Return True if one of the answers solves a task without a call."""
+    if is_probed(task):
+        answer = task.verifier["answer"]
+        changed = any("after" in probe for probe in task.verifier["probes"])
+        return bool(answer) and not changed and any(answered(g, answer) for g in guesses)
+    for guess in guesses:
+        replay(world, task, [guess])
+        if world.evaluate().success:
+            return True
+    return False
+
+
+def answer_of(task: Task) -> str | None:
+    """Return the answer of a task that asks for one and is checked by probes, else None."""
+    answer = task.verifier["answer"] if is_probed(task) else None
+    return answer["value"] if answer else None
+
+
+def answer_kind(task: Task) -> str:
+    """Return the kind of the answer of a task: number, id (with digits) or words; "none" if there
+    is none."""
+    answer = answer_of(task)
+    if answer is None:
+        return "none"
+    if not has_digit(answer):
+        return "words"
+    return "id" if any(map(str.isalpha, answer)) else "number"
 
 
 def jaccard(a: frozenset[str], b: frozenset[str]) -> float:

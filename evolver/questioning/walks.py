@@ -12,6 +12,7 @@ which operation makes another one work, is learnt from calls that worked (`Opera
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections import Counter
@@ -194,7 +195,16 @@ class Walk:
         roles, weights = self.stats.roles, []
         for name, expected in zip(names, novelty):
             weights.append(expected * (1 if roles[name].practised else _HARDLY_PRACTISED))
-        return weights
+        return self._with_hope(names, weights) if len(names) > _MANY else weights
+
+    def _with_hope(self, names: Sequence[str], weights: list[float]) -> list[float]:
+        """Return the weights, of which operations that were always refused get half at most,
+        however many they are."""
+        hopeless = [self.stats.roles[name].hopeless for name in names]
+        lost = sum(itertools.compress(weights, hopeless))
+        rest = sum(weights) - lost
+        scale = rest / lost if lost > rest > 0 else 1.0
+        return [w * scale if useless else w for w, useless in zip(weights, hopeless)]
 
     def _with_arguments(self, names: Sequence[str], given: Given) -> list[Draw]:
         """Return calls, each operation once, with the chances that their arguments fit."""

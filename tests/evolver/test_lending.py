@@ -1,0 +1,155 @@
+"""Invented tasks teach: hidden rules are not named, and no guess solves a task."""
+
+import dataclasses
+import types
+
+import pytest
+
+from configs import base
+from envs.probed import probed
+from envs.toolcalls import call_text, parse
+from envs.world import Observation, Task
+from evolver.phases.tasks import invent
+from evolver.questioning import synthetic_task
+from evolver.questioning.calls import Event, operations_of
+from evolver.questioning.curiosity import Curiosity
+from evolver.questioning.goals import Goal
+from evolver.questioning.phrasing import Phrasing
+from evolver.questioning.tasks import answer_of, constants, is_guessable
+from tests.evolver.explorers import Questioning, solves
+from tests.evolver.lending import Lending
+
+
+@pytest.fixture(scope="module")
+def questioning():
+    made = Questioning(Curiosity, Lending, Lending().tasks("train"))
+    made.explore(seed=1, budget=60)
+    return made
+
+
+@pytest.fixture(scope="module")
+def tasks(questioning):
+    return list(questioning.pool.tasks.values())
+
+
+def calls(task):
+    return [call for action in task.reference for call in parse(action).calls]
+
+
+def test_a_loan_to_a_member_who_owes_a_fine_does_not_name_the_payment(tasks):
+    hidden = [task for task in tasks if task.meta["prerequisites"]]
+    assert len(hidden) >= 4
+    for task in hidden:
+        assert task.meta["prerequisites"] == ["pay"] and "lend" in task.meta["template"]
+        lent = next(call for call in calls(task) if call.name == "lend")
+        assert call_text("pay", {"member": lent.arguments["member"]}) in task.reference
+        paid = [call for call in calls(task) if call.name == "pay"]
+        assert task.query.lower().count("payment") == len(paid) - 1
+
+
+def test_the_verifier_does_not_care_what_the_prerequisite_changed(tasks):
+    task = next(t for t in tasks if t.meta["prerequisites"] and t.meta["template"] == "lend")
+    lent = next(call for call in calls(task) if call.name == "lend")
+    without = [a for a in task.reference if parse(a).calls[:1] != [lent]]
+    assert solves(Lending(), task, task.reference) and not solves(Lending(), task, without)
+
+    class Waives(Lending):
+        """Lends without a payment, so that the fine stays."""
+
+        def _call(self, tool, arguments):
+            fines = {id: row[1] for id, row in self.members.items()}
+            for row in self.members.values() if tool == "lend" else ():
+                row[1] = 0
+            result = super()._call(tool, arguments)
+            for id, row in self.members.items() if tool == "lend" else ():
+                row[1] = fines[id]
+            return result
+
+    unpaid = [a for a in task.reference if "pay" not in [call.name for call in parse(a).calls]]
+    assert solves(Waives(), task, unpaid)
+
+
+def test_no_constant_answer_and_no_answer_of_another_task_solves_one(questioning, tasks):
+    pool, world = questioning.pool, probed(Lending())
+    for task in tasks:
+        others = [t for t in tasks if t is not task and t.meta["template"] == task.meta["template"]]
+        guesses = [answer_of(other) for other in others if answer_of(other)]
+        assert not is_guessable(world, task, [*constants([]), *guesses])
+        assert not solves(Lending(), task, ["shelf"]) or answer_of(task) == "shelf"
+    assert pool.metrics()["questioning/hidden_rule_rate"] > 0
+    assert "lend after pay" in pool.card()
+
+
+def test_choices_of_schemas_are_constant_answers():
+    schema = {"properties": {"a": {"enum": ["red", 3]}, "b": {"items": {"enum": ["blue"]}}}}
+    found = constants([{"type": "function", "function": {"name": "f", "parameters": schema}}])
+    assert {"red", "3", "blue", "yes", "none"} <= set(found)
+
+
+class Mixed(Lending):
+    """Two desks, of which the second calls its tools otherwise and finds every title at once."""
+
+    def tasks(self, split):
+        two = super().tasks(split)
+        return two + [dataclasses.replace(t, id=f"b/{t.id}", meta={"second": True}) for t in two]
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        opening = super().reset(task, seed)
+        if not task.meta.get("second"):
+            return opening
+        return dataclasses.replace(opening, tools=opening.tools[:2])
+
+
+def test_in_a_mixture_of_worlds_each_gives_tasks():
+    made = Questioning(Curiosity, Mixed, Mixed().tasks("train"))
+    found = made.explore(seed=0, budget=16)
+    second = sum(task.meta["source"].startswith("b/") for task in found)
+    assert len(found) == 16 and 4 <= second <= 12
+
+
+def test_tools_that_always_fail_do_not_stop_the_exploration():
+    broken = [
+        {"type": "function", "function": {"name": f"broken_{n}", "parameters": {"properties": {}}}}
+        for n in range(150)
+    ]
+
+    class Broken(Lending):
+        def reset(self, task, seed=0):
+            opening = super().reset(task, seed)
+            return dataclasses.replace(opening, tools=[*broken, *opening.tools])
+
+    made = Questioning(Curiosity, Broken, Lending().tasks("train"))
+    assert len(made.explore(seed=0, budget=6)) == 6
+
+
+def test_poor_words_are_said_once_and_a_language_model_is_offered():
+    numbers = {"action": {"type": "integer", "enum": [1, 2]}}
+    tool = {"name": "act", "description": "Act.", "parameters": {"properties": numbers}}
+
+    class Numbers(Lending):
+        """Acts 1 and 2 move a light, which each answer shows."""
+
+        def reset(self, task, seed=0):
+            self.place = 0
+            opening = super().reset(task, seed)
+            return dataclasses.replace(opening, tools=[{"type": "function", "function": tool}])
+
+        def _call(self, name, arguments):
+            self.place += {1: 1, 2: -1}.get(arguments.get("action"), 0)
+            return f"light {self.place}", True
+
+    said, pool = [], Questioning(Curiosity, Numbers, Lending().tasks("train")).pool
+    poor = synthetic_task(pool.seeds[0], "Act 1.", identity=[1], meta={"undescribed": True})
+    run = types.SimpleNamespace(
+        config=base.get_config(),
+        make_world=Numbers,
+        progress=types.SimpleNamespace(once=lambda kind, text: said.append(text)),
+        tasks=types.SimpleNamespace(words=None),
+    )
+    pool.grow = lambda *args: pool.tasks.update({poor.id: poor})
+    invent(run, pool, None, 0)
+    assert "'Act 1.'" in said[0] and "config.questioning.words.name=model" in said[0]
+    operations = operations_of(Numbers(), Numbers().reset(pool.seeds[0]))
+    assert set(operations) == {"act 1", "act 2"}
+    goal = Goal([Event("act 1", {})], [0], None)
+    assert Phrasing(operations, set()).undescribed(goal)
