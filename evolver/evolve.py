@@ -68,8 +68,8 @@ def evolve(config: Any, workdir: str | Path) -> None:
     claim(config, folder)
     tell(f"The world is {config.env.name}, the policy starts from {config.model.path}.")
     tell(f"Files are in {folder}; the same command resumes. The stages: check the world, explore,")
-    tell("imitate if the policy cannot call the tools yet, train, report.")
-    tell(f"Expected: about {clock(seconds(config))}, if nothing else runs on this machine.")
+    tell("imitate if the policy cannot call the tools yet, train, report. Expected: about")
+    tell(f"{clock(seconds(config))}, if nothing else runs on this machine.")
     checked(config, folder)
     with make_source(config) as source, contextlib.closing(probed(source.world())) as world:
         start(config, folder, world)
@@ -127,7 +127,10 @@ def checked(config: Any, folder: Path) -> None:
     problems: list[check.Problem] = []
     if c.mode == "inprocess" and not starts_missing(config):
         names, problems = check.run(spec | {"mode": "inprocess"}, c.timeout)
-    if problems:
+    endless = [problem for problem in problems if problem.check == "ends_its_episodes"]
+    if endless:
+        tell(f"an episode ends at a limit: {endless[0].what}")
+    if len(problems) > len(endless):
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise RunError(f"{c.name} does not keep the contract of an environment:\n{lines}")
     tell(f"checked: {len(names)} checks passed{'' if names else ', as the world lists no tasks'}")
@@ -181,7 +184,8 @@ def fit(config: Any, tasks: Sequence[Task], world: World) -> None:
     template, tokenizer = plugged("template", config.template), load_tokenizer(config)
     longest = generated = turns = 0
     for task in tasks:
-        (*_, sample), turn = demonstrated(task, world, tokenizer, template)
+        (*_, sample), turn, ended = demonstrated(task, world, tokenizer, template)
+        config.rollout.must_end &= ended  # some worlds have no way to say that one is done
         longest, generated = max(longest, len(sample)), max(generated, turn)
         turns = max(turns, len(task.reference))
     c = config.rollout
@@ -199,11 +203,14 @@ def fit(config: Any, tasks: Sequence[Task], world: World) -> None:
     )
 
 
-def demonstrated(task: Task, world: World, tokenizer: Any, template: Any) -> tuple[list[Any], int]:
-    """Return the samples of a task's solution, and the tokens of its longest turn."""
+def demonstrated(
+    task: Task, world: World, tokenizer: Any, template: Any
+) -> tuple[list[Any], int, bool]:
+    """Return the samples of a task's solution, the tokens of its longest turn, and True if it ends
+    its episode."""
     episode = play(world, task, task.seed, task.reference)
     longest = max(len(tokenizer.encode(action)) + 1 for action in task.reference)
-    return samples_of([episode], tokenizer, 1 << 30, template), longest
+    return samples_of([episode], tokenizer, 1 << 30, template), longest, episode["ended"]
 
 
 # --- the policy -----------------------------------------------------------------------------------

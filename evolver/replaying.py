@@ -59,17 +59,23 @@ def calls_of(task: Task) -> list[Call]:
 
 
 def play(world: World, task: Task, seed: int, actions: Iterable[str]) -> dict[str, Any]:
-    """Play actions and return the episode: {"messages", "tools", "success", "hinted"}."""
+    """Play actions and return the episode: {"messages", "tools", "success", "hinted", "ended"}."""
     opening = world.reset(task, seed)
-    messages = list(opening.messages)
+    messages, ended = list(opening.messages), False
     for action in actions:
         messages.append({"role": "assistant", "content": action})
         result = world.step(action)
-        if result.terminated or result.truncated:
+        ended = result.terminated or result.truncated
+        if ended:
             break
         messages += result.messages
-    success = world.evaluate().success
-    return {"messages": messages, "tools": opening.tools, "success": success, "hinted": False}
+    return {
+        "messages": messages,
+        "tools": opening.tools,
+        "success": world.evaluate().success,
+        "hinted": False,
+        "ended": ended,
+    }
 
 
 def snapshot_of(world: World) -> Any:

@@ -13,6 +13,7 @@ from evolver.files.workdir import read_tasks
 from evolver.questioning.rules import rules_of
 from evolver.questioning.split import combination_of, split, start_of
 from evolver.questioning.tasks import check_probe
+from evolver.replaying import play
 from rl.evaluation import Scores
 from tests.tiny import tiny_policy
 
@@ -151,6 +152,12 @@ def test_the_solutions_of_the_example_solve_its_tasks(desk):
             for action in task.reference:
                 desk.step(action)
             assert desk.evaluate().success
+
+
+def test_an_episode_ends_by_the_words_that_close_a_solution(desk):
+    task = desk.tasks("train")[0]
+    assert play(desk, task, task.seed, task.reference)["ended"]
+    assert not play(desk, task, task.seed, task.reference[:-1])["ended"]
 
 
 def test_a_world_without_tasks_gets_a_start(desk, tmp_path, monkeypatch):
