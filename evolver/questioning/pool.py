@@ -54,7 +54,7 @@ class TaskPool:
         self.seeds, self.overlap, self.capacity = list(seeds), overlap, capacity
         self._counts: Counter[str] = Counter()  # of the exploration
         self._guessed = [0, 0]  # proposals dropped as guessable, and all, up to the last metrics
-        self._constants: list[str] = constants([])  # answers that need no call
+        self._constants: list[str] = []  # answers that need no call
         self._explorer_state: Any = None  # what Explorer.state() returned last
         self.refreshed = 0  # the step that the tasks were last refreshed for
         self._reset(tasks, {})
@@ -95,8 +95,6 @@ class TaskPool:
         rng, kept = random.Random(seed_of(seed, "explore")), []
         try:
             with closing(probed(make_world())) as world, closing(probed(make_world())) as checked:
-                opening = checked.reset(self.seeds[0], self.seeds[0].seed)
-                self._constants = constants([*opening.tools, *checked.functions()])
                 for task in explorer.explore(world, self.seeds, budget, rng):
                     reason = self._rejection(checked, task)
                     if reason:
@@ -146,6 +144,9 @@ class TaskPool:
         if reason or not is_verified(task):
             return reason
         try:
+            if not self._constants:
+                opening = world.reset(task, task.seed)
+                self._constants = constants([*opening.tools, *world.functions()])
             reason = infeasibility(world, task)
             if not reason and is_guessable(world, task, self.guesses(_template(task))):
                 return GUESSABLE

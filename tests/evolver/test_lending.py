@@ -1,5 +1,6 @@
 """Invented tasks teach: hidden rules are not named, and no guess solves a task."""
 
+import contextlib
 import dataclasses
 import types
 
@@ -145,6 +146,7 @@ def test_poor_words_are_said_once_and_a_language_model_is_offered():
         make_world=Numbers,
         progress=types.SimpleNamespace(once=lambda kind, text: said.append(text)),
         tasks=types.SimpleNamespace(words=None),
+        stop=types.SimpleNamespace(at_once=contextlib.nullcontext),
     )
     pool.grow = lambda *args: pool.tasks.update({poor.id: poor})
     invent(run, pool, None, 0)
