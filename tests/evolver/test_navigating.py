@@ -132,8 +132,8 @@ class TestEmbedding:
         assert embed.name == PolicyEmbedder(Parts(policy=""), path=BASE).name
         assert embed.name != PolicyEmbedder(Parts(policy=BASE), tokens=4).name
         shape, params = hf.load(BASE)
-        layers = params["layers"]  # the table of embeddings stays the same
-        layers["o"] = layers["o"].at[0, 0, 0, 0].add(1e-3)
+        layer = params["layers"]["attention"]  # the table of embeddings stays the same
+        layer["o"] = layer["o"].at[0, 0, 0, 0].add(1e-3)
         hf.save(tmp_path, shape, params, tokenizer=BASE)
         assert embed.name != PolicyEmbedder(Parts(policy=str(tmp_path))).name
         with pytest.raises(ValueError, match=r"set config\.model\.path or"):

@@ -209,13 +209,19 @@ def checkpoint(policy, tmp_path):
         ({"head_dim": "x"}, "head_dim='x' is not a positive integer"),
         ({"vocab_size": "331"}, "vocab_size='331' is not a positive integer"),
         ({"eos_token_id": [[1]]}, "eos_token_id=[[1]] is neither a token id nor a list of them"),
-        ({"rms_norm_eps": float("nan")}, "rms_norm_eps=nan is not a positive number"),
-        ({"rms_norm_eps": -1}, "rms_norm_eps=-1 is not a positive number"),
-        ({"rope_theta": "x", "rope_parameters": None}, "rope_theta='x' is not a positive number"),
-        ({"rope_theta": -1, "rope_parameters": None}, "rope_theta=-1 is not a positive number"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps=nan is not a number between 0 and 1"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps=-1 is not a number between 0 and 1"),
+        (
+            {"rope_theta": "x", "rope_parameters": None},
+            "rope_theta='x' is not a number between 1 and 1e+12",
+        ),
+        (
+            {"rope_theta": -1, "rope_parameters": None},
+            "rope_theta=-1 is not a number between 1 and 1e+12",
+        ),
         (
             {"rope_parameters": {"rope_theta": float("nan")}},
-            "rope_theta=nan is not a positive number",
+            "and nan",
         ),
         ({"max_position_embeddings": 1}, "max_position_embeddings=1 of"),
         (

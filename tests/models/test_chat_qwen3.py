@@ -174,9 +174,13 @@ def test_a_checkpoint_keeps_its_template_and_the_switch_it_was_trained_with(
 def test_a_server_takes_the_switch_of_a_request(small):
     body = {"messages": [{"role": "user", "content": "Hi"}]}
     off = small.with_thinking(False)
-    ask = lambda **options: parse(ChatRequest, body | {"chat_template_kwargs": options}, "policy")
-    assert ask().prompts(small) == [chat.opening(small, body["messages"])]
-    assert ask(enable_thinking=False).prompts(small) == [chat.opening(off, body["messages"])]
+
+    def ask(**options):
+        text = json.dumps(body | {"chat_template_kwargs": options}).encode()
+        return parse(lambda fields: ChatRequest, text, "policy")
+
+    assert list(ask().prompts(small)) == [chat.opening(small, body["messages"])]
+    assert list(ask(enable_thinking=False).prompts(small)) == [chat.opening(off, body["messages"])]
     for options in ({"enable_thinking": 1}, {"thinking": False}):
         with pytest.raises(Refused, match="chat_template_kwargs"):
             ask(**options)
