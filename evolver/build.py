@@ -296,8 +296,10 @@ def make_responders(
     current = [server for server in servers if _address(server) in own]
 
     def responder_with(engine: Engine) -> PolicyResponder:
-        grammars: Any = Grammars(tokenizer, shape.vocab)
-        if not isinstance(engine, JaxEngine):
+        grammars: Any
+        if isinstance(engine, JaxEngine):
+            grammars = Grammars(tokenizer, shape.vocab)
+        else:
             from rl.engines.vllm.client import Schemas
 
             grammars = Schemas()

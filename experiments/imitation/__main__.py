@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from absl import logging
-from ml_collections import ConfigDict
 
-from configs import imitation
+from configs import base, imitation
 from envs.world import Observation
 from evolver.config import cli, plugs
 from evolver.config.checks.model import model_problems
@@ -96,17 +95,13 @@ def problems(config: Any, workdir: str) -> list[str]:
             f"{config.steps} updates"
         )
     if config.model.path:
-        model = {"path": config.model.path, "tokenizer": ""}
-        row = {
-            "context": config.row,
-            "max_tokens": 1,
-        }  # a row is to imitation what a context is to a rollout
-        whole = ConfigDict(
-            {"model": model, "rollout": row, "lora": {"rank": 0}, "template": {"thinking": "auto"}}
-        )
+        run = base.get_config()
+        run.model.path = config.model.path
+        # A row is to imitation what a context is to a rollout.
+        run.rollout.context, run.rollout.max_tokens = config.row, 1
         found += [
             text.replace("config.rollout.context", "config.row")
-            for text in model_problems(whole, "train")
+            for text in model_problems(run, "train")
         ]
     return [
         *found,
