@@ -14,6 +14,7 @@ first.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.metadata
 import re
@@ -35,7 +36,6 @@ PROGRAMS = {
     "check": ("envs.check", "check an environment against the contract"),
 }
 
-
 # {flag: (name of a world, the argument of it that the flag's value is)}: short ways to name worlds
 WORLD_FLAGS = {
     "--mcp": ("mcp", "command"),
@@ -45,29 +45,36 @@ WORLD_FLAGS = {
 
 
 def evolving(words: list[str]) -> list[str]:
-    """Return the flags of --mode=evolve for a world that is named by a word or by one of
-    WORLD_FLAGS, with `configs/evolve.py` where no config is given."""
-    flags: list[str] = []
-    world = ""
-    rest = iter(words)
-    for word in rest:
-        flag, equals, value = word.partition("=")
-        if flag in WORLD_FLAGS:
-            world, argument = WORLD_FLAGS[flag]
-            given: object = value if equals else next(rest, "")
-            if flag == "--mcp":
-                given = shlex.split(str(given))
-            flags.append(f"--config.env.args.{argument}={given}")
-        elif word.startswith("-"):
-            flags.append(word)
-        else:
-            world = word
-    if not any(flag.startswith("--config=") for flag in flags):
-        flags.insert(0, f"--config=configs/evolve.py:{world}" if world else "--help")
-    if not any(flag.startswith("--workdir=") for flag in flags):
-        name = re.sub(r"[^\w.-]+", "_", " ".join(words)) or "world"
-        flags.append(f"--workdir=runs/evolve-{name[:60]}")
-    return flags
+    """Return the flags of --mode=evolve for the world that a word or one of WORLD_FLAGS names, with
+    `configs/evolve.py` where no config is given. Exits with a message if none or several are
+    named."""
+    parser = argparse.ArgumentParser("evolver evolve", allow_abbrev=False, add_help=False)
+    parser.add_argument("world", nargs="?", help="a class, such as my_world:MyWorld")
+    for flag in WORLD_FLAGS:
+        parser.add_argument(flag)
+    parser.add_argument("--config")
+    parser.add_argument("--workdir")
+    given, rest = parser.parse_known_args(words)
+    if any(word.startswith("--help") for word in rest):
+        return rest
+    named = {flag: getattr(given, flag[2:]) for flag in WORLD_FLAGS}
+    worlds = [given.world, *named.values()]
+    worlds = [world for world in worlds if world is not None]
+    worlds += [word for word in rest if not word.startswith("-")]
+    if len(worlds) > 1 or not (worlds or given.config):
+        parser.error(f"name one world, as a word or by a flag; {len(worlds)} are named")
+    name, arguments = given.world, []
+    for flag, value in named.items():
+        if value is not None:
+            name, argument = WORLD_FLAGS[flag]
+            said = shlex.split(value) if flag == "--mcp" else value
+            arguments.append(f"--config.env.args.{argument}={said}")
+    if given.config and name:
+        arguments.insert(0, f"--config.env.name={name}")
+    config = given.config or f"configs/evolve.py:{name}"
+    place = re.sub(r"[^\w.-]+", "_", worlds[0] if worlds else Path(config).stem)
+    workdir = given.workdir or f"runs/evolve-{place[:60]}"
+    return [f"--config={config}", *arguments, *rest, f"--workdir={workdir}"]
 
 
 def main(argv: list[str] | None = None) -> int:

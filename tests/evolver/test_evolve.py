@@ -74,8 +74,22 @@ def test_a_world_is_named_by_a_word_or_a_flag():
         f"{config}:mcp", "--config.env.args.command=['python', 'my server.py']",
     ]  # fmt: skip
     assert named("--gym=FrozenLake-v1")[1] == "--config.env.args.env=FrozenLake-v1"
-    assert named() == ["--help", "--workdir=here"]
-    assert "--workdir=runs/evolve-desk_Desk" in command.evolving(["desk:Desk"])
+    assert named("--config.steps=3", "desk:Desk")[0] == f"{config}:desk:Desk"
+    assert named("--help=evolve") == ["--help=evolve"]
+    for words in (["desk:Desk"], ["desk:Desk", "--config.steps=3"]):
+        assert command.evolving(words)[-1] == "--workdir=runs/evolve-desk_Desk"
+    spaced = ["desk:Desk", "--workdir", "here", "--config", "mine.py"]
+    assert command.evolving(spaced) == [
+        "--config=mine.py", "--config.env.name=desk:Desk", "--workdir=here",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [[], ["a:A", "b:B"], ["a:A", "--gym=X-v1"], ["--gym"]])
+def test_one_world_is_named(words, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command.evolving([*words, "--workdir=here"])
+    error = capsys.readouterr().err
+    assert "name one world" in error or "--gym: expected one argument" in error
 
 
 # --- what is held out -----------------------------------------------------------------------------
