@@ -290,12 +290,14 @@ class TaskPool:
             "tasks": [dict(vars(task)) for task in self.tasks.values()],
             "results": {id: list(pair) for id, pair in self.results.items()},
             "explorer": self._explorer_state,
+            "guessed": list(self._guessed),
             "refreshed": self.refreshed,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from what `state` returned."""
         self._explorer_state, self.refreshed = state["explorer"], state["refreshed"]
+        self._guessed = list(state["guessed"])
         self._reset([Task.from_dict(record) for record in state["tasks"]], state["results"])
 
 

@@ -11,7 +11,7 @@ from envs.probed import probed
 from envs.toolcalls import call_text, parse
 from envs.world import Observation, Task
 from evolver.phases.tasks import invent
-from evolver.questioning import synthetic_task
+from evolver.questioning import TaskPool, synthetic_task
 from evolver.questioning.calls import Event, operations_of
 from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.goals import Goal
@@ -78,7 +78,11 @@ def test_no_constant_answer_and_no_answer_of_another_task_solves_one(questioning
         assert not is_guessable(world, task, [*constants([]), *guesses])
         assert not solves(Lending(), task, ["shelf"]) or answer_of(task) == "shelf"
     assert pool.metrics()["questioning/hidden_rule_rate"] > 0
-    assert "lend after pay" in pool.card()
+    card = pool.card()
+    assert "lend after pay" in card and "of 0 proposals" not in card
+    again = TaskPool(pool.seeds, overlap=1.0, capacity=100)  # as in a run that resumes
+    again.load_state(pool.state())
+    assert again.card() == card
 
 
 def test_choices_of_schemas_are_constant_answers():
