@@ -206,7 +206,7 @@ def test_a_plain_query_is_worded_as_the_explorer_words_it(world):
     operations = operations_of(world, world.reset(world.tasks("train")[0]))
     phrasing = Phrasing(operations, {"R99", "L99", "H99", "S99", "B99", "D99"})
     assert phrasing.summaries.items() >= SUMMARIES.items()
-    phrasing.question = lambda event, query, rng: Option(plan.wanted, plan.answer, [])
+    phrasing.question = lambda event, query, rng, fits: Option(plan.wanted, plan.answer, [])
     for n in range(120):
         rng = random.Random(n)
         plan = any_plan(

@@ -755,7 +755,7 @@ def test_a_plain_query_is_worded_as_the_explorer_words_it(world):
     operations = operations_of(world, world.reset(free_task()))
     phrasing = Phrasing(operations, {"F99", "P99", "O99", "9A", "9B", "9C"})
     assert phrasing.summaries.items() >= plain.SUMMARIES.items()
-    phrasing.question = lambda event, query, rng: Option(plan.ask[2], plan.answer, [])
+    phrasing.question = lambda event, query, rng, fits: Option(plan.ask[2], plan.answer, [])
     for plan in plain_drafts(100, seed=2):
         session = Session(plan.world)
         events = [

@@ -23,7 +23,7 @@ def sparse_checkpoint(folder: Path, config: qwen.Config, files: int = 6) -> int:
     its size in bytes."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(hf_config.record_of(config, "bfloat16")))
-    flat, weight_map, total = hf._flat(config), {}, 0
+    flat, weight_map, total = qwen.by_name(qwen.weights(config)), {}, 0
     names = list(hf._names(config))
     for number in range(files):
         header, end = {}, 0
@@ -54,10 +54,10 @@ def test_fourteen_billion_parameters_are_checked_and_sharded_before_any_is_read(
     with hf.ExitStack() as stack:
         tensors = hf._open(tmp_path / "m", stack)
         hf._check(tmp_path / "m", config, tensors)
-        places = mesh.shardings(config, AbstractMesh((1, 8, 1, 1), mesh.AXES))
-        flat, total, largest = hf._flat(config), 0, 0
+        places = qwen.by_name(mesh.shardings(config, AbstractMesh((1, 8, 1, 1), mesh.AXES)))
+        flat, total, largest = qwen.by_name(qwen.weights(config)), 0, 0
         for weight_name, weight in flat.items():
-            size = 2 * math.prod(hf._leaf(places, weight_name).shard_shape(weight.shape))
+            size = 2 * math.prod(places[weight_name].shard_shape(weight.shape))
             total, largest = total + size, max(largest, size)
         assert total < 1.001 * 2 * qwen.parameter_count(config) / 8
         read = hf._reader(tmp_path, "layers.down", flat["layers.down"], tensors, hf.DTYPES["BF16"])
