@@ -20,6 +20,7 @@ WORLDS = {
     "mcp": "envs.mcp:McpWorld",
     "gym": "envs.gym:GymWorld",
     "functions": "envs.functions:Functions",
+    "made_up": "envs.made_up:MadeUp",
 }
 
 

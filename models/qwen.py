@@ -106,6 +106,7 @@ def _qwen3(d_model: int, layers: int, heads: int, d_ff: int, tied: bool = True) 
 PRESETS = {
     "tiny": Config(1024, 128, 2, 4, 2, 32, 384),
     "mini": Config(1024, 128, 3, 4, 2, 32, 384),
+    "small": Config(2048, 128, 5, 4, 2, 32, 384),
     "0.5b": Config(151936, 896, 24, 14, 2, 64, 4864),
     "1.5b": Config(151936, 1536, 28, 12, 2, 128, 8960),
     "3b": Config(151936, 2048, 36, 16, 2, 128, 11008),

@@ -1,0 +1,33 @@
+"""A small policy that reads the tools of worlds that it never saw: where `evolver evolve` starts.
+
+    python -m experiments.imitation.made_up --worlds 2000 --out runs/made_up.jsonl
+    python -m experiments.imitation --config=configs/reader_base.py
+
+It imitates agents in made-up worlds, whose tools, names, schemas and hidden rules are random
+(envs/made_up): the worlds' own tasks, and the explorer's in the first 2,000 worlds. No world is
+shown twice but those. configs/assets/reader is a copy of runs/reader_base/policy.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import imitation
+from configs.keys import use
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    config = imitation.get_config(arg)
+    use(config.env, "made_up")
+    use(config.template, "brief")
+    config.explored = "runs/made_up*.jsonl"
+    config.model.preset = "small"
+    config.vocab = 2048
+    config.demonstrations = 40000
+    config.careful = 1.0
+    config.care = 0.8
+    config.hint = 0.1
+    config.pairs = 0.1
+    config.steps = 1500
+    config.row = 640
+    config.rows = 16
+    config.micro = 4
+    return config

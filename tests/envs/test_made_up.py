@@ -1,0 +1,68 @@
+"""Made-up worlds: every own task is solved by its reference, hidden rules hold, and what later
+worlds are tested with is not shown."""
+
+import random
+import re
+
+import pytest
+
+from envs import conformance
+from envs.made_up import MadeUp, words
+from envs.made_up.demos import demonstrate
+from envs.made_up.plan import plan_of
+from envs.made_up.tasks import own_task
+from envs.made_up.world import STARTS
+from envs.source import Source
+from evolver.replaying import play
+
+NUMBERS = range(300)
+
+
+def tasks():
+    return [own_task(number * STARTS + number % 7) for number in NUMBERS]
+
+
+@pytest.mark.parametrize("number", [0, 17, 4242])
+def test_it_keeps_the_contract_of_an_environment(number):
+    with Source("made_up", {"number": number}, mode="inprocess") as source:
+        _, problems = conformance.run(source.world, limit=4)
+    assert not problems, "\n".join(map(str, problems))
+
+
+def test_references_solve_the_tasks_and_nothing_less_does():
+    for task in tasks():
+        assert play(MadeUp(), task, 0, task.reference)["success"], task
+        if task.verifier["state"]:
+            assert not play(MadeUp(), task, 0, task.reference[-1:])["success"], task
+
+
+def test_a_goal_is_refused_until_the_call_that_its_rule_needs():
+    ruled = [task for task in tasks() if task.meta["needed"]]
+    assert len(ruled) > 20
+    for task in ruled:
+        first = task.meta["needed"][0]
+        without = [a for n, a in enumerate(task.reference) if n != first]
+        assert not play(MadeUp(), task, 0, without)["success"], task
+
+
+def test_worlds_differ_and_depend_on_their_number_alone():
+    tools = {str([op.schema for op in plan_of(number).operations]) for number in NUMBERS}
+    assert len(tools) == len(NUMBERS)
+    plan_of.cache_clear()
+    assert {str([op.schema for op in plan_of(n).operations]) for n in NUMBERS} == tools
+
+
+def test_some_demonstrations_find_a_rule_out():
+    """They are refused, make the missing call, and repeat the refused one."""
+    found = 0
+    for n in NUMBERS:
+        said = [m["content"] for m in demonstrate(random.Random(n), care=1.0, hint=0.0)["messages"]]
+        found += any(said.count(text) > 1 for text in said if text.startswith("<tool_call>"))
+    assert 10 < found < 150
+
+
+def test_words_of_the_worlds_that_policies_are_tested_in_are_not_shown():
+    pools = " ".join(str(value) for name, value in vars(words).items() if name.isupper())
+    pools += str([op.schema for number in NUMBERS for op in plan_of(number).operations])
+    known = "member book fine lend pay thermostat temperature degrees room kitchen Dune Hana"
+    assert not set(known.lower().split()) & set(re.findall("[a-z]+", pools.lower()))
