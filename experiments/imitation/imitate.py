@@ -27,25 +27,16 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
     config: as configs/imitation.py describes. Raises NothingFits.
     """
     c, started = config, time.monotonic()
-    careful, careless = (
-        demonstrations.make(
-            c.env.name,
-            c.demonstrations,
-            c.seed,
-            c.explored,
-            care=care,
-            hint=c.hint,
-            **c.env.args.to_dict(),
-        )
-        for care in (1.0, c.care)
-    )
+    careful = demonstrated(c, 1.0)
+    careless = demonstrated(c, c.care) if c.careful < 1 else careful
     unhinted = [episode for episode in careless if not episode["hinted"]]
     success = float(np.mean([episode["success"] for episode in unhinted or careless]))
     hints = "without a hint" if unhinted else "with a hint"
     seconds = time.monotonic() - started
     print(
-        f"2 x {c.demonstrations} demonstrations in {seconds:.0f} s; "
-        f"careless ones {hints} succeed in {success:.1%}"
+        f"{c.demonstrations} demonstrations{' twice' * (c.careful < 1)} in {seconds:.0f} s; "
+        f"the last ones {hints} succeed in {success:.1%}",
+        flush=True,
     )
     if c.model.path:
         folder = model_folder(c.model.path, weights=True)
@@ -57,7 +48,9 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
         params = qwen.init(shape, seed_of(c.seed, "init") % 2**31)
     template = plugs.plug("template", c.template.name, c.template.args.to_dict())
     careful_samples = samples_of(careful, tokenizer, c.row, template)
-    careless_samples = samples_of(careless, tokenizer, c.row, template)
+    careless_samples = careful_samples
+    if careless is not careful:
+        careless_samples = samples_of(careless, tokenizer, c.row, template)
     params = train(c, shape, params, careful_samples, careless_samples)
     Workdir(workdir).claim(c.to_dict(), c.seed, "imitation")
     policy = Path(workdir) / "policy"
@@ -69,6 +62,14 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
     )
     hf.save(policy, shape, params, tokenizer=tokenizer, card=text)
     print(f"{qwen.parameter_count(shape):,} parameters written to {policy}")
+
+
+def demonstrated(config: Any, care: float) -> list[dict[str, Any]]:
+    """Return the demonstrations of an agent that takes this care."""
+    c, args = config, config.env.args.to_dict()
+    return demonstrations.make(
+        c.env.name, c.demonstrations, c.seed, c.explored, care=care, hint=c.hint, **args
+    )
 
 
 def card(config: Any, shape: qwen.Config, command: str, careless: str) -> str:

@@ -25,6 +25,7 @@ PARTS = ("__init__", "base", "keys", "meshes")
 IMITATION = (
     "imitation",
     "base_policy",
+    "reader_base",
     "bfcl_tiny_base",
     "home_base",
     "pretrained_base",

@@ -181,7 +181,7 @@ def test_a_config_of_run_py_is_recognised(capsys):
 
 
 @pytest.mark.parametrize(
-    "name", ["base_policy", "bfcl_tiny_base", "home_base", "pretrained_base", "window_base"]
+    "name", ["base_policy", "reader_base", "bfcl_tiny_base", "home_base", "pretrained_base", "window_base"]
 )
 def test_the_configs_that_imitate_are_sound(tmp_path, name):
     if name == "bfcl_tiny_base":
@@ -305,7 +305,7 @@ def test_files_without_solved_tasks_are_a_problem(tmp_path):
 def test_a_few_updates_without_clipping_write_a_policy(capsys, tiny, tmp_path):
     assert main([*tiny, "--config.clip=0"]) == 0
     out = capsys.readouterr().out
-    assert "2 x 6 demonstrations" in out and "imitate 3/3" in out
+    assert "6 demonstrations twice" in out and "imitate 3/3" in out
     shape, params = hf.load(tmp_path / "run" / "policy")
     before = qwen.init(shape, seed_of(0, "init") % 2**31)
     moved = jax.tree.map(
