@@ -14,6 +14,7 @@ same for every world: how long episodes are is read off the explorer's solutions
 from ml_collections import ConfigDict
 
 from configs import base
+from configs.keys import use
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -21,7 +22,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.env.name = arg or "travel"
     config.steps = 40
     config.model.path = "configs/assets/reader"
-    config.template.name = "brief"
+    use(config.template, "brief", most=300)
     config.template.max_observation = 256
 
     config.rollout.tasks = 8

@@ -33,8 +33,9 @@ KNOBS = ("station", "unit", "studio", "system", "panel", "device", "desk", "cons
 
 @dataclass
 class Attribute:
-    """An attribute of the entities of a kind. form: "choice", "flag", "number", "text" or "link". values: of
-    a choice or flag. other: the number of the kind that a link leads to. listed: shown in lists."""
+    """An attribute of the entities of a kind. form: "choice", "flag", "number", "text" or "link".
+    values: of a choice or flag. other: the number of the kind that a link leads to. listed: shown
+    in lists."""
 
     name: str
     form: str

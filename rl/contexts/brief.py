@@ -8,7 +8,8 @@ from typing import Any
 
 from envs.world import Message, Tool
 from models import chat
-from rl.contexts import noted
+from rl.bounds import CountOrZero
+from rl.contexts import Opening, noted
 from rl.contexts.causal import Causal
 
 CALLS = (
@@ -21,12 +22,18 @@ class Brief(Causal):
     """The conversation of `Causal`. The system message lists each tool as its name, its parameters
     and what is said about both, which takes a third of the tokens of its JSON schema."""
 
+    def __init__(self, opening: Opening, *, most: CountOrZero = 0):
+        """most: characters of a tool's line, whose end is cut; 0 = all of them."""
+        self.most = most
+        super().__init__(opening)
+
     def _opening_ids(self, messages: Sequence[Message]) -> list[int]:
         messages = noted(messages, self.note)
         if not (self.show_tools and self._tools):
             return chat.opening(self.tokenizer, messages)
         system = messages.pop(0)["content"] if messages[0]["role"] == "system" else ""
-        text = "\n".join([*filter(None, [system]), CALLS, *map(line_of, self._tools)])
+        lines = [line_of(tool)[: self.most or None] for tool in self._tools]
+        text = "\n".join([*filter(None, [system]), CALLS, *lines])
         return chat.opening(self.tokenizer, [{"role": "system", "content": text}, *messages])
 
 

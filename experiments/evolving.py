@@ -1,0 +1,144 @@
+"""Evolve in several worlds with several seeds, and tabulate what each stage can do.
+
+    PYTHONPATH=docs/examples python -m experiments.evolving lending:Lending --seeds 0 1 2
+    python -m experiments.evolving --seeds 0 -- "--gym FrozenLake-v1" "--functions my_module"
+
+Each word is what follows `evolver evolve`: a world, as a word or by a flag, and keys of the config.
+Every run has a workdir in --out, so the same command goes on where it was interrupted; table.md
+there is written after each run. Success is greedy unless a column says otherwise, in percent of the
+held-out tasks. "best" is the highest of all temperatures, greedy included, chosen on these tasks,
+which favours the policy before training. Intervals resample the tasks and, where all seeds have the
+same tasks, the seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+import command
+from evolver.files.report import aligned
+from evolver.files.workdir import Workdir
+from models.files import write_atomically
+from rl.evaluation import Scores, interval, interval_over_seeds
+
+HEAD = (
+    "world", "seeds", "minutes", "held-out tasks", "reader", "best", "imitated", "best", "trained",
+    "trained - reader's best", "trained - imitated's best",
+)  # fmt: skip
+
+
+class Result(NamedTuple):
+    """What one run measured: the stages' scores on the held-out tasks, and the minutes it took."""
+
+    reader: Scores
+    imitated: Scores | None
+    trained: Scores
+    minutes: float
+
+
+def folder_of(out: Path, words: str, seed: int) -> Path:
+    """Return the workdir of a run: "gym_FrozenLake-v1-0"."""
+    place = next(w for w in command.evolving(shlex.split(words)) if w.startswith("--workdir="))
+    return out / f"{Path(place).name.removeprefix('evolve-')}-{seed}"
+
+
+def play(words: str, seed: int, folder: Path) -> int:
+    """Run `evolver evolve` in a process of its own and return its exit code. Its minutes are added
+    up in the workdir's parent, over interruptions."""
+    flags = command.evolving([*shlex.split(words), f"--workdir={folder}"])
+    started = time.monotonic()
+    code = subprocess.call(
+        [sys.executable, "run.py", "--mode=evolve", *flags, f"--config.seed={seed}"]
+    )
+    clock = folder.with_name(f"{folder.name}.minutes")
+    before = float(clock.read_text()) if clock.is_file() else 0.0
+    write_atomically(clock, f"{before + (time.monotonic() - started) / 60:.2f}\n")
+    return code
+
+
+def result_of(folder: Path) -> Result | None:
+    """Return what a finished run measured, None if it has no report yet."""
+    if not (folder / "summary.md").is_file():
+        return None
+    runs = Workdir(folder / "trained").scores()
+    before, after = runs[min(runs)], runs[max(runs)]
+    evaluated = Workdir(folder / "pretrained").evaluations()
+    first = Scores(**evaluated[-1]["scores"][0]) if evaluated else before
+    clock = folder.with_name(f"{folder.name}.minutes")
+    minutes = float(clock.read_text()) if clock.is_file() else float("nan")
+    return Result(first, before if evaluated else None, after, minutes)
+
+
+def best(scores: Scores) -> np.ndarray:
+    """Return the success of each task at the best temperature."""
+    return np.asarray(scores.best_temperature()[1], np.float64)
+
+
+def cells(name: str, results: list[Result]) -> list[str]:
+    """Return the row of a world."""
+    imitated = [r.imitated or r.reader for r in results]
+    trained = [r.trained.per_task("greedy") for r in results]
+    same = len({tuple(r.trained.tasks) for r in results}) == 1
+
+    def mean(values: list[np.ndarray]) -> str:
+        return f"{100 * np.mean([value_N.mean() for value_N in values]):.1f}"
+
+    def gain(values: list[np.ndarray]) -> str:
+        difference = [after_N - before_N for before_N, after_N in zip(values, trained)]
+        low, high = (
+            interval_over_seeds(difference) if same else interval(np.concatenate(difference))
+        )
+        middle = np.mean([value_N.mean() for value_N in difference])
+        return f"{100 * middle:+.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+    reader = [best(r.reader) for r in results]
+    imitated_best = [best(scores) for scores in imitated]
+    return [
+        name, str(len(results)), f"{np.mean([r.minutes for r in results]):.0f}",
+        str(len(results[0].trained.tasks)),
+        mean([r.reader.per_task("greedy") for r in results]), mean(reader),
+        mean([scores.per_task("greedy") for scores in imitated]), mean(imitated_best),
+        mean(trained), gain(reader), gain(imitated_best),
+    ]  # fmt: skip
+
+
+def table(out: Path, worlds: list[str], seeds: list[int]) -> str:
+    """Return the table of the runs that are finished."""
+    rows = []
+    for words in worlds:
+        found = [result_of(folder_of(out, words, seed)) for seed in seeds]
+        done = [result for result in found if result is not None]
+        rows += [cells(words, done)] if done else []
+    return aligned(HEAD, rows, "pipe")
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("worlds", nargs="+")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=Path("runs/evolving"))
+    args = parser.parse_args(argv[1:])
+    args.out.mkdir(parents=True, exist_ok=True)
+    failed = []
+    for seed in args.seeds:
+        for words in args.worlds:
+            folder = folder_of(args.out, words, seed)
+            if result_of(folder) is None and (code := play(words, seed, folder)):
+                failed.append(f"{words}, seed {seed}: exit code {code}")
+            text = table(args.out, args.worlds, args.seeds)
+            write_atomically(args.out / "table.md", text + "\n")
+            print(f"\n{text}\n", flush=True)
+    print(*failed, sep="\n", file=sys.stderr)
+    return min(len(failed), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
