@@ -51,6 +51,8 @@ class Config(Group):
     """Care of the careless episodes: 0 = frequent slips, 1 = none."""
     careful: Fraction = 0.5
     """Share of the updates, from the first, without slips; then their share grows."""
+    whole: Fraction = 0.0
+    """Share of the updates, from the first, in which prompts and observations train, too."""
     pairs: Fraction = 0.0
     """Share of the samples, before there are slips, that are lists of random pairs of tokens."""
     hint: Fraction = 0.2
@@ -63,6 +65,9 @@ class Config(Group):
     vocab: int = 900
     """Most entries of the tokenizer of random weights, which is trained on the careless
     demonstrations."""
+    words: bool = False
+    """Train the tokenizer on words alone. A word then has the same ids behind a space, a quote and
+    a bracket, so that copying it is copying ids; texts take more tokens."""
 
     # The batch of an update.
     rows: Count = 24

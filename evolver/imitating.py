@@ -71,8 +71,15 @@ def train(
     state = learner.init_state(shape, params, optimizer)
     started = said = time.monotonic()
     losses = []
-    careless_shares = shares(c.careful, c.steps)
-    stream = batches(careful, careless, careless_shares, c.rows, c.row, c.seed, pairs=c.pairs)
+    careless_shares, first = shares(c.careful, c.steps), round(c.whole * c.steps)
+    whole = batches(
+        [whole_of(sample) for sample in careful], careless, careless_shares, c.rows, c.row,
+        c.seed, pairs=c.pairs,
+    )  # fmt: skip
+    agent = batches(
+        careful, careless, careless_shares, c.rows, c.row, c.seed + (first > 0), pairs=c.pairs
+    )
+    stream = itertools.chain(itertools.islice(whole, first), agent)
     for step, packed in enumerate(itertools.islice(stream, c.steps), 1):
         seed = seed_of(c.seed, "rounding", step) % 2**32
         state, metrics = update(state, packed, seed=seed)
@@ -88,6 +95,12 @@ def train(
                 flush=True,
             )
     return state["params"]
+
+
+def whole_of(sample: Sample) -> Sample:
+    """Return a sample of which all tokens train but the first. Prompts and observations name things
+    again and again, which teaches copying many times sooner than the agent's few tokens do."""
+    return Sample(sample.tokens, np.arange(len(sample.tokens)) > 0)
 
 
 def shares(careful: float, steps: int) -> Iterator[float]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from envs.hints import experience_block, hint_text, when_text
+from envs.made_up.plan import SYSTEMS
 from envs.made_up.tasks import own_task
 from envs.made_up.world import STARTS, MadeUp
 from envs.slips import careless, values_of
@@ -21,7 +22,13 @@ from envs.toolcalls import Call, parse
 WORLDS = 1_000_000  # numbers of worlds that are shown
 REFUSED = 0.5  # share of the demonstrations in which the agent finds a rule out
 ORIGIN = "The demonstrations come from made-up worlds: their tools, names and rules are random."
-TOKENS: tuple[str, ...] = ()
+# Text of every prompt, a token each: the system messages, and rl/contexts/brief.py's of tools.
+TOKENS = (
+    *filter(None, SYSTEMS),
+    "A call is ",
+    '{"name": TOOL, "arguments": {PARAMETER: VALUE}}',
+    " and these are the tools:",
+)
 
 
 def demonstrate(

@@ -4,6 +4,8 @@ pretrained one."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,9 @@ from experiments.imitation import demonstrations
 from models import hf, qwen
 from models.tokenizer import Tokenizer, train_bpe
 from rl.seeds import seed_of
+
+WORD = re.compile(r"[^\W\d_]+")
+WORDS_FROM = 50_000  # texts that a tokenizer of words is trained on
 
 
 def imitate(config: Any, workdir: str | Path, command: str) -> None:
@@ -43,6 +48,9 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
         tokenizer, (shape, params) = Tokenizer.load(folder), hf.load(folder)
     else:
         texts = (text for episode in careless for text in demonstrations.texts_of(episode))
+        if c.words:
+            pieces = (WORD.findall(text) for text in itertools.islice(texts, WORDS_FROM))
+            texts = itertools.chain.from_iterable(pieces)
         tokenizer = train_bpe(texts, c.vocab, demonstrations.extra_tokens(c.env.name))
         shape = dataclasses.replace(qwen.PRESETS[c.model.preset], vocab=tokenizer.vocab_size)
         params = qwen.init(shape, seed_of(c.seed, "init") % 2**31)

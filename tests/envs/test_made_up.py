@@ -7,13 +7,15 @@ import re
 import pytest
 
 from envs import conformance
-from envs.made_up import MadeUp, words
+from envs.made_up import MadeUp, demos, plan, words
 from envs.made_up.demos import demonstrate
 from envs.made_up.plan import plan_of
 from envs.made_up.tasks import own_task
 from envs.made_up.world import STARTS
 from envs.source import Source
 from evolver.replaying import play
+from models.tokenizer import Tokenizer
+from rl.contexts import brief
 
 NUMBERS = range(300)
 
@@ -61,8 +63,21 @@ def test_some_demonstrations_find_a_rule_out():
     assert 10 < found < 150
 
 
+def test_the_text_that_introduces_tools_takes_few_tokens():
+    assert all(text in brief.CALLS for text in demos.TOKENS[len(plan.SYSTEMS) - 1 :])
+
+
 def test_words_of_the_worlds_that_policies_are_tested_in_are_not_shown():
     pools = " ".join(str(value) for name, value in vars(words).items() if name.isupper())
     pools += str([op.schema for number in NUMBERS for op in plan_of(number).operations])
     known = "member book fine lend pay thermostat temperature degrees room kitchen Dune Hana"
     assert not set(known.lower().split()) & set(re.findall("[a-z]+", pools.lower()))
+
+
+def test_the_reader_gives_a_word_the_same_ids_wherever_it_stands():
+    """So a name of a tool or an id that it copies from a line, a query or JSON is the same ids."""
+    tokenizer = Tokenizer.load("configs/assets/reader")
+    for word in ("crate", "Oslo", "C44", "kelmo", "lending", "thermostat", "unlockDoor"):
+        ids = tokenizer.encode(word)
+        for before, after in ((" ", "."), ('"', '"'), ("(", ")"), ("_", ",")):
+            assert tokenizer.encode(f"{before}{word}{after}")[1:-1] == ids, (before, word)
