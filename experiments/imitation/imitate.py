@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
         folder = model_folder(c.model.path, weights=True)
         tokenizer, (shape, params) = Tokenizer.load(folder), hf.load(folder)
     else:
-        texts = (text for episode in careless for text in demonstrations.texts_of(episode))
+        texts: Iterator[str] = itertools.chain.from_iterable(map(demonstrations.texts_of, careless))
         if c.words:
             pieces = (WORD.findall(text) for text in itertools.islice(texts, WORDS_FROM))
             texts = itertools.chain.from_iterable(pieces)
