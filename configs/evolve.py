@@ -62,6 +62,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.eval.temperatures = (0.3, 0.6)
     config.eval.every = 20
     config.checkpoint.every = 5
+    config.evolve.updates = 100
     config.evolve.rows = 8
     config.evolve.lr = 1e-3
     return config

@@ -26,6 +26,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optim.lr = 3e-5
     config.navigating.extractor.args = base.get_config().navigating.extractor.args
     config.eval.every = 10
+    config.evolve.updates = 40
     config.evolve.rows = 4
     config.evolve.lr = 1e-4
     return config

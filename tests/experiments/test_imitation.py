@@ -18,7 +18,7 @@ import pytest
 from configs import imitation
 from evolver.config import plugs
 from evolver.config.keys import keys_of
-from evolver.imitating import batches, make_optimizer, random_pairs, samples_of, shares
+from evolver.imitating import batches, make_optimizer, random_pairs, samples_of, shares, whole_of
 from experiments.imitation import demonstrations
 from experiments.imitation.__main__ import main, problems
 from models import hf, qwen
@@ -382,6 +382,13 @@ def test_only_the_turns_of_the_assistant_train():
     assert tokenizer.decode(ids[sample.mask].tolist()) == "One.<|im_end|>Two.<|im_end|>"
     text = tokenizer.decode(ids.tolist())
     assert "more" in text and "end\n" not in text and text.endswith("Two.<|im_end|>")
+
+
+def test_of_whole_conversations_all_tokens_train_but_the_first():
+    (sample,), _ = imitated(SAID)
+    whole = whole_of(sample)
+    assert (whole.tokens == sample.tokens).all() and whole.mask.sum() == len(sample) - 1
+    assert not whole.mask[0] and sample.mask.sum() < whole.mask.sum()
 
 
 def test_a_template_makes_the_prompts_of_demonstrations_as_those_of_an_episode():

@@ -15,6 +15,7 @@ from evolver.llm.questions import ChatError
 from evolver.replaying import executed_turns
 from rl import samples
 from rl.contexts import Opening, noted
+from rl.contexts.brief import Brief
 from rl.contexts.causal import Causal
 from rl.contexts.managing import SelfManaging, decision
 from rl.contexts.reasoning import HINT, ReasoningAugmented
@@ -223,3 +224,20 @@ def test_a_note_stands_in_the_last_user_message_and_needs_one():
     assert opening[2:] == message("user", "c")
     with pytest.raises(ValueError, match="no user message"):
         noted(message("system", "s"), "n")
+
+
+def test_the_brief_template_lists_tools_by_a_line_each_cut_where_it_is_told_to():
+    about = {"type": "object", "properties": {"to": {"type": "string", "description": "A city."}}}
+    function = {
+        "name": "go",
+        "description": "Travel to a city.\nIt takes long.",
+        "parameters": about,
+    }
+    seen = Observation(
+        [{"role": "user", "content": "Hi."}], [{"type": "function", "function": function}]
+    )
+    prompts = [
+        tokenizer().decode(Brief(Opening(tokenizer(), seen), most=most).prompt) for most in (0, 12)
+    ]
+    assert "go(to): Travel to a city. It takes long. to: A city." in prompts[0]
+    assert "\ngo(to): Trav<|im_end|>" in prompts[1]
