@@ -12,7 +12,7 @@ from evolver.metrics import Metrics, timed
 from evolver.processes import hosts
 from evolver.questioning import OutcomeJudge, is_verified
 from rl.advantages import Batch, Estimator, estimate
-from rl.advantages.estimators import of_outcomes
+from rl.advantages.estimators import of_outcomes, tells_apart
 from rl.samples import void_reason
 from rl.trajectory import StopReason, Trajectory, groups_of
 
@@ -97,12 +97,27 @@ def grade_all(
     return [trajectory for group in graded for trajectory in group], metrics
 
 
+def alike(
+    config: Any, estimator: Estimator, trajectories: Sequence[Trajectory]
+) -> set[tuple[str, int]]:
+    """Return the groups whose rollouts are alike in all that the estimator reads, so that they have
+    no signal, whatever its advantages are. Void rollouts do not count."""
+    found = set()
+    for key, group in groups_of(trajectories).items():
+        counted = [t for t in group if not void_reason(t, config.learner.drop)]
+        if not tells_apart(estimator, Batch.of(counted, 0)):
+            found.add(key)
+    return found
+
+
 def assign(
     config: Any, estimator: Estimator, trajectories: Sequence[Trajectory], step: int
 ) -> None:
-    """Write an advantage into each turn. Void rollouts get no advantage and are excluded from group
-    statistics."""
-    counted = [t for t in trajectories if not void_reason(t, config.learner.drop)]
+    """Write an advantage into each turn. Void rollouts get no advantage and are excluded from the
+    estimator's statistics, as are the groups that `rollout.refill` replaces."""
+    replaced = alike(config, estimator, trajectories) if config.rollout.refill else set()
+    counted = [t for t in trajectories if t.group not in replaced]
+    counted = [t for t in counted if not void_reason(t, config.learner.drop)]
     if not counted:
         return
     batch = Batch.of(counted, step)

@@ -127,6 +127,7 @@ def make_programs(
         optimizer=optimizer,
         loss=plug("loss", c.loss.name, c.loss.args.to_dict()),
         aggregate=c.loss.aggregate,
+        max_tokens=min(c.rollout.context, c.rollout.max_turns * c.rollout.max_tokens),
         kl_coef=c.loss.kl_coef,
         kl_estimator=c.loss.kl_estimator,
         entropy_coef=c.loss.entropy_coef,

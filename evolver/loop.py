@@ -14,7 +14,6 @@ from evolver.phases.record import Recorder
 from evolver.processes import hosts
 from evolver.processes.interrupt import Interrupted, RunEnds
 from models import chat, hf, lora
-from rl.samples import no_signal
 from rl.seeds import seed_of
 from rl.trajectory import Trajectory, groups_of
 
@@ -55,8 +54,8 @@ def iterate(run: Run, recorder: Recorder, step: int) -> None:
     chosen, explored = tasks.choose(run, step)  # 1 tasks
     trajectories, played = rollouts.roll_out(run, chosen, step)  # 2 rollouts, 3 outcomes, 4 labels
     rollouts.show_faults(run, trajectories, step)
+    trajectories, played = refill(run, trajectories, step, played)  # 1 to 4 again
     grading.assign(run.config, run.estimator, trajectories, step)  # 5 advantages
-    trajectories, played = refill(run, trajectories, step, played)  # 1 to 5 again
     version = run.actor.engine.version
     batches, reasons, ledger = learning.select(run.config, trajectories, version)  # 6 samples
     remembered = extraction.remember(run, trajectories, step)  # 7 memory
@@ -77,20 +76,20 @@ def refill(
     rounds.
 
     This is DAPO's dynamic sampling (arXiv 2503.14476, section 3.2). Groups without signal stay in
-    the ledger. Returns all trajectories of the step and its metrics, with the judges' figures;
-    `metrics` are those of the first round.
+    the ledger, and `grading.assign` leaves them out. Returns all trajectories of the step and its
+    metrics, with the judges' figures; `metrics` are those of the first round.
     """
     c, rounds = run.config.rollout, 0
     seed = seed_of(run.config.seed, "refill", step)
     while rounds < c.refill:
         groups = groups_of(trajectories)
-        missing = c.tasks - sum(not no_signal(group) for group in groups.values())
+        silent = grading.alike(run.config, run.estimator, trajectories)
+        missing = c.tasks - len(groups) + len(silent)
         drawn = {id for id, _ in groups}
         more = tasks.draw(run, rounds, missing, seed, drawn) if missing else []
         if not more:
             break
         played, measured = rollouts.roll_out(run, {step: more}, step)
-        grading.assign(run.config, run.estimator, played, step)
         trajectories, rounds = [*trajectories, *played], rounds + 1
         for name in ("time/rollout", "time/grade"):
             if name in measured:

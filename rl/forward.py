@@ -106,6 +106,7 @@ def device_batch(packed: Packed, mesh: Mesh | None, micro: int, capacity_rows: i
         "old_logp": packed.logp_RT if packed.old_logp_RT is None else packed.old_logp_RT,
         "ref_logp": packed.ref_logp_RT,
         "prompts": packed.prompts_RT,
+        "weight": packed.weight_RT,
     }
     batch: dict[str, Any] = {}
     for name, array in arrays.items():

@@ -8,7 +8,7 @@ memory and speed, not the result. `rl.forward` has the pass through the model.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -188,6 +188,7 @@ class Update:
     # the compiled function of the state, the arrays of `device_batch`, the position and the seed
     jitted: Any
     forward: Forward
+    weights: Callable[[Packed], np.ndarray]  # of the tokens in the loss, (R, T) float32
     needs_reference: bool
     keep_logp: bool
 
@@ -209,7 +210,8 @@ class Update:
                 "a KL penalty (kl_coef) needs packed.ref_logp_RT, the reference's log-probabilities"
             )
         place = state["step"] if position is None else position
-        arrays = _arrays(packed, self.forward)
+        weighted = dataclasses.replace(packed, weight_RT=self.weights(packed))
+        arrays = _arrays(weighted, self.forward)
         state, metrics = self.jitted(state, arrays, np.float32(place), np.uint32(seed))
         if self.keep_logp:
             metrics["logp_RT"] = _on_host(metrics["logp_RT"], packed)
@@ -260,6 +262,7 @@ def make_update(
     optimizer: optax.GradientTransformation,
     loss: losses.TokenLoss,
     aggregate: str = "token-mean",
+    max_tokens: int = 1,
     layout: Layout = PLAIN,
     keep_logp: bool = False,
     **terms: Any,
@@ -269,7 +272,7 @@ def make_update(
     Args:
       optimizer: see `rl.optim`.
       loss: see `rl.losses`; its arguments are bound.
-      aggregate: see `losses.aggregation_weights`; applies to the whole mini-batch.
+      aggregate, max_tokens: see `losses.aggregation_weights`; they apply to the whole mini-batch.
       layout: placement and precision of the state.
       keep_logp: also return, as the metric "logp_RT", the log-probabilities that the update
         computed: (R, T) float32 on the host, 0 at tokens that do not train.
@@ -289,6 +292,11 @@ def make_update(
     if layout.offload and shardings is not None:
         on_device = _in_memory("device", shardings["opt"])
     entropy_gradient = bool(terms.get("entropy_coef"))
+
+    def weights(packed: Packed) -> np.ndarray:
+        return losses.aggregation_weights(
+            packed.mask_RT, packed.rollout_RT, aggregate=aggregate, max_tokens=max_tokens
+        )
 
     def micro_loss(
         params: qwen.Params, base: qwen.Params, rows: Rows
@@ -310,10 +318,6 @@ def make_update(
             )
             return (value, sums, _wide(grads)), maxima, {"logp_RT": logp_RT} if keep_logp else {}
 
-        shape = batch["mask"].shape
-        mask_RT, segments_RT = (batch[name].reshape(-1, shape[-1]) for name in ("mask", "segments"))
-        weight_RT = losses.aggregation_weights(mask_RT, segments_RT, aggregate=aggregate)
-        batch = batch | {"weight": weight_RT.reshape(shape)}
         (value, sums, grads), maxima, kept = over_micro_batches(work, batch, forward.widths)
         metrics = {name: added / jnp.maximum(count, 1) for name, (added, count) in sums.items()}
         metrics |= {f"tokens/{name}": count for name, (_, count) in sums.items()}
@@ -321,7 +325,7 @@ def make_update(
         return _apply(state, optimizer, position, seed, value, grads, metrics, on_device)
 
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, _replicated(mesh)))
-    return Update(jitted, forward, bool(terms.get("kl_coef")), keep_logp)
+    return Update(jitted, forward, weights, bool(terms.get("kl_coef")), keep_logp)
 
 
 def _sums(stats: losses.Stats) -> dict[str, tuple[Array, Array]]:

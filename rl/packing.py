@@ -41,6 +41,9 @@ class Packed:
     envs: tuple[str, ...] = ()  # the environment of each packed sample
     # those whose generations the samples hold, in order, if the caller knows them
     turns: tuple[Turn, ...] = ()
+    # the rollout, as an integer, that each packed sample is a part of; () = each is a whole one
+    rollouts: tuple[int, ...] = ()
+    weight_RT: np.ndarray | None = None  # float32: of each token in the loss, once it is known
     old_logp_RT: np.ndarray | None = None  # the denominator of the ratio; None = logp_RT
     ref_logp_RT: np.ndarray | None = None  # of the reference policy, if a KL penalty needs it
     # int32: segment of each token's shared prompt, 0 = none; None = none at all
@@ -54,6 +57,13 @@ class Packed:
     def fill(self) -> float:
         """Fraction of the positions that hold a token."""
         return float(np.mean(self.segments_RT > 0)) if self.segments_RT.size else 0.0
+
+    @property
+    def rollout_RT(self) -> np.ndarray:
+        """The rollout of each token, -1 in padding."""
+        if not self.rollouts:
+            return self.sample_RT
+        return np.where(self.sample_RT < 0, -1, np.array(self.rollouts)[self.sample_RT])
 
     def trained(self, value_RT: np.ndarray) -> np.ndarray:
         """Return the values at the tokens that train, (n,): sample by sample as they were packed,

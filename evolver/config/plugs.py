@@ -45,6 +45,12 @@ class Kind:
     given: str = "Parts"
     methods: tuple[str, ...] = ()
 
+    @property
+    def called(self) -> bool:
+        """True if the run calls the plug itself, with what it gives: a function, or an instance of
+        a class, made once from the config's `args`."""
+        return not self.methods
+
 
 QUESTIONING, NAVIGATING = "evolver.questioning", "evolver.navigating"
 KINDS = {
@@ -115,6 +121,8 @@ def plug(key: str, name: str, args: Mapping[str, Any]) -> Callable[[Any], Any]:
     if found := problems(key, name, args):
         raise PlugError("\n".join(found))
     target = load(key, name)
+    if inspect.isclass(target) and KINDS[key].called:
+        return target(**args)
     bound = functools.partial(target, **args)
     return bound if positional(target) else lambda given: bound()
 
@@ -215,6 +223,7 @@ def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
     except (PlugError, TypeError, ValueError) as error:
         return [str(error)]
     lacking = lacks(target, kind) if inspect.isclass(target) else []
+    made = inspect.isclass(target) and kind.called
     if lacking:
         return [
             f"config.{key}.name={name!r} lacks {', '.join(lacking)}: subclass"
@@ -233,12 +242,17 @@ def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
     for argument, p in parameters(target).items():
         if p.default is p.empty and argument in takes and argument not in args:
             found.append(f"{argument} is missing")
-        if p.default is p.empty and argument in first[1:]:
+        if made and p.default is p.empty and argument in first:
+            found.append(
+                f"{argument} cannot be provided: an instance is made from the config's `args`, and"
+                f" then its __call__ is given {kind.given}"
+            )
+        elif p.default is p.empty and argument in first[1:]:
             found.append(
                 f"{argument} cannot be provided: a plug has one positional argument, {kind.given},"
                 " and what the config sets is keyword-only (after `*`)"
             )
-    if not kind.methods and not first:
+    if kind.called and not (positional(target.__call__)[1:] if made else first):
         found.append(f"it takes no positional argument; the run gives it {kind.given}")
     call = f"The call is {signature(name, target)}"
     return [f"config.{key}.args: {'; '.join(found)}. {call}"] if found else []
@@ -251,7 +265,7 @@ def lacks(target: type, kind: Kind) -> list[str]:
     function.
     """
     missing = []
-    for method in kind.methods:
+    for method in kind.methods or ("__call__",):
         owner = next((cls for cls in target.__mro__ if method in vars(cls)), None)
         if owner is None or (method == kind.methods[0] and owner is attribute(kind.protocol)):
             missing.append(f"{method}()")

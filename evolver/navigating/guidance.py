@@ -45,7 +45,10 @@ class Navigating:
         most = self.top_k * self.refiner.candidates
         near = self.pool.search(queries, _NEAR * most, min_similarity=self.min_similarity)
         candidates = [self._candidates(found, most) for found in near]
-        return self.refiner.refine(queries, candidates, self.top_k)
+        refined = self.refiner.refine(queries, candidates, self.top_k)
+        for experiences in refined:  # a refiner may drop what was found, and add what was not
+            self._meter.average("empty_rate", not experiences)
+        return refined
 
     def _candidates(self, near: Sequence[tuple[Experience, float]], most: int) -> list[Experience]:
         """Return the best `most` of the experiences near a query, no two with the same content."""
@@ -56,7 +59,6 @@ class Navigating:
         for pair in ranked:
             by_content.setdefault(pair[0].content, pair)
         chosen = list(by_content.values())[:most]
-        self._meter.average("empty_rate", not chosen)
         if chosen:
             self._meter.average("similarity", max(similarity for _, similarity in chosen))
         return [experience for experience, _ in chosen]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -49,8 +50,9 @@ def select(
     batches = []
     for i in range(min(c.updates, len(groups))):
         chosen = [trajectory for group in groups[i :: c.updates] for trajectory in group]
-        made = [sample for trajectory in chosen for sample in samples(trajectory)]
-        batch = pack(made, c.row, share=c.share_prompts)
+        parts = [samples(trajectory) for trajectory in chosen]
+        batch = pack(list(itertools.chain(*parts)), c.row, share=c.share_prompts)
+        batch.rollouts = tuple(np.repeat(np.arange(len(parts)), [len(part) for part in parts]))
         batch.turns = tuple(turn for t in chosen for turn in t.turns if turn.completion.tokens)
         batches.append(batch)
     if batches:

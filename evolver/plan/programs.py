@@ -77,7 +77,7 @@ def learner_programs(config: Any, shape: qwen.Config, devices: list[Any]) -> Pro
     frozen = jnp.dtype(config.model.dtype)
     state = learner.state_shapes(shape, optimizer, mesh, layout, frozen_dtype=frozen)
     batch = batch_shapes(config, mesh)
-    scored = {name: array for name, array in batch.items() if name != "ref_logp"}
+    scored = {name: array for name, array in batch.items() if name not in ("ref_logp", "weight")}
     params = state["params"]
     if "base" in state:
         params = lora.beside(state["base"], params)
@@ -92,6 +92,7 @@ def batch_shapes(config: Any, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     row = np.zeros((1, config.learner.row), np.int32)
     real, mask = row.astype(np.float32), row > 0
     packed = Packed(row, row, row, mask, real, real, mask, row, row)
+    packed.weight_RT = real
     packed.ref_logp_RT = real if config.loss.kl_coef else None
     # Without a mesh the batch stays on the host, where empty rows take no memory.
     rows = parts.capacity_rows(config)

@@ -11,6 +11,8 @@ import numpy as np
 
 from rl.trajectory import Trajectory
 
+PER_TURN = ("label_NK",)  # the fields of a batch that hold a value for each turn
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -78,10 +80,14 @@ def estimate(estimator: Estimator, batch: Batch) -> np.ndarray:
     return advantage_NK
 
 
-def _name(estimator: Any) -> str:
-    """Return "module:name" of the function behind an estimator."""
+def unbound(estimator: Any) -> Any:
+    """Return the function, or the object, behind an estimator with bound arguments."""
     while isinstance(estimator, functools.partial):
         estimator = estimator.func
-    return (
-        f"{estimator.__module__}:{getattr(estimator, '__qualname__', type(estimator).__qualname__)}"
-    )
+    return estimator
+
+
+def _name(estimator: Any) -> str:
+    """Return "module:name" of what is behind an estimator."""
+    made = unbound(estimator)
+    return f"{made.__module__}:{getattr(made, '__qualname__', type(made).__qualname__)}"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rl.advantages import attribution, outcome
-from rl.advantages.batch import Batch, Estimator, estimate
+from rl.advantages.batch import PER_TURN, Batch, Estimator, estimate, unbound
 
 
 class OfArrays:
@@ -44,13 +44,21 @@ adca = OfArrays(
 )
 
 
+def tells_apart(estimator: Estimator, batch: Batch) -> bool:
+    """Return True if the rollouts of a batch differ in their scores, or their turns in what else
+    the estimator may read. One that is none of this module may read everything."""
+    function = unbound(estimator)
+    fields = function.fields if isinstance(function, OfArrays) else PER_TURN
+    turns_NK = np.arange(batch.label_NK.shape[1]) < batch.turns_N[:, None]
+    per_turn = [getattr(batch, field)[turns_NK] for field in PER_TURN if field in fields]
+    return any(x.size and np.ptp(x) > 1e-6 for x in (batch.outcome_N, *per_turn))
+
+
 def of_outcomes(estimator: Estimator, batch: Batch) -> np.ndarray | None:
     """Return advantage_NK, (N, K) float64, as if no turn had a label: the part of the advantage
     that outcomes give. None for an estimator that reads no labels, or that is none of this module:
     it may do something else when it is called again."""
-    function: Any = estimator
-    while isinstance(function, functools.partial):
-        function = function.func
+    function = unbound(estimator)
     if not (isinstance(function, OfArrays) and function.needs_labels):
         return None
     return estimate(estimator, dataclasses.replace(batch, label_NK=np.zeros_like(batch.label_NK)))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 # exp(20) = 5e8: beyond what any clip lets through, far below the overflow of float32
@@ -53,36 +54,41 @@ def segment_sum(value_RT: Array, segments_RT: Array) -> Array:
 
 
 def aggregation_weights(
-    mask_RT: Array, segments_RT: Array | None = None, *, aggregate: str = "token-mean"
-) -> Array:
+    mask_RT: np.ndarray,
+    rollout_RT: np.ndarray | None = None,
+    *,
+    aggregate: str = "token-mean",
+    max_tokens: int = 1,
+) -> np.ndarray:
     """Return one weight per token, (R, T) float32, such that loss = sum(weight * token_loss).
 
     - "token-mean": the mean over all trained tokens of the batch (DAPO, arXiv 2503.14476).
-    - "seq-mean-token-sum": the mean over sequences of the sums over their tokens.
-    - "seq-mean-token-mean": the mean over sequences of the means over their tokens (GRPO, arXiv
+    - "seq-mean-token-sum": the mean over rollouts of the sums over their tokens.
+    - "seq-mean-token-mean": the mean over rollouts of the means over their tokens (GRPO, arXiv
       2402.03300).
-    - "seq-mean-token-sum-norm": the sum over all tokens, divided by the length of a row (Dr. GRPO,
-      arXiv 2503.20783).
+    - "seq-mean-token-sum-norm": the sum over all tokens, divided by the number of rollouts and by
+      `max_tokens`, the most tokens that one can generate (Dr. GRPO, arXiv 2503.20783).
 
-    Without `segments_RT` every row is a sequence, even an empty one; with it, every segment that
-    has trained tokens.
+    `rollout_RT` holds an integer per token that is equal for the tokens of one rollout, in whatever
+    samples and rows they are; rollouts without trained tokens do not count. Without it every row is
+    a rollout, even an empty one.
     """
-    mask_RT = mask_RT.astype(jnp.float32)
-    if aggregate == "token-mean":
-        return mask_RT / jnp.maximum(jnp.sum(mask_RT), 1)
-    if aggregate == "seq-mean-token-sum-norm":
-        return mask_RT / mask_RT.shape[1]
     if aggregate not in AGGREGATES:
         raise ValueError(f"aggregate={aggregate!r}: choose one of {', '.join(AGGREGATES)}")
-    if segments_RT is None:
-        length_RT = jnp.sum(mask_RT, axis=1, keepdims=True)
-        sequences = jnp.float32(len(mask_RT))
+    on_RT = np.asarray(mask_RT) > 0
+    mask_RT = on_RT.astype(np.float32)
+    if aggregate == "token-mean":
+        return mask_RT / np.maximum(mask_RT.sum(), 1)
+    if rollout_RT is None:
+        rollout_RT, rollouts = np.arange(len(mask_RT))[:, None] + 0 * on_RT, len(mask_RT)
     else:
-        length_RT = segment_sum(mask_RT, segments_RT)
-        sequences = jnp.maximum(jnp.sum(mask_RT / jnp.maximum(length_RT, 1)), 1)
+        rollouts = max(len(np.unique(rollout_RT[on_RT])), 1)
     if aggregate == "seq-mean-token-mean":
-        mask_RT = mask_RT / jnp.maximum(length_RT, 1)
-    return mask_RT / sequences
+        tokens_N = np.bincount(rollout_RT[on_RT], minlength=1)
+        mask_RT = mask_RT / np.maximum(tokens_N, 1)[rollout_RT * on_RT]
+    elif aggregate == "seq-mean-token-sum-norm":
+        mask_RT = mask_RT / max_tokens
+    return (mask_RT / rollouts).astype(np.float32)
 
 
 def log_ratio(logp_RT: Array, old_logp_RT: Array, mask_RT: Array) -> Array:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
+import numpy as np
 import pytest
 
+from configs import base
 from envs.world import Evaluation
 from evolver import grading
 from evolver.questioning import OutcomeJudge
+from rl.advantages import estimators
 from rl.trajectory import StopReason
 from tests.evolver.toy import Library, attempt, call, task
 
@@ -41,3 +45,50 @@ def test_an_episode_without_a_verdict_is_broken():
     trajectory = attempt(Library(), LEND, [call("shelf", "green")])
     grading.grade(grading.Grader(outcomes=Generous("no answer")), [trajectory])
     assert trajectory.broken and trajectory.error == f"{grading.UNJUDGED}: no answer"
+
+
+def group_of(draw, outcomes, labels=(1, 1)):
+    """Return a group of rollouts of one turn each."""
+    members = []
+    for outcome, label in zip(outcomes, labels):
+        trajectory = attempt(Library(), LEND, [call("shelf", "green")])
+        trajectory.draw, trajectory.evaluation = draw, Evaluation(outcome, outcome == 1)
+        trajectory.stop, trajectory.turns[0].label = StopReason.DONE, label
+        members.append(trajectory)
+    return members
+
+
+def whitened(batch, *, scale=1.0):
+    """Standardise over the whole batch."""
+    return scale * (batch.outcome_N - batch.outcome_N.mean()) / batch.outcome_N.std()
+
+
+@pytest.mark.parametrize(
+    "estimator, silent",
+    [
+        (partial(estimators.grpo, eps=1e-6), {2, 3}),
+        (partial(estimators.adca), {2}),
+        (
+            partial(whitened, scale=2.0),
+            {2},
+        ),  # of other estimators nobody knows that they ignore labels
+    ],
+)
+def test_a_group_has_signal_if_the_estimator_can_tell_its_rollouts_apart(estimator, silent):
+    config = base.get_config()
+    played = [*group_of(1, (0.0, 1.0)), *group_of(2, (1.0, 1.0)), *group_of(3, (1.0, 1.0), (1, -1))]
+    assert {draw for _, draw in grading.alike(config, estimator, played)} == silent
+    played[0].stop = StopReason.ENV_ERROR  # a lone rollout is compared with nobody
+    assert {draw for _, draw in grading.alike(config, estimator, played)} == silent | {1}
+
+
+def test_groups_that_are_refilled_are_in_no_statistics():
+    config = base.get_config()
+    with_signal, without = group_of(1, (0.0, 1.0)), group_of(2, (1.0, 1.0))
+    for refill, expected in ((0, [-1.73, 0.58, 0.58, 0.58]), (1, [-1.0, 1.0, 0.0, 0.0])):
+        config.rollout.refill = refill
+        for t in without:
+            t.turns[0].advantage = 0.0
+        grading.assign(config, whitened, [*with_signal, *without], 1)
+        got = [t.turns[0].advantage for t in (*with_signal, *without)]
+        np.testing.assert_allclose(got, expected, atol=0.01)

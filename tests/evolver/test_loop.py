@@ -309,13 +309,32 @@ def tasks_of(path: Path, split: str, count: int) -> str:
     return f"--config.env.tasks={path}"
 
 
-def test_groups_without_signal_are_replaced_by_other_tasks(tiny, tmp_path):
-    words = ["--config.rollout.group=2", "--config.eval.every=0"]
+BATCHES: list[int] = []  # the steps of the batches that `whitened` was given
+
+
+def whitened(batch):
+    """Standardise over the whole batch: no advantage is ever 0."""
+    BATCHES.append(batch.step)
+    return 1e-3 + (batch.outcome_N - batch.outcome_N.mean()) / (batch.outcome_N.std() + 1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "tests.evolver.test_loop:whitened"])
+def test_groups_without_signal_are_replaced_by_other_tasks(tiny, tmp_path, estimator):
+    words = [
+        "--config.rollout.group=2",
+        "--config.eval.every=0",
+        f"--config.advantage.name={estimator}",
+    ]
+    BATCHES.clear()
     assert go(tiny, tmp_path / "plain", *words) == 0
     assert go(tiny, tmp_path / "refilled", *words, "--config.rollout.refill=9") == 0
     before, after = lines(tmp_path / "plain")[1:], lines(tmp_path / "refilled")[1:]
-    trained = [sum(line["ledger/trained"] for line in run_lines) for run_lines in (before, after)]
-    assert trained[0] < min(6 * len(before), trained[1])  # some tasks had no signal
+    if estimator == "grpo":
+        trained = [sum(line["ledger/trained"] for line in steps) for steps in (before, after)]
+        assert trained[0] < min(6 * len(before), trained[1])  # some tasks had no signal
+    else:  # all rounds of a step are one batch
+        assert sorted(BATCHES) == sorted(line["step"] for line in before + after)
+    assert any(line["rollout/refills"] for line in after)
     for line in after:
         groups = {}
         for rollout in rollouts_of(tmp_path / "refilled", line["step"]):

@@ -410,6 +410,16 @@ class TestGuidance:
         figures = navigating.metrics()
         assert figures["navigating/guided_rate"] == 0.25 and figures["navigating/empty_rate"] == 0.5
 
+    def test_an_empty_retrieval_is_one_that_the_refiner_leaves_empty(self):
+        class Own(Unrefined):
+            def refine(self, queries, candidates, top_k):
+                return [[lesson("Lend Dune.")], []]
+
+        navigating = navigating_of(pool_of(), refiner=Own())
+        navigating.guide([LEND, task("What time is it?")], 4, seed=0)
+        figures = navigating.metrics()
+        assert figures["navigating/guided_rate"] == 0.25 and figures["navigating/empty_rate"] == 0.5
+
     def test_at_most_k_and_no_content_twice(self):
         pool = pool_of(lesson("Lend Dune."), lesson("Lend Dune to me."))
         pool.add([lesson("Lend Dune now.", "Use mark.")])

@@ -55,6 +55,31 @@ class Simple:
         return ()
 
 
+class Moving:
+    """An estimator that remembers, so it is an object."""
+
+    def __init__(self, *, decay: Fraction = 0.5):
+        self.decay, self.mean = decay, 0.0
+
+    def __call__(self, batch):
+        self.mean += self.decay * (batch.outcome_N[0] - self.mean)
+        return self.mean
+
+
+class Uncalled:
+    def __init__(self, batch, *, decay: Fraction = 0.5): ...
+
+
+class Misplaced:
+    def __init__(self, batch): ...
+
+    def __call__(self, batch): ...
+
+
+class Ungiven:
+    def __call__(self): ...
+
+
 HERE = "tests.evolver.test_plugs"
 
 
@@ -94,6 +119,26 @@ def test_a_plug_gets_its_arguments_and_one_positional_argument_unless_it_takes_n
     bound = plugs.plug("advantage", f"{HERE}:estimator", {"required": 1})
     assert bound(SimpleNamespace(outcome_N=[3.0])) == [3.0]
     assert plugs.plug("questioning.explorer", f"{HERE}:Simple", {"size": 3})("parts").size == 3
+
+
+@pytest.mark.parametrize("key", ["advantage", "loss"])
+def test_a_class_whose_instances_are_called_is_made_once(key):
+    made = plugs.plug(key, f"{HERE}:Moving", {"decay": 1.0})
+    assert [made(SimpleNamespace(outcome_N=[x])) for x in (3.0, 5.0)] == [3.0, 5.0]
+    assert made.mean == 5.0 and not plugs.problems(key, f"{HERE}:Moving", {"decay": 0.1})
+    assert "decay=2.0 must be at most 1" in problem("Moving", {"decay": 2.0}, key)
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("Uncalled", "lacks __call__(): subclass rl.advantages.Estimator"),
+        ("Misplaced", "batch cannot be provided: an instance is made from the config's `args`"),
+        ("Ungiven", "it takes no positional argument; the run gives it Batch"),
+    ],
+)
+def test_a_class_that_cannot_be_an_estimator_is_refused(name, words):
+    assert words in problem(name, {})
 
 
 def test_arguments_that_no_run_gives_and_methods_that_are_missing_are_named():

@@ -76,9 +76,7 @@ def slow_loss(params, packed, *, loss=ppo, aggregate="token-mean", temperature=1
     logp, entropy = slow_logp(params, packed, temperature)
     arrays = {name.removesuffix("_RT"): array for name, array in vars(packed).items()}
     loss_RT, _ = losses.token_loss(loss, logp, entropy, arrays, **terms)
-    weights = losses.aggregation_weights(
-        jnp.asarray(packed.mask_RT), packed.segments_RT, aggregate=aggregate
-    )
+    weights = losses.aggregation_weights(packed.mask_RT, packed.rollout_RT, aggregate=aggregate)
     return jnp.sum(weights * loss_RT)
 
 

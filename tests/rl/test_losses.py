@@ -21,6 +21,9 @@ from rl.losses.ppo import ppo
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 
+MOST = 40  # tokens that a rollout can generate
+
+
 def masked_mean(value_RT, mask_RT):
     """Return the mean of the values under a mask, 0 if it is empty."""
     return jnp.sum(jnp.where(mask_RT > 0, value_RT, 0)) / jnp.maximum(jnp.sum(mask_RT > 0), 1)
@@ -32,7 +35,8 @@ def policy_loss(logp, old, advantage, mask, guided, *, aggregate="token-mean", l
     tokens = losses.Tokens(logp, old, advantage, guided, segments, mask)
     loss_RT, stats = losses.guarded(partial(loss, **args), tokens)
     means = {name: masked_mean(*pair) for name, pair in stats.items()}
-    return jnp.sum(losses.aggregation_weights(mask, aggregate=aggregate) * loss_RT), means
+    weight_RT = losses.aggregation_weights(mask, aggregate=aggregate, max_tokens=MOST)
+    return jnp.sum(weight_RT * loss_RT), means
 
 
 def slow_policy_loss(logp, old, advantage, mask, guided, low, high, high_guided, dual, aggregate):
@@ -57,7 +61,7 @@ def slow_policy_loss(logp, old, advantage, mask, guided, low, high, high_guided,
         return math.fsum(sums) / len(rows)
     if aggregate == "seq-mean-token-mean":
         return math.fsum(s / max(c, 1) for s, c in zip(sums, counts)) / len(rows)
-    return math.fsum(sums) / len(rows[0])
+    return math.fsum(sums) / len(rows) / MOST
 
 
 def token_loss(delta, advantage, mask, guided, **args):
@@ -219,9 +223,23 @@ def test_packing_does_not_change_an_aggregate(aggregate):
         joined = [np.concatenate(pair) for pair in pairs]
         return np.stack([np.pad(row, (0, width - len(row))) for row in joined])
 
-    number = np.tile(np.array([[1], [2]] * 2), width)  # of a sequence in its row
-    weights = losses.aggregation_weights(packed(mask), packed(number), aggregate=aggregate)
-    np.testing.assert_allclose((weights * packed(value)).sum(), alone, rtol=1e-5)
+    number = np.tile(np.arange(4)[:, None], width)
+    for wider in (0, width):  # nor does a longer row
+        arrays = [np.pad(packed(a), ((0, 0), (0, wider))) for a in (mask, number, value)]
+        weights = losses.aggregation_weights(*arrays[:2], aggregate=aggregate)
+        np.testing.assert_allclose((weights * arrays[2]).sum(), alone, rtol=1e-5)
+
+
+@pytest.mark.parametrize("aggregate", losses.AGGREGATES)
+def test_a_rollout_weighs_as_one_in_however_many_samples_it_is(aggregate):
+    """Compare two rollouts of eight tokens with the same two, one of them cut into four rows."""
+    value = np.random.default_rng(0).normal(size=(2, 8)).astype(np.float32)
+    ones = np.ones((2, 8), np.float32)
+    whole = (losses.aggregation_weights(ones, aggregate=aggregate) * value).sum()
+    cut = np.concatenate([value.reshape(8, 2)[:4], value.reshape(8, 2)[4:]])
+    rollout = np.repeat([0, 1], 4)[:, None] + np.zeros((8, 2), int)
+    weights = losses.aggregation_weights(np.ones((8, 2)), rollout, aggregate=aggregate)
+    np.testing.assert_allclose((weights * cut).sum(), whole, rtol=1e-5)
 
 
 def test_unknown_names_raise():
