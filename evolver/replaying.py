@@ -46,7 +46,8 @@ def attempt(world: World, task: Task, actions: Sequence[str], *, rollout: int = 
     trajectory.stop = StopReason.MAX_TURNS
     for action, result in zip(actions, results):
         completion = Completion([], [], "stop", 0)
-        trajectory.turns.append(Turn([], completion, action, result.messages, result.info))
+        turn = Turn([], completion, action, result.messages, result.info, result.reward)
+        trajectory.turns.append(turn)
         if result.terminated or result.truncated:
             trajectory.stop = StopReason.DONE
     trajectory.evaluation = world.evaluate()

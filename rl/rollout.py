@@ -270,7 +270,7 @@ class _Episode:
         what = f"step {number}"
         result: StepResult = await self.call(what, boundary.result, self.world.step, action)
         with _failures_of(what):
-            turn.info = result.info
+            turn.info, turn.reward = result.info, result.reward
             added = [tool for tool in result.tools or () if tool not in trajectory.tools]
             trajectory.tools += added
             turn.observation = cut(tokenizer, result.messages, self.limits.max_observation)

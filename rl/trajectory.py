@@ -76,6 +76,7 @@ class Turn:
     action: str  # the decoded generation without its stop token
     observation: list[Message]
     info: dict[str, Any] = field(default_factory=dict)
+    reward: float = 0.0  # the world's, for this turn; the outcome is the trajectory's evaluation
     label: int = 0  # +1 GOOD, -1 BAD, 0 abstain
     reason: str = ""  # the judge's, for the label
     advantage: float = 0.0

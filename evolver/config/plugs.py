@@ -120,9 +120,10 @@ def plug(key: str, name: str, args: Mapping[str, Any]) -> Callable[[Any], Any]:
     """
     if found := problems(key, name, args):
         raise PlugError("\n".join(found))
-    target = load(key, name)
+    target: Any = load(key, name)
     if inspect.isclass(target) and KINDS[key].called:
-        return target(**args)
+        made: Any = target(**args)
+        return made
     bound = functools.partial(target, **args)
     return bound if positional(target) else lambda given: bound()
 
@@ -218,7 +219,7 @@ def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
     nothing is."""
     kind = KINDS[key]
     try:
-        target = load(key, name)
+        target: Any = load(key, name)
         takes, first = settable(target), positional(target)
     except (PlugError, TypeError, ValueError) as error:
         return [str(error)]
@@ -264,10 +265,10 @@ def lacks(target: type, kind: Kind) -> list[str]:
     The protocol has defaults for all but the first. `extend` of a template must be a coroutine
     function.
     """
-    missing = []
-    for method in kind.methods or ("__call__",):
+    missing, methods = [], kind.methods or ("__call__",)
+    for method in methods:
         owner = next((cls for cls in target.__mro__ if method in vars(cls)), None)
-        if owner is None or (method == kind.methods[0] and owner is attribute(kind.protocol)):
+        if owner is None or (method == methods[0] and owner is attribute(kind.protocol)):
             missing.append(f"{method}()")
         elif method == "extend" and not inspect.iscoroutinefunction(getattr(target, method)):
             missing.append("`async` before `def extend`")

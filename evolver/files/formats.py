@@ -42,6 +42,7 @@ class TurnRecord(TypedDict):
     reason: str
     advantage: Number
     outcome_advantage: NotRequired[Number]
+    reward: NotRequired[Number]
     observation: Messages
     prompt: list[Count]
     tokens: list[Count]

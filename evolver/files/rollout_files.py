@@ -105,6 +105,7 @@ def _turn_record(turn: Turn, seen: list[int]) -> dict[str, Any]:
         "label": turn.label,
         "reason": turn.reason,
         "advantage": round(float(turn.advantage), 6),
+        "reward": turn.reward,
         "observation": turn.observation,
         "info": turn.info,
         "stop": turn.completion.stop,

@@ -132,6 +132,8 @@ def _rollout(record: dict[str, Any], limit: int) -> Iterator[str]:
         if "outcome_advantage" in turn:
             outcome = turn["outcome_advantage"]
             advantage += f" = outcome {outcome:+.3f}, labels {turn['advantage'] - outcome:+.3f}"
+        if turn.get("reward"):
+            advantage += f"  reward {turn['reward']:+.3f}"
         yield f"turn {number}  advantage {advantage}  {said}".rstrip()
         yield from _block(">", turn["action"], limit)
         for message in turn["observation"]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rl.trajectory import Trajectory
 
-PER_TURN = ("label_NK",)  # the fields of a batch that hold a value for each turn
+PER_TURN = ("label_NK", "reward_NK")  # the fields of a batch that hold a value for each turn
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +22,7 @@ class Batch:
     outcome_N: np.ndarray  # float64: the score of each trajectory
     group_N: np.ndarray  # int: equal for rollouts of one group, i.e. of one draw of a task
     label_NK: np.ndarray  # int8: +1 GOOD, -1 BAD, 0 abstain or past the end
+    reward_NK: np.ndarray  # float64: the world's reward of each turn, 0 past the end
     turns_N: np.ndarray  # int: the number of turns of each trajectory
     step: int  # the training step
 
@@ -32,13 +33,16 @@ class Batch:
         groups = list(dict.fromkeys(t.group for t in trajectories))
         turns_N = np.array([len(t.turns) for t in trajectories], np.int64)
         label_NK = np.zeros((len(trajectories), max(1, turns_N.max(initial=0))), np.int8)
-        for label_K, trajectory in zip(label_NK, trajectories):
-            label_K[: len(trajectory.turns)] = [turn.label for turn in trajectory.turns]
+        reward_NK = np.zeros(label_NK.shape)
+        for n, trajectory in enumerate(trajectories):
+            label_NK[n, : len(trajectory.turns)] = [turn.label for turn in trajectory.turns]
+            reward_NK[n, : len(trajectory.turns)] = [turn.reward for turn in trajectory.turns]
         return cls(
             trajectories=trajectories,
             outcome_N=np.array([t.outcome for t in trajectories], np.float64),
             group_N=np.array([groups.index(t.group) for t in trajectories], np.int64),
             label_NK=label_NK,
+            reward_NK=reward_NK,
             turns_N=turns_N,
             step=step,
         )

@@ -54,6 +54,7 @@ def group_of(draw, outcomes, labels=(1, 1)):
         trajectory = attempt(Library(), LEND, [call("shelf", "green")])
         trajectory.draw, trajectory.evaluation = draw, Evaluation(outcome, outcome == 1)
         trajectory.stop, trajectory.turns[0].label = StopReason.DONE, label
+        trajectory.turns[0].completion.tokens = [1]
         members.append(trajectory)
     return members
 
@@ -68,10 +69,8 @@ def whitened(batch, *, scale=1.0):
     [
         (partial(estimators.grpo, eps=1e-6), {2, 3}),
         (partial(estimators.adca), {2}),
-        (
-            partial(whitened, scale=2.0),
-            {2},
-        ),  # of other estimators nobody knows that they ignore labels
+        # nobody knows of other estimators that they ignore labels
+        (partial(whitened, scale=2.0), {2}),
     ],
 )
 def test_a_group_has_signal_if_the_estimator_can_tell_its_rollouts_apart(estimator, silent):

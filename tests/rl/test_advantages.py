@@ -359,7 +359,7 @@ def batch_of(*members):
     trajectories = []
     for number, (name, outcome, labels) in enumerate(members):
         said = Completion([2], [-1.0], "stop", 0)
-        turns = [Turn([1], said, "", [], label=label) for label in labels]
+        turns = [Turn([1], said, "", [], label=label, reward=label / 2) for label in labels]
         task, evaluation = (
             Task(name, "travel", "query", "train"),
             Evaluation(outcome, outcome > 0.5),
@@ -377,6 +377,7 @@ def test_a_batch_holds_the_trajectories_as_arrays():
     assert batch.group_N.tolist() == [0, 1, 0, 1]
     assert batch.label_NK.tolist() == [[1, -1, 0], [1, 0, 0], [-1, 0, 1], [0, 0, 0]]
     assert batch.label_NK.dtype == np.int8
+    assert batch.reward_NK.tolist() == [[0.5, -0.5, 0], [0.5, 0, 0], [-0.5, 0, 0.5], [0, 0, 0]]
     assert batch.turns_N.tolist() == [2, 1, 3, 0] and batch.step == 3
     empty = batch_of(("a", 0.0, []))
     assert empty.label_NK.shape == (1, 1)

@@ -74,6 +74,7 @@ class Script(World):
         self.actions.append(action)
         return StepResult(
             [{"role": "tool", "content": self.answer}],
+            reward=float(len(self.actions)),
             terminated=action == "done",
             truncated=action == "stop",
             tools=self.new_tools,
@@ -257,6 +258,11 @@ def test_no_end_token_is_added_to_a_cut_turn():
     trajectory = play(Script(), Scripted(None))
     assert tokenizer().im_end not in trajectory.turns[0].completion.tokens
     assert len(trajectory.turns[0].completion.tokens) == ROOMY.max_tokens
+
+
+def test_each_turn_keeps_the_worlds_reward():
+    turns = play(Script(), Scripted("one", "two", "done")).turns
+    assert [turn.reward for turn in turns] == [1.0, 2.0, 3.0]
 
 
 def test_actions_leave_out_the_stop_token():

@@ -268,10 +268,12 @@ function verdict(turn) {
   return name ? el("div", null, el("b", { class: turn.label === 1 ? "good" : turn.label === -1 ? "bad" : "soft" }, name), " ", el("span", { class: "soft", dir: "auto" }, brief(turn.reason, 400))) : null;
 }
 
-/** Return the parts of a turn's advantage, "" if they are not known. */
+/** Return the parts of a turn's advantage, and the world's reward of the turn, as far as there are any. */
 function parts(turn) {
-  const outcome = turn.outcome_advantage;
-  return outcome === undefined ? "" : el("span", { class: "soft" }, `= outcome ${signed(outcome)}, labels ${signed(turn.advantage - outcome)}`);
+  const outcome = turn.outcome_advantage, told = [];
+  if (outcome !== undefined) told.push(`= outcome ${signed(outcome)}, labels ${signed(turn.advantage - outcome)}`);
+  if (turn.reward) told.push(`reward ${signed(turn.reward)}`);
+  return told.length ? el("span", { class: "soft" }, told.join(" · ")) : "";
 }
 
 /** Return the answer that was expected beside the one that was given, nothing if none is known. */
