@@ -36,7 +36,7 @@ HEAD = (
 
 
 class Result(NamedTuple):
-    """What one run measured: the stages' scores on the held-out tasks, and the minutes it took."""
+    """The result of one run: the stages' scores on the held-out tasks, and the minutes it took."""
 
     reader: Scores
     imitated: Scores | None
