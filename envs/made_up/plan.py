@@ -143,11 +143,20 @@ SYSTEMS = (
 )
 
 
+# Shares of words that no language has. With known words alone a policy learns those by heart, and
+# copies no others.
+COINED_NOUNS, COINED_VERBS = 0.6, 0.4
+
+
+def _open(word: str, share: float, rng: random.Random) -> str:
+    return coined(rng) if rng.random() < share else word
+
+
 @functools.lru_cache(maxsize=64)
 def plan_of(number: int) -> Plan:
     """Return the plan of a world, which depends on its number only."""
     rng = random.Random(f"made-up world {number}")
-    nouns = rng.sample(NOUNS, 3)
+    nouns = [_open(noun, COINED_NOUNS, rng) for noun in rng.sample(NOUNS, 3)]
     kinds = [_kind(noun, rng) for noun in nouns[: rng.choice((1, 1, 2, 2, 2, 3))]]
     if rng.random() < 0.25:
         kinds.append(Kind(rng.choice(KNOBS), "name", "things", single=True))
@@ -168,7 +177,7 @@ def plan_of(number: int) -> Plan:
 
 def _kind(noun: str, rng: random.Random) -> Kind:
     ids = rng.choice(("letter", "letter", "letter", "dash", "number", "hash", "name", "name"))
-    names = rng.choice(("people", "things", "things", "coined", "two words", "file"))
+    names = rng.choice(("people", "things", "coined", "coined", "coined", "two words", "file"))
     return Kind(noun, ids, names)
 
 
@@ -191,7 +200,7 @@ def _changes(kinds: list[Kind], rng: random.Random) -> list[Operation]:
         does = rng.choices(("put", "set", "link", "add", "drop"), (8, 7, 5, 1, 1))[0]
         others = [i for i, k in enumerate(kinds) if i != n and not k.single]
         if does == "put" and len(made) < wanted:
-            verb, after, before = rng.choice(CHANGES)
+            verb, after, before = (_open(w, COINED_VERBS, rng) for w in rng.choice(CHANGES))
             name = rng.choice((after, "status", "state", f"{verb}_state"))
             values = ("yes", "no") if name == after else (after, before)
             if _add(kind, Attribute(name, "choice", values), rng):
@@ -203,6 +212,7 @@ def _changes(kinds: list[Kind], rng: random.Random) -> list[Operation]:
                 made.append(Operation("", does, n, "", verb, attribute.name))
         elif does == "link" and others and not kind.single and len(made) < wanted:
             verb, preposition, name = rng.choice(LINKS)
+            verb, name = _open(verb, COINED_VERBS, rng), _open(name, COINED_VERBS, rng)
             if _add(kind, Attribute(name, "link", other=rng.choice(others)), rng):
                 op = Operation("", does, n, "", verb, name, preposition=preposition)
                 made.append(op)
@@ -217,11 +227,14 @@ def _attribute(rng: random.Random) -> Attribute:
     form = rng.choice(("choice", "choice", "flag", "number", "number", "text", "text"))
     if form == "choice":
         name, values = rng.choice(CHOICES)
-        return Attribute(name, form, values)
+        if rng.random() < COINED_VERBS:
+            values = tuple({coined(rng): None for _ in values})
+        return Attribute(_open(name, COINED_VERBS, rng), form, values)
     if form == "flag":
-        return Attribute(rng.choice(FLAGS), form, ("true", "false"))
+        return Attribute(_open(rng.choice(FLAGS), COINED_VERBS, rng), form, ("true", "false"))
     names = NUMBERS if form == "number" else rng.choice((TEXTS, PATTERNS))
-    return Attribute(rng.choice(names), form)
+    name = rng.choice(names)
+    return Attribute(name if name in PATTERNS else _open(name, COINED_VERBS, rng), form)
 
 
 def _looks(kinds: list[Kind], rng: random.Random) -> list[Operation]:
@@ -277,7 +290,7 @@ def _name(
     noun = kind.noun if kind else "all"
     if op.does == "list" and kind and not kind.single:
         noun = plural(noun)
-    verb = coined(rng) if rng.random() < 0.08 else op.verb
+    verb = _open(op.verb, 0.2, rng)
     about = f"{noun}_{op.attribute}" if op.does in ("set", "which") else noun
     plain = verb if op.does not in ("set", "list", "show", "which") else f"{verb}_{about}"
     forms = [plain, f"{verb}_{about}", f"{about}_{verb}", f"{noun}.{verb}", f"{verb}_{noun}"]

@@ -66,7 +66,7 @@ def _drafted(plan: Plan, seed: int, split: str, rng: random.Random) -> Task:
     joint = rng.choice(JOINTS)
     if joint.endswith("Then "):
         goals[1:] = [goal[0].lower() + goal[1:] for goal in goals[1:]]
-    query = rng.choice(OPENINGS) + joint.join(goals)
+    query = ("" if answer else rng.choice(OPENINGS)) + joint.join(goals)
     query = query[0].upper() + query[1:] + ("?" if query.startswith(("Can", "What")) else ".")
     return _task(plan, seed, split, query, calls, state, wanted, answer)
 

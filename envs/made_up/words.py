@@ -126,12 +126,28 @@ SYLLABLES = _words(
     "mi mo mu na ne ni no nu pa pe pi po pu ra re ri ro ru sa se si so su ta te ti to tu va ve vi "
     "vo wa we za ze zo bra cra dra fla gro kel mar nor pel quin ras sol tar ven wex xan yor zim"
 )
+ONSETS = _words(
+    "b bl br c ch cl cr d dr f fl fr g gl gr h j k l m n p pl pr qu r s sc sh sk sl sm sn "
+    "sp st str sw t th tr tw v w wh y z"
+)
+VOWELS = _words("a a e e i i o o u ai ea ee oa oo ou ie y")
+CODAS = _words(
+    "b ck ct d ff ft g l ld lk ll lt m mp n nd ng nk nt p r rd rk rm rn rt s sh sk ss st t tch th x"
+)
 SUFFIXES = (".txt", ".md", ".csv", ".log", ".json", ".py")
 
 
 def coined(rng: random.Random) -> str:
-    """Return a word that no language has, such as "kelmo"."""
-    return "".join(rng.choice(SYLLABLES) for _ in range(rng.randint(2, 3)))
+    """Return a word that no language has, such as "kelmo" or "strund". Most letters of English
+    words follow each other in it, so no policy can know all of them by heart."""
+    if rng.random() < 0.3:
+        return "".join(rng.choice(SYLLABLES) for _ in range(rng.randint(2, 3)))
+    parts = rng.choice(((1, 1), (1, 1), (1, 2), (2, 1)))
+    word = "".join(
+        rng.choice(ONSETS) + rng.choice(VOWELS) + (rng.choice(CODAS) if n > 1 else "")
+        for n in (*parts, 2)[-2:]
+    )
+    return word if rng.random() < 0.6 else word[: rng.randint(3, 6)]
 
 
 def patterned(name: str, rng: random.Random) -> str:
