@@ -59,15 +59,16 @@ def _drafted(plan: Plan, seed: int, split: str, rng: random.Random) -> Task:
             wanted += changes
     if len({tuple(map(str, change[:3])) for change in wanted}) < len(wanted):
         raise Unfit
-    if not holds(state, wanted):  # the second goal undid the first
-        raise Unfit
+    if not holds(state, wanted) or (wanted and holds(start_of(plan, seed), wanted)):
+        raise Unfit  # the second goal undid the first
     looks = words.look_ups()
     calls = [Made(op, {}, False) for op in looks if not any(c.op is op for c in calls[:1])] + calls
     joint = rng.choice(JOINTS)
     if joint.endswith("Then "):
         goals[1:] = [goal[0].lower() + goal[1:] for goal in goals[1:]]
     query = ("" if answer else rng.choice(OPENINGS)) + joint.join(goals)
-    query = query[0].upper() + query[1:] + ("?" if query.startswith(("Can", "What")) else ".")
+    query = query[0].upper() + query[1:]
+    query += "?" if query.startswith(("Can", "What")) else "."
     return _task(plan, seed, split, query, calls, state, wanted, answer)
 
 

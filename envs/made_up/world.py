@@ -73,7 +73,7 @@ class MadeUp(World):
     def evaluate(self) -> Evaluation:
         wanted, answer = self._goal.get("state", []), self._goal.get("answer")
         done = bool(wanted or answer) and holds(self.state, wanted)
-        done = done and (answer is None or answer.lower() in self._answer.lower())
+        done = done and (answer is None or answer.lower() == self._answer.strip(" .\n").lower())
         return Evaluation(float(done), done)
 
     def snapshot(self) -> Any:
