@@ -15,11 +15,10 @@ from typing import Any
 from envs.hints import experience_block, hint_text, when_text
 from envs.made_up.plan import SYSTEMS
 from envs.made_up.tasks import own_task
-from envs.made_up.world import STARTS, MadeUp
+from envs.made_up.world import SHOWN, STARTS, MadeUp
 from envs.slips import careless, values_of
 from envs.toolcalls import Call, parse
 
-WORLDS = 1_000_000  # numbers of worlds that are shown
 REFUSED = 0.5  # share of the demonstrations in which the agent finds a rule out
 ORIGIN = "The demonstrations come from made-up worlds: their tools, names and rules are random."
 # Text of every prompt, a token each: the system messages, and rl/contexts/brief.py's of tools.
@@ -32,7 +31,7 @@ TOKENS = (
 
 
 def demonstrate(
-    rng: random.Random, *, care: float, hint: float, worlds: int = WORLDS
+    rng: random.Random, *, care: float, hint: float, worlds: int = SHOWN
 ) -> dict[str, Any]:
     """Play an own task of a random world. Returns {"messages", "tools", "success", "hinted"}."""
     task = own_task(rng.randrange(worlds) * STARTS + rng.randrange(STARTS // 2))

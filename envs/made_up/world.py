@@ -15,6 +15,8 @@ from envs.toolcalls import parse, run_calls
 from envs.world import Evaluation, Observation, StepResult, Task, World
 
 STARTS = 1000
+SHOWN = 1_000_000  # worlds that demonstrations are of: the first ones
+UNSEEN = 64
 Entity = dict[str, str]  # attribute -> value, with "name"
 State = list[dict[str, Entity]]  # of each kind: id -> entity
 
@@ -24,7 +26,8 @@ class Refused(Exception):
 
 
 class MadeUp(World):
-    """One made-up world. number: which one; None: that of each task's seed, and no tasks."""
+    """One made-up world. number: which one; None: that of each task's seed. Its held-out tasks are
+    then one of each of `UNSEEN` worlds that no demonstration shows."""
 
     name = "made_up"
 
@@ -38,7 +41,8 @@ class MadeUp(World):
         if split not in first:
             raise ValueError(f"made_up has no split {split!r}; it has {', '.join(first)}")
         if self._number is None:
-            return []
+            worlds = range(SHOWN, SHOWN + UNSEEN) if split == "dev" else ()
+            return [own_task(world * STARTS, split) for world in worlds]
         starts = range(first[split], first[split] + self._n_train)
         return [own_task(self._number * STARTS + start, split) for start in starts]
 
