@@ -129,7 +129,8 @@ def trajectory_of(record: dict[str, Any], tasks: dict[str, Task]) -> Trajectory 
     for turn in record["turns"]:
         sampled = Completion(turn["tokens"], [], turn.get("stop", "stop"), turn.get("version", 0))
         info = turn.get("info", {})
-        turns.append(Turn([], sampled, turn["action"], turn["observation"], info, turn["label"]))
+        reward, label = turn.get("reward", 0.0), turn["label"]
+        turns.append(Turn([], sampled, turn["action"], turn["observation"], info, reward, label))
     evaluation = Evaluation(record["score"] or 0.0, record["success"], record["components"])
     return Trajectory(
         tasks[record["task"]], record["rollout"], record["seed"], record["messages"], turns,
