@@ -133,7 +133,7 @@ def test_a_checkpoint_that_cannot_be_read_is_a_problem(capsys, tiny):
         ({"steps": 6, "warmup": 20}, "config.warmup=20 updates is not shorter than the run"),
         (
             {"env__name": "appworld"},
-            "appworld has no demonstrations to imitate; bfcl, home, travel have",
+            "appworld has no demonstrations to imitate; bfcl, home, made_up, travel have",
         ),
         ({"env__name": "tests.tiny:Parity"}, "has no demonstrations"),
         ({"env__args": {"n_trian": 3}}, "n_trian"),
