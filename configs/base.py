@@ -341,6 +341,13 @@ class Llm(Group):
 # --- the objective --------------------------------------------------------------------------------
 
 
+class Recipe(Plug):
+    """The phases of a step."""
+
+    name: str = "standard"
+    """standard, sirius (successes and repaired failures, with loss.name=nll)."""
+
+
 class Advantage(Plug):
     """The advantage estimator: from outcomes and labels to one number per turn."""
 
@@ -589,6 +596,7 @@ class Config(Group):
     navigating: Navigating = Navigating()
     attributing: Attributing = Attributing()
     llm: Llm = Llm()
+    recipe: Recipe = Recipe()
     advantage: Advantage = Advantage()
     loss: Loss = Loss()
     optim: Optim = Optim()

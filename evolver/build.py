@@ -45,6 +45,7 @@ from models.files import BrokenFile
 from models.mesh import make_mesh
 from models.tokenizer import Tokenizer
 from rl.advantages import Estimator
+from rl.advantages.batch import unbound
 from rl.checkpoint import CheckpointError
 from rl.contexts import Limits
 from rl.engines import Engine, EngineFault
@@ -92,6 +93,7 @@ class Run:
     responder: (
         PolicyResponder | None
     )  # answers for language models with the current policy, if a role needs it
+    recipe: Any  # what a step is, see evolver/recipes
     initial: Engine | None  # samples from the initial policy, if it plays a role
     step: int = -1
 
@@ -173,6 +175,7 @@ def build(
         closing.callback(lambda: stop.finish(initial.close()))
     parts = Parts(make_world, chat, c.llm.shown, c.model.path)
     grader = make_grader(c, parts)
+    recipe: Any = plugged("recipe", c.recipe)(parts)
     actor, worlds = make_actor(c, engine, tokenizer, chat), Worlds(make_world)
     run = Run(
         config=c,
@@ -183,7 +186,7 @@ def build(
         parts=parts,
         actor=actor,
         worlds=worlds,
-        pipeline=make_pipeline(c, actor, worlds, grader),
+        pipeline=make_pipeline(c, actor, worlds, grader, recipe.judge),
         learner=make_learner(c, shape, params, mesh),
         tasks=make_tasks(c, originals, held_out, given, parts, progress),
         estimator=plugged("advantage", c.advantage),
@@ -191,6 +194,7 @@ def build(
         navigating=make_navigating(c, [*originals, *given], parts),
         chat=chat,
         responder=responder,
+        recipe=recipe,
         initial=initial,
     )
     if c.engine.name == "vllm" and c.engine.vllm.transfer == "lora":
@@ -203,6 +207,26 @@ def build(
     if pipeline := run.pipeline:  # closed before the worlds that its rollouts are in
         closing.callback(lambda: stop.finish(pipeline.close()))
     return run
+
+
+def remembering(run: Run) -> dict[str, Any]:
+    """Return {key: plug} of the plugs that have `state` and `load_state`, so that what they
+    remember is saved and restored with the run."""
+    made: dict[str, Any] = {
+        "recipe": run.recipe,
+        "advantage": unbound(run.estimator),
+        "questioning.explorer": run.tasks.explorer,
+        "questioning.words": run.tasks.words,
+        "questioning.judge": run.grader.outcomes,
+        "attributing.judge": run.grader.turns,
+    }
+    if run.navigating:
+        made |= {
+            "navigating.extractor": run.navigating.extractor,
+            "navigating.embedder": run.navigating.pool.embedder,
+            "navigating.refine": run.navigating.refiner,
+        }
+    return {key: plug for key, plug in made.items() if hasattr(plug, "load_state")}
 
 
 def plugged(key: str, group: Any) -> Callable[[Any], Any]:
@@ -350,7 +374,7 @@ def make_actor(config: Any, engine: Engine, tokenizer: Tokenizer, chat: Chat | N
 
 
 def make_pipeline(
-    config: Any, actor: Actor, worlds: Worlds, grader: grading.Grader
+    config: Any, actor: Actor, worlds: Worlds, grader: grading.Grader, judge: grading.Judge
 ) -> Pipeline | None:
     """Return the pipeline of rollouts that run during training, None with `rollout.async_depth`
     0."""
@@ -360,7 +384,7 @@ def make_pipeline(
     places = asyncio.Semaphore(c.concurrency)
     return Pipeline(
         functools.partial(rollouts, actor=actor, worlds=worlds, concurrency=places),
-        functools.partial(grading.grade, grader),
+        functools.partial(judge, grader),
         depth=c.async_depth,
         bound=config.learner.max_staleness,
         judges=grader.concurrency,

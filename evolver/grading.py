@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,6 +63,9 @@ def grade(grader: Grader, trajectories: Sequence[Trajectory]) -> None:
                 turn.label, turn.reason = label
 
 
+Judge = Callable[[Grader, Sequence[Trajectory]], None]
+
+
 def score_outcomes(judge: OutcomeJudge, trajectories: Sequence[Trajectory]) -> None:
     """Let the judge score the attempts at synthetic tasks, in place. Those without a verdict end
     as cancelled; of the others, "verified" keeps what the world itself says, if it can tell."""
@@ -83,16 +86,16 @@ def score_outcomes(judge: OutcomeJudge, trajectories: Sequence[Trajectory]) -> N
 
 
 def grade_all(
-    grader: Grader, trajectories: Sequence[Trajectory]
+    grader: Grader, trajectories: Sequence[Trajectory], judge: Judge = grade
 ) -> tuple[list[Trajectory], Metrics]:
     """Return graded trajectories and the time that it took. Each host grades a share of the
-    groups."""
-    if not (grader.outcomes or grader.turns):
+    groups. judge: what grades groups, in place."""
+    if judge is grade and not (grader.outcomes or grader.turns):
         return list(trajectories), Metrics()
     mine = hosts.share(list(groups_of(trajectories).values()))
     members = [trajectory for group in mine for trajectory in group]
     with timed("grade") as metrics:
-        hosts.together(lambda: grade(grader, members))
+        hosts.together(lambda: judge(grader, members))
         graded = hosts.gather_shares(mine)
     return [trajectory for group in graded for trajectory in group], metrics
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from evolver import alarms, grading
+from evolver import alarms
 from evolver.build import Run, open_run
 from evolver.files import report
 from evolver.metrics import Metrics, rollout_metrics
@@ -13,9 +13,8 @@ from evolver.phases import extraction, learning, rollouts, tasks
 from evolver.phases.record import Recorder
 from evolver.processes import hosts
 from evolver.processes.interrupt import Interrupted, RunEnds
+from evolver.recipes import Recipe
 from models import chat, hf, lora
-from rl.seeds import seed_of
-from rl.trajectory import Trajectory, groups_of
 
 
 def train(config: Any, workdir: str | Path) -> None:
@@ -51,54 +50,21 @@ def iterate(run: Run, recorder: Recorder, step: int) -> None:
     would be lost.
     """
     rollouts.clear_caches(run)
-    chosen, explored = tasks.choose(run, step)  # 1 tasks
-    trajectories, played = rollouts.roll_out(run, chosen, step)  # 2 rollouts, 3 outcomes, 4 labels
-    rollouts.show_faults(run, trajectories, step)
-    trajectories, played = refill(run, trajectories, step, played)  # 1 to 4 again
-    grading.assign(run.config, run.estimator, trajectories, step)  # 5 advantages
-    version = run.actor.engine.version
-    batches, reasons, ledger = learning.select(run.config, trajectories, version)  # 6 samples
-    remembered = extraction.remember(run, trajectories, step)  # 7 memory
+    recipe: Recipe = run.recipe
+    chosen, explored = recipe.choose(run, step)  # 1 tasks
+    trajectories, played = recipe.roll_out(run, chosen, step)  # 2 rollouts, 3 outcomes, 4 labels
+    recipe.credit(run, trajectories, step)  # 5 advantages
+    extra = recipe.extra(run, trajectories, step)
+    batches, reasons, ledger = recipe.select(run, trajectories, extra, step)  # 6 samples
+    remembered = recipe.remember(run, trajectories, step)  # 7 memory
     stop_together(run)
-    learned = learning.learn(run, batches, step)  # 8 update
-    recorder.write_rollouts(step, trajectories, reasons)
-    metrics = explored | played | ledger | learned | remembered
+    learned = recipe.learn(run, batches, step)  # 8 update
+    recorder.write_rollouts(step, trajectories, reasons, extra)
+    metrics = explored | played | ledger | learned | remembered | recipe.metrics()
     metrics |= rollout_metrics(trajectories) | alarms.figures(trajectories) | asked(run)
     recorder.complete(step, metrics)
     synced = learning.sync(run, step)  # 9 sync
     recorder.finish_step(synced)  # 10 records
-
-
-def refill(
-    run: Run, trajectories: list[Trajectory], step: int, metrics: Metrics
-) -> tuple[list[Trajectory], Metrics]:
-    """Replace groups without signal by rollouts of further tasks, in at most `rollout.refill`
-    rounds.
-
-    This is DAPO's dynamic sampling (arXiv 2503.14476, section 3.2). Groups without signal stay in
-    the ledger, and `grading.assign` leaves them out. Returns all trajectories of the step and its
-    metrics, with the judges' figures; `metrics` are those of the first round.
-    """
-    c, rounds = run.config.rollout, 0
-    seed = seed_of(run.config.seed, "refill", step)
-    while rounds < c.refill:
-        groups = groups_of(trajectories)
-        silent = grading.alike(run.config, run.estimator, trajectories)
-        missing = c.tasks - len(groups) + len(silent)
-        drawn = {id for id, _ in groups}
-        more = tasks.draw(run, rounds, missing, seed, drawn) if missing else []
-        if not more:
-            break
-        played, measured = rollouts.roll_out(run, {step: more}, step)
-        trajectories, rounds = [*trajectories, *played], rounds + 1
-        for name in ("time/rollout", "time/grade"):
-            if name in measured:
-                measured[name] += metrics.get(name, 0.0)
-        metrics = metrics | measured
-    if c.refill:
-        speed = rollouts.generated(trajectories) / metrics["time/rollout"]
-        metrics = metrics | {"rollout/refills": rounds, "time/tokens_per_s": speed}
-    return trajectories, metrics | hosts.merge_metrics(run.grader.metrics())
 
 
 def stop_together(run: Run) -> None:

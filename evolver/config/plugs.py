@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from evolver.config.values import hint, misfit
 
@@ -52,10 +52,15 @@ class Kind:
         return not self.methods
 
 
+PHASES = (
+    "choose", "roll_out", "judge", "credit", "extra", "select", "remember", "learn", "metrics",
+    "state", "load_state",
+)  # fmt: skip
 QUESTIONING, NAVIGATING = "evolver.questioning", "evolver.navigating"
 KINDS = {
     kind.key: kind
     for kind in (
+        Kind("recipe", "evolver.recipes:RECIPES", "evolver.recipes:Recipe", methods=PHASES),
         Kind("advantage", "rl.advantages:ESTIMATORS", "rl.advantages:Estimator", "Batch"),
         Kind("loss", "rl.losses:LOSSES", "rl.losses:TokenLoss", "Tokens"),
         Kind(
@@ -230,6 +235,11 @@ def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
             f"config.{key}.name={name!r} lacks {', '.join(lacking)}: subclass"
             f" {kind.protocol.replace(':', '.')} and define what is missing"
         ]
+    if hasattr(target, "load_state") and key in ("loss", "template"):
+        return [
+            f"config.{key}.name={name!r} has load_state(), but a run cannot resume a {key}: a loss"
+            " is compiled, and a template lasts one episode"
+        ]
     found = [f"{n}={args[n]!r} {why}" for n, why in misfits(target, args).items() if n in takes]
     free = inspect.Parameter.VAR_KEYWORD in [p.kind for p in parameters(target).values()]
     for argument in (name for name in args if name not in takes):
@@ -266,9 +276,13 @@ def lacks(target: type, kind: Kind) -> list[str]:
     function.
     """
     missing, methods = [], kind.methods or ("__call__",)
+    base = attribute(kind.protocol)
+    abstract = methods[0] if Protocol in base.__bases__ else None
+    if hasattr(target, "state") != hasattr(target, "load_state"):  # one alone cannot resume
+        methods = tuple(dict.fromkeys((*methods, "state", "load_state")))
     for method in methods:
         owner = next((cls for cls in target.__mro__ if method in vars(cls)), None)
-        if owner is None or (method == methods[0] and owner is attribute(kind.protocol)):
+        if owner is None or (method == abstract and owner is base):
             missing.append(f"{method}()")
         elif method == "extend" and not inspect.iscoroutinefunction(getattr(target, method)):
             missing.append("`async` before `def extend`")

@@ -188,14 +188,14 @@ def _row(record: dict[str, Any]) -> dict[str, Any]:
 class RolloutFile:
     """A file of rollouts with an index beside it.
 
-    kind: the part of the run: "step" (training), "held_out", or the file's own name, such as
-    "eval". step: None for the last of these.
+    kind: the part of the run: "step" (training), "extra" (see `Recipe.extra`), "held_out", or the
+    file's own name, such as "eval". step: None for the last of these.
     """
 
     def __init__(self, path: Path):
         self.path = path
         name = path.name.removesuffix(ENDING)
-        numbered = re.fullmatch(r"(step|held_out)_(\d+)", name)
+        numbered = re.fullmatch(r"(step|held_out|extra)_(\d+)", name)
         self.kind = numbered[1] if numbered else name
         self.step = int(numbered[2]) if numbered else None
 

@@ -189,7 +189,7 @@ class Workdir:
 
     def log_trajectories(self, step: int | str, records: Iterable[dict[str, Any]]) -> None:
         """Write `trajectories/step_000012.jsonl.gz` and its index, or files of the given name, such
-        as "held_out_000010", for rollouts that no step trained on."""
+        as "held_out_000010", for rollouts that are none of a step's own."""
         if self._ready():
             name = step if isinstance(step, str) else f"step_{step:06d}"
             path = self / f"trajectories/{name}{ENDING}"
@@ -240,7 +240,8 @@ class Workdir:
         if (self / "metrics.jsonl").is_file():
             lines = [_metrics_line(line) for line in self.metrics() if line["step"] <= last]
             write_atomically(self / "metrics.jsonl", "".join(lines))
-        kept = {"trajectories/step_*": step, "trajectories/held_out_*": last, "eval/step_*": last}
+        kept = {"trajectories/step_*": step, "trajectories/extra_*": step}
+        kept |= {"trajectories/held_out_*": last, "eval/step_*": last}
         for pattern, latest in kept.items():
             for path in self.path.glob(pattern):
                 number = re.search(r"_(\d+)\.", path.name)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,27 +27,42 @@ from rl.trajectory import Trajectory, groups_of
 
 
 def select(
-    config: Any, trajectories: Sequence[Trajectory], version: int
+    config: Any,
+    trajectories: Sequence[Trajectory],
+    version: int,
+    *,
+    extra: Sequence[Trajectory] = (),
+    trains: Callable[[Trajectory], bool] | None = None,
 ) -> tuple[list[Packed], list[str | None], Metrics]:
     """Return packed mini-batches of nearly equal numbers of groups, the reason why each rollout
     does not train (None if it does), and the counts of both.
 
-    version: the version of the weights that are about to be updated.
+    version: the version of the weights that are about to be updated. extra: rollouts that train in
+    groups of their own and are counted apart; their reasons come last. trains: False for a rollout
+    that has no signal although others of its group may have some; None = True for all.
     """
     c = config.learner
-    reason_N = drop_reasons(
-        trajectories,
+    reasons_of = partial(
+        drop_reasons,
         row=c.row,
         version=version,
         max_staleness=c.max_staleness,
         drop=c.drop,
         drop_truncated=c.drop_truncated,
     )
+    reason_N, extra_reasons = reasons_of(trajectories), reasons_of(extra)
+    if trains:
+        pairs = zip(trajectories, reason_N)
+        reason_N = [reason or (None if trains(t) else "no_signal") for t, reason in pairs]
     counts = Counter(reason_N)
     metrics = Metrics({f"ledger/{reason}": counts[reason] for reason in REASONS})
     metrics |= {"ledger/trained": counts[None], "ledger/rollouts": len(trajectories)}
-    trained = [t for t, reason in zip(trajectories, reason_N) if reason is None]
-    groups = list(groups_of(trained).values())
+    if extra:
+        metrics |= {"ledger/extra": len(extra), "ledger/extra_trained": extra_reasons.count(None)}
+    groups: list[list[Trajectory]] = []
+    for rollouts, reasons in ((trajectories, reason_N), (extra, extra_reasons)):
+        trained = [t for t, reason in zip(rollouts, reasons) if reason is None]
+        groups += groups_of(trained).values()
     batches = []
     for i in range(min(c.updates, len(groups))):
         chosen = [trajectory for group in groups[i :: c.updates] for trajectory in group]
@@ -59,7 +75,7 @@ def select(
         rows = [batch.rows for batch in batches]
         fill = np.average([batch.fill for batch in batches], weights=rows)
         metrics |= {"learner/rows": sum(rows), "learner/fill": float(fill)}
-    return batches, reason_N, metrics
+    return batches, [*reason_N, *extra_reasons], metrics
 
 
 def learn(run: Run, batches: Sequence[Packed], step: int) -> Metrics:

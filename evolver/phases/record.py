@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import reprlib
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from evolver import alarms
-from evolver.build import Run
+from evolver.build import Run, RunError, remembering
 from evolver.config.derived import updates, warmup
 from evolver.files.rollout_files import record_of
 from evolver.files.sinks import Sinks
@@ -35,6 +38,7 @@ class Recorder:
         c, began, first = run.config, time.monotonic(), hosts.first()
         before = run.workdir.config()
         planned = before["config"].get("steps", c.steps) if before else c.steps
+        states(run)  # a fault shows now
         run.workdir.claim(c.to_dict(), c.seed)
         keep, milestones = c.checkpoint.keep, c.checkpoint.milestones
         folder = run.workdir / "checkpoints"
@@ -118,6 +122,10 @@ class Recorder:
             run.tasks.pool.load_state(manifest["questioning"])
         if run.navigating is not None:
             run.navigating.load_state(manifest["navigating"])
+        kept = manifest.get("plugs", {})  # an earlier version kept nothing of them
+        for key, plug in remembering(run).items():
+            if key in kept:
+                plug.load_state(kept[key])
 
     def complete(self, step: int, metrics: Metrics) -> None:
         """Note that `step` is trained, with everything but arrays that later steps depend on; its
@@ -130,6 +138,7 @@ class Recorder:
             "pending_metrics": metrics,
             "questioning": pool.state() if pool is not None else None,
             "navigating": run.navigating.state() if run.navigating is not None else None,
+            "plugs": states(run),
             "alarm": run.learner.alarm.baseline,
             "wandb": self.sinks.id,
             "system": self.system,
@@ -217,17 +226,43 @@ class Recorder:
         self._saved_at = time.monotonic()
 
     def write_rollouts(
-        self, step: int, trajectories: Sequence[Trajectory], reasons: Sequence[str | None]
+        self,
+        step: int,
+        trajectories: Sequence[Trajectory],
+        reasons: Sequence[str | None],
+        extra: Sequence[Trajectory] = (),
     ) -> None:
-        """Write one line per rollout, every `log.trajectories` steps. reasons: why each does not
-        train. Note their system message."""
+        """Write one line per rollout, every `log.trajectories` steps, and those of `extra` to a
+        file of their own. reasons: why each does not train. Note their system message."""
         self.system = system_of(trajectories) or self.system
         c, fates = self.run.config, [reason or "trained" for reason in reasons]
         if c.log.trajectories and step % c.log.trajectories == 0:
             records = [record_of(t, fate=fate) for t, fate in zip(trajectories, fates)]
             self.run.workdir.log_trajectories(step, records)
+            if extra:
+                fates_of_extra = fates[len(trajectories) :]
+                records = [record_of(t, fate=fate) for t, fate in zip(extra, fates_of_extra)]
+                self.run.workdir.log_trajectories(f"extra_{step:06d}", records)
         if evaluated_at(c, step):
             self.sinks.rollouts(step, trajectories, fates)
+
+
+def states(run: Run) -> dict[str, Any]:
+    """Return {key: state} of the plugs that remember something. Raises RunError for a state that a
+    file of JSON would not give back as it is."""
+    found = {}
+    for key, plug in remembering(run).items():
+        state, kept = plug.state(), None
+        with contextlib.suppress(TypeError, ValueError, RecursionError):
+            kept = json.loads(json.dumps(state))
+        if kept != state:
+            raise RunError(
+                f"config.{key}: {type(plug).__name__}.state() has to return JSON values that a file"
+                " gives back as they are (lists, dicts with texts as keys, finite numbers), so that"
+                f" the run can resume; it returned {reprlib.repr(state)}"
+            )
+        found[key] = kept
+    return found
 
 
 def system_of(trajectories: Iterable[Trajectory]) -> str:

@@ -73,7 +73,7 @@ def roll_out(
         with timed("rollout") as metrics:
             trajectories = gather_rollouts(run, jobs, "rollouts")
         run.progress.phase("grades")
-        trajectories, graded = grading.grade_all(run.grader, trajectories)
+        trajectories, graded = grading.grade_all(run.grader, trajectories, run.recipe.judge)
         metrics |= graded
     metrics["time/tokens_per_s"] = generated(trajectories) / metrics["time/rollout"]
     return trajectories, metrics

@@ -64,7 +64,7 @@ def groups_table(run: Run, *, step: int | None) -> Iterator[str]:
                     task,
                     c["draw"][row],
                     c["difficulty"][row],
-                    "" if file["kind"] == "step" else c["fate"][row],
+                    "" if file["kind"] in ("step", "extra") else c["fate"][row],
                 )
                 shown = (
                     c["success"][row],
@@ -97,7 +97,7 @@ def group(run: Run, *, step: int | None, task: str, limit: int, width: int) -> I
     """
     before = None
     for file, record in rollouts(run, step=step, task=task):
-        decoding = "" if file["kind"] == "step" else record["fate"]
+        decoding = "" if file["kind"] in ("step", "extra") else record["fate"]
         here = (file["name"], record["task"], record["draw"], decoding)
         if here != before:
             before = here

@@ -35,8 +35,11 @@ function stepTest(text) {
   return high === undefined ? (step) => step === low : (step) => step !== null && step >= (low ?? -1) && step <= (high ?? Infinity);
 }
 
+/** Return true for a rollout that could train: one of a step, or a further one of its recipe. */
+const ofTraining = (r, i) => r.kind[i] === "step" || r.kind[i] === "extra";
+
 /** Return "sampled" or "greedy" for a held-out rollout: the two are groups of their own. */
-const decoding = (r, i) => (r.kind[i] === "step" ? "" : r.fate[i]);
+const decoding = (r, i) => (ofTraining(r, i) ? "" : r.fate[i]);
 const groupKey = (r, i) => `${r.file[i]}|${r.draw[i]}|${r.task[i]}|${decoding(r, i)}`;
 
 /** Return the keys of the groups in which an experience was shown. */
@@ -207,8 +210,8 @@ async function rolloutsPage(params) {
     { name: "guided", sort: (i) => r.experience[i].length, cell: (i) => (r.experience[i].length ? "guided" : "") },
     { name: "turns", n: true, sort: (i) => r.turns[i], cell: (i) => toRollout(run, i, short(r.turns[i])) },
     { name: "tokens", n: true, sort: (i) => r.tokens[i], cell: (i) => toRollout(run, i, number(r.tokens[i])) },
-    { name: "labels", n: true, sort: (i) => r.good[i] - r.bad[i], cell: (i) => (r.kind[i] !== "step" ? "–" : toRollout(run, i, el("span", { class: "good" }, `+${r.good[i]}`), " ", el("span", { class: "bad" }, `−${r.bad[i]}`))) },
-    { name: "advantage", n: true, sort: (i) => r.advantage[i], cell: (i) => (r.advantage[i] === null || r.kind[i] !== "step" ? "–" : toRollout(run, i, r.advantage[i].toFixed(3))) },
+    { name: "labels", n: true, sort: (i) => r.good[i] - r.bad[i], cell: (i) => (!ofTraining(r, i) ? "–" : toRollout(run, i, el("span", { class: "good" }, `+${r.good[i]}`), " ", el("span", { class: "bad" }, `−${r.bad[i]}`))) },
+    { name: "advantage", n: true, sort: (i) => r.advantage[i], cell: (i) => (r.advantage[i] === null || !ofTraining(r, i) ? "–" : toRollout(run, i, r.advantage[i].toFixed(3))) },
   ];
   const won = picked.filter((i) => r.success[i]).length;
   return [

@@ -1,0 +1,86 @@
+"""The phases of a training step, as the methods of a small class: the plug `recipe`.
+
+The loop (`evolver.loop.iterate`) calls them in this order. Each does by default what the functions
+of `evolver.phases` do; a subclass overrides those that its idea changes, in one file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from envs.world import Task
+from evolver import grading
+from evolver.build import Run
+from evolver.metrics import Metrics
+from evolver.parts import Parts
+from evolver.phases import extraction, learning, refill, rollouts, tasks
+from rl.packing import Packed
+from rl.trajectory import Trajectory
+
+RECIPES = {
+    "standard": "evolver.recipes:Recipe",
+    "sirius": "evolver.recipes.sirius:Sirius",
+}
+
+
+class Recipe:
+    """The standard step. `step` is the number of the training step, from 1."""
+
+    def __init__(self, parts: Parts):
+        self.parts = parts
+
+    def choose(self, run: Run, step: int) -> tuple[dict[int, list[Task]], Metrics]:
+        """Return {step: its tasks}, and metrics; see `tasks.choose`."""
+        return tasks.choose(run, step)
+
+    def roll_out(
+        self, run: Run, chosen: dict[int, list[Task]], step: int
+    ) -> tuple[list[Trajectory], Metrics]:
+        """Return the step's rollouts, judged, and metrics."""
+        trajectories, metrics = rollouts.roll_out(run, chosen, step)
+        rollouts.show_faults(run, trajectories, step)
+        return refill.refill(run, trajectories, step, metrics)
+
+    # Score the outcomes of whole groups and label their turns, in place: a function of the grader
+    # and the trajectories. With `rollout.async_depth` threads call it, as groups end.
+    judge = staticmethod(grading.grade)
+
+    def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
+        """Write the advantage of each turn."""
+        grading.assign(run.config, run.estimator, trajectories, step)
+
+    def extra(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> list[Trajectory]:
+        """Return further trajectories that train in this step, with the advantages of their turns.
+
+        They have a place of their own in the ledger (`ledger/extra`) and in the view (the kind
+        "extra"); no figure of the step's rollouts counts them, and nothing is remembered of them.
+        """
+        return []
+
+    def select(
+        self, run: Run, trajectories: Sequence[Trajectory], extra: Sequence[Trajectory], step: int
+    ) -> tuple[list[Packed], list[str | None], Metrics]:
+        """Return the mini-batches, why each trajectory does not train (None if it does; those of
+        `extra` come last), and metrics."""
+        version = run.actor.engine.version
+        return learning.select(run.config, trajectories, version, extra=extra)
+
+    def remember(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics:
+        """Keep what the rollouts say about tasks and experience. Return metrics."""
+        return extraction.remember(run, trajectories, step)
+
+    def learn(self, run: Run, batches: Sequence[Packed], step: int) -> Metrics:
+        """Update the policy. Nothing may end the run in here. Return metrics."""
+        return learning.learn(run, batches, step)
+
+    def metrics(self) -> Metrics:
+        """Return the recipe's own metrics since the last call."""
+        return {}
+
+    def state(self) -> Any:
+        """Return everything that later steps depend on, as JSON values."""
+        return None
+
+    def load_state(self, state: Any) -> None:
+        """Continue from what `state` returned."""

@@ -1,0 +1,82 @@
+"""SiriuS (Zhao et al., "SiriuS: Self-improving Multi-agent Systems via Bootstrapped Reasoning",
+arXiv 2502.04780): fine-tuning on successes, and on failures that were repaired.
+
+Each failed rollout is tried again with feedback in its prompt; what then succeeds trains as if the
+policy had found it unaided, without the feedback. The paper reports 2.9 to 22 points of accuracy in
+reasoning and biomedical questions. Here the feedback is the task's reference solution, where the
+paper asks a language model that knows the answer, and one policy plays every role.
+
+    config.recipe.name = "sirius"
+    config.loss.name = "nll"
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+from evolver import grading
+from evolver.build import Run
+from evolver.metrics import Metrics
+from evolver.parts import Parts
+from evolver.phases import learning
+from evolver.phases.rollouts import gather_rollouts, sampling_of
+from evolver.recipes import Recipe
+from rl.bounds import Count
+from rl.packing import Packed
+from rl.rollout import Job
+from rl.seeds import seed_of
+from rl.trajectory import Trajectory
+
+
+class Sirius(Recipe):
+    """Trains on successes, and on failures that succeed with feedback."""
+
+    def __init__(
+        self, parts: Parts, *, attempts: Count = 1, feedback: str = "This succeeds: {solution}"
+    ):
+        """attempts: repairs of each failed rollout. feedback: the words that a repair is shown, in
+        the place of experience; "{solution}" is the reference."""
+        super().__init__(parts)
+        self.attempts, self.feedback = attempts, feedback
+        self.failed = self.repaired = 0
+
+    def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
+        for trajectory in trajectories:
+            for turn in trajectory.turns:
+                turn.advantage = float(succeeded(trajectory))
+
+    def extra(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> list[Trajectory]:
+        """Return the repairs that succeed."""
+        failed = [t for t in trajectories if t.task.reference and not (t.broken or succeeded(t))]
+        pairs = itertools.product(failed, range(self.attempts))
+        jobs = [self.repair(run, failure, i, step) for failure, i in pairs]
+        played = gather_rollouts(run, jobs, "repairs") if jobs else []
+        played, _ = grading.grade_all(replace(run.grader, turns=None), played)
+        self.credit(run, played, step)
+        kept = [t for t in played if succeeded(t)]
+        self.failed, self.repaired = len(failed), len(kept)
+        return kept
+
+    def repair(self, run: Run, failure: Trajectory, number: int, step: int) -> Job:
+        """Return the rollout that tries a failed one again, for the `number`-th time."""
+        words = self.feedback.replace("{solution}", " ".join(failure.task.reference))
+        seed = seed_of(run.config.seed, "repair", step, failure.task.id, failure.rollout, number)
+        place = self.attempts * failure.rollout + number
+        shown = [("sirius/feedback", words)]
+        return Job(failure.task, place, seed, sampling_of(run.config), shown, failure.draw)
+
+    def select(
+        self, run: Run, trajectories: Sequence[Trajectory], extra: Sequence[Trajectory], step: int
+    ) -> tuple[list[Packed], list[str | None], Metrics]:
+        version = run.actor.engine.version
+        return learning.select(run.config, trajectories, version, extra=extra, trains=succeeded)
+
+    def metrics(self) -> Metrics:
+        return {"sirius/failed": self.failed, "sirius/repaired": self.repaired}
+
+
+def succeeded(trajectory: Trajectory) -> bool:
+    """Return True for a whole rollout that succeeded."""
+    return trajectory.evaluation.success and not trajectory.broken

@@ -1,0 +1,175 @@
+"""What a step is can be changed in one class, and what a plug remembers survives a resume."""
+
+import dataclasses
+
+import pytest
+
+from envs.world import Evaluation
+from evolver.config import plugs
+from evolver.files.rollout_files import rollout_files
+from evolver.files.workdir import Workdir
+from evolver.recipes import Recipe
+from evolver.recipes.sirius import Sirius
+from tests.evolver.runs import figures, go, rollouts_of
+from tests.tiny import Parity, config_file, tiny_policy
+
+HERE = "tests.evolver.test_recipes"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    return config_file(folder, tiny_policy(folder / "policy"))
+
+
+class Solved(Parity):
+    """Parity whose tasks have a reference. An episode whose prompt names it succeeds, others as
+    Parity says."""
+
+    def tasks(self, split):
+        return [dataclasses.replace(t, reference=["even"]) for t in super().tasks(split)]
+
+
+class Backwards(Recipe):
+    """Choose the tasks by what the last step was: in turn the first and the last three."""
+
+    def __init__(self, parts):
+        super().__init__(parts)
+        self.seen = []
+
+    def choose(self, run, step):
+        _, metrics = super().choose(run, step)
+        tasks = run.tasks.originals
+        self.seen = [*self.seen, tasks[len(self.seen) % 2].id]
+        return {step: tasks[:3] if len(self.seen) % 2 else tasks[3:]}, metrics
+
+    def metrics(self):
+        return {"seen": len(self.seen)}
+
+    def state(self):
+        return self.seen
+
+    def load_state(self, state):
+        self.seen = state
+
+
+class Moving:
+    """An estimator with a baseline that it remembers."""
+
+    def __init__(self):
+        self.mean = 0.0
+
+    def __call__(self, batch):
+        advantage_N = batch.outcome_N - self.mean
+        self.mean = 0.5 * self.mean + 0.5 * float(batch.outcome_N.mean())
+        return advantage_N
+
+    def state(self):
+        return {"mean": self.mean}
+
+    def load_state(self, state):
+        self.mean = state["mean"]
+
+
+class Unkept(Moving):
+    def state(self):
+        return {"mean": (self.mean,)}  # JSON makes a list of it
+
+
+class Half:
+    def __call__(self, batch): ...
+
+    def state(self): ...
+
+
+PLUGS = (
+    f"--config.recipe.name={HERE}:Backwards",
+    f"--config.advantage.name={HERE}:Moving",
+    "--config.eval.every=0",
+)
+
+
+def test_what_plugs_remember_is_resumed_bit_for_bit(tiny, tmp_path):
+    assert go(tiny, tmp_path / "whole", *PLUGS) == 0
+    assert go(tiny, tmp_path / "parts", *PLUGS, "--config.steps=2") == 0
+    assert go(tiny, tmp_path / "parts", *PLUGS) == 0
+    whole, parts = figures(tmp_path / "whole"), figures(tmp_path / "parts")
+    assert whole == parts and [line.get("seen") for line in whole] == [None, 1, 2, 3, 4]
+    for step in (3, 4):
+        records = [rollouts_of(tmp_path / name, step) for name in ("whole", "parts")]
+        assert records[0] == records[1]
+        assert {r["task"] for r in records[0]} == {f"train/{i + 3 * (step == 4)}" for i in range(3)}
+
+
+@pytest.mark.parametrize(
+    "key, name, words",
+    [
+        ("advantage", "Half", "lacks load_state()"),
+        ("loss", "Moving", "a run cannot resume a loss"),
+        ("recipe", "Half", "lacks choose(), roll_out()"),
+    ],
+)
+def test_a_plug_that_cannot_resume_is_refused(key, name, words):
+    (message,) = plugs.problems(key, f"{HERE}:{name}", {})
+    assert words in message
+
+
+def test_a_state_that_a_file_would_change_is_refused_before_anything_runs(tiny, tmp_path, capsys):
+    assert go(tiny, tmp_path / "run", f"--config.advantage.name={HERE}:Unkept") == 1
+    assert "config.advantage: Unkept.state() has to return JSON values" in capsys.readouterr().err
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+def test_the_standard_recipe_and_those_that_ship_have_every_phase():
+    for name in plugs.known("recipe"):
+        assert plugs.problems("recipe", name, {}) == []
+
+
+class Marked(Sirius):
+    """SiriuS in a world of random policies: every second repair succeeds, and no first attempt but
+    the first of each task."""
+
+    def roll_out(self, run, chosen, step):
+        trajectories, metrics = super().roll_out(run, chosen, step)
+        for t in trajectories:
+            t.evaluation = Evaluation(float(t.rollout == 0), t.rollout == 0)
+        return trajectories, metrics
+
+    def repair(self, run, failure, number, step):
+        job = super().repair(run, failure, number, step)
+        assert job.experience == [("sirius/feedback", "Say: even")]
+        return job
+
+
+def test_sirius_trains_on_successes_and_on_repaired_failures_alone(tiny, tmp_path):
+    words = [
+        f"--config.env.name={HERE}:Solved", f"--config.recipe.name={HERE}:Marked", "--config.loss.name=nll",
+        "--config.recipe.args.feedback=Say: {solution}", "--config.recipe.args.attempts=2",
+        "--config.eval.every=0", "--config.steps=1", "--config.learner.updates=1", "--config.optim.lr=1e-9",
+    ]  # fmt: skip
+    assert go(tiny, tmp_path, *words) == 0
+    line = figures(tmp_path)[1]
+    own, extra = rollouts_of(tmp_path, 1), rollouts_of(tmp_path, "extra_000001")
+    assert [r["fate"] for r in own] == ["trained", *["no_signal"] * 3] * 3
+    assert line["ledger/trained"] == 3 and line["ledger/no_signal"] == 9 == line["sirius/failed"]
+    assert line["ledger/rollouts"] == line["rollout/count"] == 12
+    assert (
+        line["ledger/extra"]
+        == line["ledger/extra_trained"]
+        == line["sirius/repaired"]
+        == len(extra)
+    )
+    assert 0 < len(extra) < 18 and all(r["success"] and r["fate"] == "trained" for r in extra)
+    assert all(r["experience"][0]["content"] == "Say: even" for r in extra)
+    trained = [turn for r in [own[0], own[4], own[8], *extra] for turn in r["turns"]]
+    assert all(turn["advantage"] == 1 for turn in trained)
+    tokens = [len(turn["tokens"]) for turn in trained]
+    assert line["trained_tokens"] == sum(tokens)
+    # The paper's objective: the mean negative log-likelihood of what succeeded, without the
+    # feedback. `gap` is what its removal changes.
+    logp = [sum(turn["logprobs"]) + sum(turn["gap"]) for turn in trained]
+    assert line["loss"] == pytest.approx(-sum(logp) / sum(tokens), abs=1e-3)
+    kinds = {file.kind for file in rollout_files(tmp_path)}
+    assert kinds == {"step", "extra"}
+    Workdir(tmp_path).rewind(0)
+    assert not rollout_files(tmp_path)
