@@ -93,8 +93,10 @@ class Template(Plug):
     """causal, brief (a line per tool), reasoning_augmented, sliding_window, self_managing."""
     show_tools: bool = True
     """List the tools in the system message; False for a policy that has memorised them."""
+    render: Literal["auto", "qwen2.5", "qwen3"] = "auto"
+    """The chat template: auto = the checkpoint's own."""
     thinking: Literal["auto", "on", "off"] = "auto"
-    """Thoughts of a Qwen3 policy; auto = as it was saved."""
+    """Thoughts, where the chat template has a switch; auto = as it was saved."""
     parse_error: Literal["continue", "end"] = "continue"
     """Answer a malformed call with an error, or end."""
     cut_turn: Literal["end", "continue"] = "end"

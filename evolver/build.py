@@ -292,10 +292,10 @@ def check_memory(config: Any, workdir: Path) -> None:
 
 
 def load_tokenizer(config: Any) -> Tokenizer:
-    """Return the policy's tokenizer, with Qwen3's thinking switch as the config says. Raises
-    TokenizerError."""
-    tokenizer = Tokenizer.load(model_folder(config.model.tokenizer or config.model.path))
-    thinking = config.template.thinking
+    """Return the policy's tokenizer, with chat template and thinking switch as the config says.
+    Raises TokenizerError."""
+    render, thinking = config.template.render, config.template.thinking
+    tokenizer = Tokenizer.load(model_folder(config.model.tokenizer or config.model.path), render)
     return tokenizer if thinking == "auto" else tokenizer.with_thinking(thinking == "on")
 
 

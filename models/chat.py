@@ -1,4 +1,4 @@
-"""Qwen2.5's and Qwen3's chat templates, rendered to token ids that are only ever appended to.
+"""Conversations as token ids that are only ever appended to, in the chat template of a checkpoint.
 
 A conversation grows as `opening + generation + observation + generation + ...`. Nothing is rendered
 twice, so the ids of turn n are a prefix of the ids of turn n+1, whatever the model wrote. The list
@@ -6,10 +6,11 @@ of tools is part of the opening: if it changes, the opening is rendered again an
 it is kept (rl/contexts/causal.py). For turns in canonical form the ids equal those of the template
 that `transformers` applies to a whole conversation.
 
-The tokenizer says which template it is (`Tokenizer.thinking`). Qwen3's rewrites the past: it
-forgets the thoughts of turns before the last question, and the empty thoughts of a model that may
-not think. `opening` follows it; what a model generated afterwards stays as it was, because tokens
-that train must be those that were sampled.
+The tokenizer says which template it is. Qwen2.5's and Qwen3's are written here; any other is the
+checkpoint's own Jinja (models/jinja.py). Some rewrite the past: Qwen3's forgets the thoughts of
+turns before the last question, and the empty thoughts of a model that may not think. `opening`
+follows it; what a model generated afterwards stays as it was, because tokens that train must be
+those that were sampled.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.template import CLOSE, DEFAULT_SYSTEM, NO_THOUGHT, OPEN, TOOLS_AFTER, TOOLS_BEFORE
+from models import jinja
+from models.template import (
+    CLOSE,
+    DEFAULT_SYSTEM,
+    NO_THOUGHT,
+    OPEN,
+    TOOLS_AFTER,
+    TOOLS_BEFORE,
+    ChatError,
+)
 
 if TYPE_CHECKING:
     from models.tokenizer import Tokenizer
@@ -29,8 +39,20 @@ Message = dict[str, Any]
 Tool = dict[str, Any]
 
 
-class ChatError(ValueError):
-    """A message that the template cannot render."""
+_TURN = {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nYes.", "tool_calls": []}
+_CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": [1, None, "é <x>"]}}}
+_SYSTEM = {"role": "system", "content": "Be brief."}
+# Conversations on which a template that is Qwen2.5's or Qwen3's writes the same ids.
+PROBES: tuple[list[Message], ...] = (
+    *jinja.PROBES,
+    [_SYSTEM, jinja.user("a<b"), jinja.said(1), jinja.answer("1"), jinja.said(), jinja.user("b")],
+    [{**_SYSTEM, "content": ""}, jinja.user(""), {**_TURN, "tool_calls": [_CALL, _CALL]}],
+    [jinja.user("a"), _TURN, jinja.answer("1"), {**_TURN, "content": ""}, jinja.answer("2")],
+    [jinja.user("a"), {"role": "assistant", "content": "", "tool_calls": [_CALL]}, jinja.user("b")],
+    [jinja.user("a"), {**_TURN, "reasoning_content": "Why?"}, jinja.answer("1")],
+    [jinja.user("a"), _TURN, jinja.user("<tool_response>\n1\n</tool_response>"), _TURN],
+    [jinja.user("a"), _SYSTEM, jinja.user("<|im_end|>")],
+)
 
 
 def opening(
@@ -40,8 +62,11 @@ def opening(
 
     messages: {"role": "system"|"user"|"assistant"|"tool", "content": str}; an assistant message may
     have `tool_calls`, and `reasoning_content` for Qwen3. If the first message is not a system
-    message, Qwen2.5's default one is used. Raises ChatError.
+    message, Qwen2.5's default one is used in its template. Raises ChatError.
     """
+    if tokenizer.template:
+        text = tokenizer.template.opening(messages, tools, **tokenizer.switches)
+        return tokenizer.encode_marked(text)
     messages, system = list(messages), None if tokenizer.thinking is not None else DEFAULT_SYSTEM
     if messages and messages[0].get("role") == "system":
         system = _content(messages.pop(0))
@@ -65,25 +90,31 @@ def observation(tokenizer: Tokenizer, messages: Sequence[Message], *, closed: bo
     """Return the ids to append after a generation: the end of its turn, `messages`, the next
     assistant header.
 
-    closed: True if the generation itself ended with `<|im_end|>`. Raises ChatError.
+    closed: True if the generation itself ended with the first of these ids. Raises ChatError.
     """
+    if tokenizer.template:
+        text = tokenizer.template.following(messages, **tokenizer.switches)
+        return tokenizer.encode_marked(text)[closed:]
     end = [] if closed else [tokenizer.im_end]
     return end + tokenizer.encode("\n") + _turns(tokenizer, messages) + _next(tokenizer)
 
 
 def reply(tokenizer: Tokenizer, message: Message | str) -> list[int]:
-    """Return the ids that a model generates to say `message`: its text and `<|im_end|>`, without
-    the header.
+    """Return the ids that a model generates to say `message`: its text and the end of the turn,
+    without the header. Raises ChatError.
 
     A model that may think writes an empty thought in front of a message that has none.
     """
+    if tokenizer.template and not isinstance(message, str):
+        text = tokenizer.template.reply({"role": "assistant", **message}, **tokenizer.switches)
+        return tokenizer.encode_marked(text)
     if isinstance(message, str):
         text = message
     elif tokenizer.thinking:
         text = _thoughtful(message, kept=True, last=True)
     else:
         text = assistant_text(message)
-    return [*tokenizer.encode(text), tokenizer.im_end]
+    return [*tokenizer.encode(text), tokenizer.stops[0]]
 
 
 def assistant_text(message: Message) -> str:

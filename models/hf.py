@@ -398,10 +398,10 @@ def save(
     write_atomically(folder / "config.json", json.dumps(record, indent=2) + "\n")
     if source is not None:
         generation = {
-            "eos_token_id": [source.im_end, source.endoftext],
-            "pad_token_id": source.endoftext,
+            "eos_token_id": list(source.stops),
+            "pad_token_id": source.pad,
         }
-        generation |= {"bos_token_id": source.endoftext, "do_sample": True}
+        generation |= {"bos_token_id": source.bos, "do_sample": True}
         write_atomically(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
         if isinstance(tokenizer, (str, Path)):
             _copy_tokenizer(Path(tokenizer), folder)

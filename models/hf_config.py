@@ -256,5 +256,5 @@ def record_of(config: Config, dtype: str, tokenizer: Tokenizer | None = None) ->
     if config.rope_scaling:  # `transformers` 4 and vLLM read this key
         record["rope_scaling"] = rope
     if tokenizer is not None:
-        record |= {"eos_token_id": tokenizer.im_end, "bos_token_id": tokenizer.endoftext}
+        record |= {"eos_token_id": tokenizer.stops[0], "bos_token_id": tokenizer.bos}
     return record

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 
+
+class ChatError(ValueError):
+    """A message that the chat template cannot write, or a template that cannot be used."""
+
+
 DEFAULT_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 TOOLS_BEFORE = (
     "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"

@@ -1,9 +1,9 @@
-"""Byte-level BPE with the special tokens of ChatML.
+"""A checkpoint's tokenizer with its chat template.
 
-Only templates produce control tokens (`<|im_start|>` and every other `<|...|>`). `encode` treats
-their spelling as plain text, so nothing that a user or an environment writes can open or close a
-turn. The tags of a tool call are text,
-too: Qwen's tokenizers make one token of each, and others spell them with several.
+Only templates produce control tokens (`<|im_start|>`, every other `<|...|>`, and what the tokenizer
+calls special). `encode` treats their spelling as plain text, so nothing that a user or an
+environment writes can open or close a turn. The tags of a tool call are text, too: Qwen's
+tokenizers make one token of each, and others spell them with several.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ import copy
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, trainers
 from tokenizers import models as bpe_models
 
+from models import chat, hf_config
 from models.files import write_atomically
-from models.template import JINJA, SWITCH, thoughtless
+from models.jinja import ASKED, MARK, TOOL, ChatTemplate
+from models.template import JINJA, SWITCH, ChatError, thoughtless
 
 # Qwen2/2.5's pre-tokenizer. `transformers` uses this same expression for every model of type qwen2.
 PRE_TOKENIZER = (
@@ -58,7 +61,9 @@ QWEN_TOKENS = (
 RUNS = "\0".join(40 * chr(code) for code in range(32, 127))
 LONG = 2**13  # characters from which encoding lets other threads run
 COMPOSED = 4  # most characters that Unicode's composition makes one of
-REQUIRED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+REQUIRED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # of ChatML
+RENDERS = ("auto", "qwen2.5", "qwen3")
+VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")  # of templates
 
 
 class TokenizerError(ValueError):
@@ -68,32 +73,50 @@ class TokenizerError(ValueError):
 class Tokenizer:
     """A tokenizer, built from the JSON of a `tokenizers.Tokenizer`.
 
-    Attributes: the ids `endoftext`, `im_start` and `im_end`, and `vocab_size`: ids are below it,
-    but a model's embedding may have more rows. `thinking` is None for Qwen2.5's chat template, and
-    a bool for Qwen3's: whether the model may think before it answers.
+    Attributes: `stops`, the ids that end a turn, first that of the template; `vocab_size`: ids are
+    below it, but a model's embedding may have more rows. `rendering` says which chat template it
+    is. `thinking` is None for one without a thinking switch, and else a bool: whether the model may
+    think before it answers. `template` is None for Qwen2.5's and Qwen3's, which models/chat.py
+    writes itself; with ChatML's tokens there are `im_start`, `im_end` and `endoftext`.
 
-    template: the Jinja text of the checkpoint's own template, if it is Qwen3's; "" = Qwen2.5's.
+    template: the Jinja text of the checkpoint's own template, "" = it has none. render: "auto" =
+    that, or Qwen2.5's for ChatML's tokens without one; "qwen2.5" and "qwen3" = theirs. settings:
+    the content of tokenizer_config.json. ends: ids that other files name as ends of turns.
     """
 
-    def __init__(self, json_text: str, source: str = "tokenizer", template: str = ""):
+    def __init__(
+        self,
+        json_text: str,
+        source: str = "tokenizer",
+        template: str = "",
+        *,
+        render: str = "auto",
+        settings: Mapping[str, Any] | None = None,
+        ends: Iterable[int] = (),
+    ):
         try:
             spec = json.loads(json_text)
             self._original = tokenizers.Tokenizer.from_str(json_text)
+            added = {token["content"]: token["id"] for token in spec["added_tokens"]}
+            self._control = {}
             for token in spec["added_tokens"]:
-                token["special"] |= _is_control(token["content"])
+                if token["special"] or _is_control(token["content"]):
+                    self._control[token["content"]] = token["id"]
+                    token["content"] = MARK + token["content"]
+            # Neither may add to what is encoded, nor cut it.
+            spec |= {"truncation": None, "padding": None, "post_processor": None}
             self._encoder = tokenizers.Tokenizer.from_str(json.dumps(spec))
         except Exception as error:  # the library raises bare Exception on malformed files
             raise TokenizerError(f"{source}: tokenizer.json cannot be read ({error})") from None
-        self._encoder.encode_special_tokens = (
-            True  # encodes the spelling of a special token as plain text
-        )
-        added = {token["content"]: token["id"] for token in spec["added_tokens"]}
         missing = [name for name in REQUIRED if name not in added]
-        if missing:
+        if missing and (render != "auto" or template in ("", JINJA)):
+            needs = "Qwen2.5's template needs"
+            needs = f"template.render={render} needs" if render != "auto" else needs
             raise TokenizerError(
-                f"{source}: lacks the special tokens {', '.join(missing)} of ChatML, the only chat"
-                " template here. Rename reserved tokens of its tokenizer.json to these, or choose a"
-                " checkpoint that has them"
+                f"{source}: lacks the special tokens {', '.join(missing)} of ChatML, which {needs}"
+                f"{'' if template else ', and has no chat template of its own'}. Rename reserved"
+                " tokens of its tokenizer.json to these, or choose a checkpoint that has"
+                f" {'them' if template else 'a chat_template.jinja'}"
             )
         actual = self._original.get_vocab(with_added_tokens=True)
         if moved := [
@@ -104,20 +127,95 @@ class Tokenizer:
                 f"{source}: tokenizer.json gives {name} the id {stated}, and it is read as {id}: it"
                 " has a hole"
             )
+        # A control token of the model's own vocabulary has another id in the encoder.
+        known = self._encoder.get_added_tokens_decoder()
+        ids = {id: added[token.content.removeprefix(MARK)] for id, token in known.items()}
+        self._ids = {id: own for id, own in ids.items() if id != own}
         try:
             with _without_stderr():  # where Rust prints a backtrace
                 self.encode(RUNS)
         except TokenizerError as error:
             raise TokenizerError(f"{source}: {error}") from None
-        self.endoftext, self.im_start, self.im_end = (added[name] for name in REQUIRED)
+        controls = set(self._control.values())
+        if forged := [name for name in self._control if controls & set(self.encode(name))]:
+            raise TokenizerError(
+                f"{source}: the text {forged[0]} has the id of the control token, so that anybody"
+                " could write it"
+            )
         self.vocab_size = 1 + max(actual.values())
         self._longest = max(map(len, actual))  # characters of a token, which spells bytes or text
-        switched = SWITCH in template
-        self._template = template if switched else JINJA
-        self.thinking = None if not switched else thoughtless("") not in template
+        self._settings = dict(settings or {})
+        if not missing:
+            self.endoftext, self.im_start, self.im_end = (added[name] for name in REQUIRED)
+        self._choose(source, template, render, [id for id in ends if id in controls])
+
+    def _choose(self, source: str, template: str, render: str, ends: Sequence[int]) -> None:
+        """Set the chat template. Raises TokenizerError if there is none that can be used."""
+        self.template: ChatTemplate | None = None
+        self._source, self.switches = template or JINJA, dict[str, bool]()
+        chatml, switched = hasattr(self, "im_end"), SWITCH in template
+        off = thoughtless("") in template
+        if chatml:
+            self.stops: tuple[int, ...] = (self.im_end, self.endoftext)
+        if template in ("", JINJA) or render != "auto":
+            self.thinking = None if render != "qwen3" else not off
+            self.rendering = "Qwen3's" if render == "qwen3" else "Qwen2.5's"
+            self.rendering += ", as template.render says" if render != "auto" else ""
+            self._source = template if switched and render == "qwen3" else JINJA
+            self.rendering += ", for want of its own" if not template else ""
+            return
+        try:
+            own = self._own(template.replace(thoughtless(""), ""), ends)
+            known = [("Qwen3's", not off)] * switched + [("Qwen2.5's", None)]
+            for self.rendering, self.thinking in known if chatml else ():
+                if self._writes_as(own):
+                    return
+            own.check(self.encode_marked)
+            self.template, self.thinking = own, None
+            if switched:
+                asked = own.text([ASKED])
+                self.thinking = not off and asked != own.text([ASKED], enable_thinking=False)
+                self.switches = {SWITCH: False} if off else {}
+        except ChatError as error:
+            other = "template.render=qwen2.5 or qwen3 chooses a known one"
+            other = other if chatml else "it lacks ChatML's tokens, which the known ones need"
+            raise TokenizerError(f"{source}: {error} ({other})") from None
+        stops = [self._control[end] for end in own.ends] + ([self.endoftext] if chatml else [])
+        self.stops = tuple(dict.fromkeys(stops))
+        self.rendering = "the checkpoint's own"
+        if own.rewrites:
+            self.rendering += f", which rewrites the past ({own.rewrites}): what was sampled stays"
+
+    def _own(self, template: str, ends: Iterable[int]) -> ChatTemplate:
+        names = {id: name for name, id in self._control.items()}
+        named = {key: self._settings.get(key) for key in VARIABLES}
+        tokens = {k: v["content"] if isinstance(v, dict) else v for k, v in named.items() if v}
+        eos = [tokens["eos_token"]] if tokens.get("eos_token") in self._control else []
+        return ChatTemplate(
+            template,
+            tokens=tokens,
+            controls=list(self._control),
+            ends=[*eos, *(names[id] for id in ends)],
+        )
+
+    def _writes_as(self, own: ChatTemplate) -> bool:
+        """Return True if models/chat.py writes the same ids on all probes as a template, with
+        thoughts on and off if there is a switch."""
+        for thinking in (None,) if self.thinking is None else (True, False):
+            one = self if thinking is None else self.with_thinking(thinking)
+            switches = {} if thinking is None else {SWITCH: thinking}
+            for messages in chat.PROBES:
+                for tools in ([], [TOOL], [TOOL, TOOL]):
+                    try:
+                        ids = self.encode_marked(own.text(messages, tools, **switches))
+                    except ChatError:
+                        return False
+                    if ids != chat.opening(one, messages, tools):
+                        return False
+        return True
 
     @classmethod
-    def load(cls, path: str | Path) -> Tokenizer:
+    def load(cls, path: str | Path, render: str = "auto") -> Tokenizer:
         """Load `tokenizer.json`, given its path or that of a model directory, with the chat
         template beside it.
 
@@ -129,29 +227,57 @@ class Tokenizer:
             raise TokenizerError(f"{path}: no tokenizer.json")
         try:
             text = file.read_text(encoding="utf-8")
-            return cls(text, source=str(path), template=_template_of(file.parent))
         except UnicodeDecodeError as error:
             raise TokenizerError(f"{path}: tokenizer.json is not UTF-8 text ({error})") from None
+        settings, ends = _settings_of(file.parent), set[int]()
+        with contextlib.suppress(hf_config.ModelError):  # an older or a partial checkpoint
+            ends = set[int]().union(*hf_config.end_tokens(file.parent).values())
+        template = _template_of(file.parent, settings)
+        return cls(text, str(path), template, render=render, settings=settings, ends=sorted(ends))
+
+    @property
+    def bos(self) -> int:
+        """The id of the token that begins a text."""
+        return self._named("bos_token")
+
+    @property
+    def pad(self) -> int:
+        """The id of the token that fills up."""
+        return self._named("pad_token")
+
+    def _named(self, key: str) -> int:
+        name = self._settings.get(key) if self.template else None
+        name = name["content"] if isinstance(name, dict) else name
+        return self._control.get(name, self.stops[-1])
 
     def with_thinking(self, thinking: bool) -> Tokenizer:
-        """Return this tokenizer with Qwen3's switch turned on or off. Raises TokenizerError if
+        """Return this tokenizer with the thinking switch turned on or off. Raises TokenizerError if
         there is no switch."""
         if self.thinking is None:
             raise TokenizerError(
-                "the chat template of this tokenizer is Qwen2.5's, which has no thinking switch"
+                f"the chat template of this tokenizer is {self.rendering}, which has no thinking"
+                " switch"
             )
         other = copy.copy(self)
         other.thinking = thinking
+        other.switches = {SWITCH: thinking} if self.template else {}
         return other
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of text by a user, an environment or a model. No id is that of a control
         token. Raises TokenizerError where the tokenizer's own expressions fail."""
+        return self.encode_marked(text.replace(MARK, "\ufffd"))
+
+    def encode_marked(self, text: str) -> list[int]:
+        """Return the ids of text by a template: a control token stands behind a `MARK`. Raises
+        TokenizerError."""
         text = _well_formed(text)
         try:
             if len(text) < LONG:
-                return self._encoder.encode(text, add_special_tokens=False).ids
-            return self._encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
+                ids = self._encoder.encode(text, add_special_tokens=False).ids
+            else:
+                ids = self._encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            return [self._ids.get(id, id) for id in ids] if self._ids else ids
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # of Rust; it is no Exception
                 raise
@@ -178,13 +304,16 @@ class Tokenizer:
         folder = Path(path)
         text = self.to_json()
         config = dict(_TOKENIZER_CONFIG)
-        if json.dumps(PRE_TOKENIZER, ensure_ascii=False) not in text:
+        if self.template:
+            config = self._settings
+            config.pop("chat_template", None)
+        elif json.dumps(PRE_TOKENIZER, ensure_ascii=False) not in text:
             config["tokenizer_class"] = (
                 "PreTrainedTokenizerFast"  # Qwen2Tokenizer would split text in Qwen's way
             )
         write_atomically(folder / "tokenizer.json", text)
         write_atomically(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
-        template = self._template.replace(thoughtless(""), "")
+        template = self._source.replace(thoughtless(""), "")
         write_atomically(
             folder / "chat_template.jinja",
             thoughtless(template) if self.thinking is False else template,
@@ -238,23 +367,22 @@ def train_bpe(texts: Iterable[str], vocab_size: int, extra_tokens: Sequence[str]
     return Tokenizer(model.to_str())
 
 
-def _template_of(folder: Path) -> str:
+def _settings_of(folder: Path) -> dict[str, Any]:
+    """Return the content of tokenizer_config.json, {} if it cannot be read."""
+    try:
+        found = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # an older or a partial checkpoint: models.hf reports its needs
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _template_of(folder: Path, settings: Mapping[str, Any]) -> str:
     """Return the chat template in a model directory, "" if it has none: a file, or an entry of its
     tokenizer's."""
     try:
         return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     except OSError:
-        pass
-    try:
-        found = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get(
-            "chat_template"
-        )
-    except (
-        OSError,
-        ValueError,
-        AttributeError,
-    ):  # an older or a partial checkpoint: `models.hf` reports what it needs
-        return ""
+        found = settings.get("chat_template")
     if isinstance(found, list):  # several templates by name
         found = next((one.get("template") for one in found if one.get("name") == "default"), "")
     return found if isinstance(found, str) else ""

@@ -41,7 +41,7 @@ class Job:
     rollout: int  # index within the group
     seed: int
     # max_tokens is capped by the limits, and each turn gets its own seed; without stop tokens, the
-    # tokenizer's `im_end` and `endoftext` stop a turn
+    # tokenizer's `stops` end a turn
     sampling: Sampling
     experience: list[tuple[str, str]] = field(default_factory=list)  # (id, content) to inject
     draw: int = 0  # see Trajectory.draw
@@ -294,7 +294,7 @@ class _Episode:
         sampling = dataclasses.replace(
             sampling,
             max_tokens=min(self.max_tokens, room),
-            stop_tokens=sampling.stop_tokens or (tokenizer.im_end, tokenizer.endoftext),
+            stop_tokens=sampling.stop_tokens or tokenizer.stops,
             seed=seed_of(self.job.seed, "turn", number),
         )
         try:

@@ -91,7 +91,7 @@ class PolicyResponder:
             temperature=body["temperature"],
             top_p=body["top_p"] or 1e-9,
             top_k=body.get("top_k", 0),
-            stop_tokens=(self.tokenizer.im_end, self.tokenizer.endoftext),
+            stop_tokens=self.tokenizer.stops,
             seed=seed_of(json.dumps(body | {"model": ""}, sort_keys=True)),
         )
 

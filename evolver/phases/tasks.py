@@ -61,6 +61,10 @@ def look_ahead(run: Run) -> None:
             seen = boundary.observation(world.reset(known[0], known[0].seed))
         prompt = tokens(seen, actor.show_tools)
         bare = tokens(Observation(seen.messages), actor.show_tools)
+        role = "tool" if seen.tools else "user"
+        chat.observation(actor.tokenizer, [{"role": role, "content": ""}], closed=True)
+    except chat.ChatError as error:
+        raise RunError(f"the first prompt of {c.env.name} cannot be written: {error}") from None
     except Exception:  # a fault of the world or of the template, which the rollouts will show
         return
     found = alarms.foreseen(

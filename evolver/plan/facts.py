@@ -112,19 +112,19 @@ def vocabulary(config: Any) -> dict[str, str]:
     if not name:
         return {}
     try:
-        tokenizer = Tokenizer.load(model_folder(name))
+        tokenizer = Tokenizer.load(model_folder(name), config.template.render)
         named = hf_config.end_tokens(model_folder(path)) if path else {}
     except (TokenizerError, hf_config.ModelError) as error:
         return {"vocabulary": f"unknown: {error}"}
     ids = f"{tokenizer.vocab_size:,} ids"
     if unused := case.model_shape(config).vocab - tokenizer.vocab_size:
         ids += f"; the other {unused:,} rows of the model are never sampled"
-    own = {tokenizer.im_end: "<|im_end|>", tokenizer.endoftext: "<|endoftext|>"}
+    own = {token: tokenizer.decode([token]) for token in tokenizer.stops}
     ends = ", ".join(f"{text} ({token})" for token, text in own.items())
     for file, tokens in named.items():
         if others := ", ".join(map(str, sorted(tokens - own.keys()))):
             ends += f"; {others} of {file} does not end one"
-    return {"vocabulary": ids, "ends of turns": ends}
+    return {"vocabulary": ids, "chat template": tokenizer.rendering, "ends of turns": ends}
 
 
 def training_state(config: Any, shape: qwen.Config) -> str:

@@ -62,8 +62,8 @@ class Causal(Context):
 
     def turn_ids(self, tokens: list[int], messages: Sequence[Message]) -> list[int]:
         """Return the ids of a turn: its generation, and the messages that answer it."""
-        closed = tokens[-1:] == [self.tokenizer.im_end]
-        return tokens + chat.observation(self.tokenizer, messages, closed=closed)
+        ids = chat.observation(self.tokenizer, messages, closed=False)
+        return tokens + ids[tokens[-1:] == ids[:1] :]
 
     def show(self, turns: Iterable[Sequence[int]]) -> None:
         """Set the prompt, with and without experience, to the opening followed by these turns."""

@@ -53,7 +53,7 @@ class ReasoningAugmented(Causal):
 
     def _thoughtless(self, tokens: list[int]) -> list[int]:
         """Return a generation without its thought: the very tokens if there is none."""
-        end = [self.tokenizer.im_end] if tokens[-1:] == [self.tokenizer.im_end] else []
+        end = tokens[-1:] if tokens[-1:] == list(self.tokenizer.stops[:1]) else []
         text = self.tokenizer.decode(tokens[: len(tokens) - len(end)])
         said = self.action(text)
         return tokens if said == text else self.tokenizer.encode(said) + end

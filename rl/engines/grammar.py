@@ -52,7 +52,7 @@ class Grammars:
             from llguidance import LLTokenizer
         except ModuleNotFoundError:
             raise GrammarError(f"JSON schemas need llguidance: {how_to_install('llm')}") from None
-        ends = [self._tokenizer.im_end, self._tokenizer.endoftext]
+        ends = list(self._tokenizer.stops)
         return LLTokenizer(self._tokenizer.to_json(), n_vocab=self._vocab, eos_token=ends)
 
     def _compile(self, schema: str) -> Any:

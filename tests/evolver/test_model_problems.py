@@ -12,6 +12,7 @@ from evolver import plan
 from evolver.build import load_tokenizer
 from evolver.config.checks.model import model_problems
 from evolver.plan import facts
+from tests.models.test_chat_qwen3 import SWITCHED
 from tests.tiny import config_file, tiny_policy
 
 
@@ -101,7 +102,7 @@ def test_a_thinking_switch_needs_a_template_that_has_one(policy, tmp_path, value
     config.model.path, config.template.thinking = str(policy), value
     assert [text for text in model_problems(config, "train") if "has no thinking switch" in text]
     shutil.copytree(policy, tmp_path / "qwen3")
-    (tmp_path / "qwen3/chat_template.jinja").write_text("{{ enable_thinking }}")
+    (tmp_path / "qwen3/chat_template.jinja").write_text(SWITCHED)
     config.model.path = str(tmp_path / "qwen3")
     assert not list(model_problems(config, "train"))
     assert load_tokenizer(config).thinking is (value == "on")

@@ -68,7 +68,7 @@ CONVERSATIONS = {
 }  # fmt: skip
 
 
-def rendered(template: str, messages, tools, thinking: bool) -> str:
+def rendered(template: str, messages, tools, thinking: bool | None) -> str:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     texts, _ = render_jinja_template(
@@ -76,16 +76,16 @@ def rendered(template: str, messages, tools, thinking: bool) -> str:
         tools=tools or None,
         chat_template=template,
         add_generation_prompt=True,
-        enable_thinking=thinking,
+        **({} if thinking is None else {"enable_thinking": thinking}),
     )
     return texts[0]
 
 
 def template_of(place: Path) -> str:
     """Return the text of a template: a file, or that of a tokenizer's directory."""
-    from models.tokenizer import _template_of
+    from models.tokenizer import _settings_of, _template_of
 
-    return place.read_text() if place.is_file() else _template_of(place)
+    return place.read_text() if place.is_file() else _template_of(place, _settings_of(place))
 
 
 if __name__ == "__main__":

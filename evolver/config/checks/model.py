@@ -109,7 +109,7 @@ def tokenizer_problems(config: ConfigDict, vocab: int, ends: dict[str, set[int]]
     path, rollout, thinking = config.model.path, config.rollout, config.template.thinking
     name = config.model.tokenizer or path
     try:
-        loaded = Tokenizer.load(model_folder(name))
+        loaded = Tokenizer.load(model_folder(name), config.template.render)
     except (TokenizerError, OSError) as error:
         yield f"config.model.{'tokenizer' if config.model.tokenizer else 'path'}: {error}"
         return
@@ -132,9 +132,9 @@ def tokenizer_problems(config: ConfigDict, vocab: int, ends: dict[str, set[int]]
             f" {vocab}: they do not belong together"
         )
     for file, listed in ends.items():
-        if not listed & {loaded.im_end, loaded.endoftext}:
+        if not listed & set(loaded.stops):
+            own, theirs = (" or ".join(map(str, sorted(ids))) for ids in (loaded.stops, listed))
             yield (
-                f"the tokenizer of {name} ends turns with token {loaded.im_end} or"
-                f" {loaded.endoftext}, {file} of {path} with {', '.join(map(str, sorted(listed)))}:"
-                " they do not belong together"
+                f"the tokenizer of {name} ends turns with token {own}, {file} of {path} with"
+                f" {theirs}: they do not belong together"
             )

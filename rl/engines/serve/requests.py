@@ -380,7 +380,7 @@ class Generation(Prompt):
                 )
             fitting.append(prompt)
         limit = context - max(map(len, fitting)) if self.limit is None else self.limit
-        ends = [] if self.ignore_eos else [tokenizer.im_end, tokenizer.endoftext]
+        ends = [] if self.ignore_eos else list(tokenizer.stops)
         seed = uuid.uuid4().int if self.seed is None else self.seed
         sampling = Sampling(
             max_tokens=limit,
