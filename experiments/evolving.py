@@ -6,9 +6,10 @@
 Each word is what follows `evolver evolve`: a world, as a word or by a flag, and keys of the config.
 Every run has a workdir in --out, so the same command goes on where it was interrupted; table.md
 there is written after each run. Success is greedy unless a column says otherwise, in percent of the
-held-out tasks. "best" is the highest of all temperatures, greedy included, chosen on these tasks,
-which favours the policy before training. Intervals resample the tasks and, where all seeds have the
-same tasks, the seeds.
+held-out tasks. "given" is the policy that a run starts from, "imitated" what it is after imitation
+(or the given one, if that needed none). "best" is the highest of all temperatures, greedy included,
+chosen on these tasks, which favours the policy before training. Intervals resample the tasks and,
+where all seeds have the same tasks, the seeds.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from models.files import write_atomically
 from rl.evaluation import Scores, interval, interval_over_seeds
 
 HEAD = (
-    "world", "seeds", "minutes", "held-out tasks", "reader", "best", "imitated", "best", "trained",
-    "trained - reader's best", "trained - imitated's best",
+    "world", "seeds", "minutes", "held-out tasks", "given", "best", "imitated", "best", "trained",
+    "trained - given's best", "trained - imitated's best",
 )  # fmt: skip
 
 
 class Result(NamedTuple):
     """The result of one run: the stages' scores on the held-out tasks, and the minutes it took."""
 
-    reader: Scores
+    given: Scores
     imitated: Scores | None
     trained: Scores
     minutes: float
@@ -54,14 +55,19 @@ def play(words: str, seed: int, folder: Path) -> int:
     """Run `evolver evolve` in a process of its own and return its exit code. Its minutes are added
     up in the workdir's parent, over interruptions."""
     flags = command.evolving([*shlex.split(words), f"--workdir={folder}"])
-    started = time.monotonic()
-    code = subprocess.call(
-        [sys.executable, "run.py", "--mode=evolve", *flags, f"--config.seed={seed}"]
-    )
-    clock = folder.with_name(f"{folder.name}.minutes")
-    before = float(clock.read_text()) if clock.is_file() else 0.0
-    write_atomically(clock, f"{before + (time.monotonic() - started) / 60:.2f}\n")
-    return code
+    clock, started = clock_of(folder), time.monotonic()
+    try:
+        return subprocess.call(
+            [sys.executable, "run.py", "--mode=evolve", *flags, f"--config.seed={seed}"]
+        )
+    finally:
+        before = float(clock.read_text()) if clock.is_file() else 0.0
+        write_atomically(clock, f"{before + (time.monotonic() - started) / 60:.2f}\n")
+
+
+def clock_of(folder: Path) -> Path:
+    """Return the file that holds the minutes of a run so far."""
+    return folder.with_name(f"{folder.name}.minutes")
 
 
 def result_of(folder: Path) -> Result | None:
@@ -72,7 +78,7 @@ def result_of(folder: Path) -> Result | None:
     before, after = runs[min(runs)], runs[max(runs)]
     evaluated = Workdir(folder / "pretrained").evaluations()
     first = Scores(**evaluated[-1]["scores"][0]) if evaluated else before
-    clock = folder.with_name(f"{folder.name}.minutes")
+    clock = clock_of(folder)
     minutes = float(clock.read_text()) if clock.is_file() else float("nan")
     return Result(first, before if evaluated else None, after, minutes)
 
@@ -84,7 +90,7 @@ def best(scores: Scores) -> np.ndarray:
 
 def cells(name: str, results: list[Result]) -> list[str]:
     """Return the row of a world."""
-    imitated = [r.imitated or r.reader for r in results]
+    imitated = [r.imitated or r.given for r in results]
     trained = [r.trained.per_task("greedy") for r in results]
     same = len({tuple(r.trained.tasks) for r in results}) == 1
 
@@ -99,14 +105,14 @@ def cells(name: str, results: list[Result]) -> list[str]:
         middle = np.mean([value_N.mean() for value_N in difference])
         return f"{100 * middle:+.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
-    reader = [best(r.reader) for r in results]
+    given = [best(r.given) for r in results]
     imitated_best = [best(scores) for scores in imitated]
     return [
         name, str(len(results)), f"{np.mean([r.minutes for r in results]):.0f}",
         str(len(results[0].trained.tasks)),
-        mean([r.reader.per_task("greedy") for r in results]), mean(reader),
+        mean([r.given.per_task("greedy") for r in results]), mean(given),
         mean([scores.per_task("greedy") for scores in imitated]), mean(imitated_best),
-        mean(trained), gain(reader), gain(imitated_best),
+        mean(trained), gain(given), gain(imitated_best),
     ]  # fmt: skip
 
 
@@ -126,6 +132,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/evolving"))
     args = parser.parse_args(argv[1:])
+    places = [folder_of(args.out, words, 0) for words in args.worlds]  # ends if one cannot be read
+    if len(set(places)) < len(places):
+        parser.error("two of the worlds have the same workdir: give one of them a --workdir")
     args.out.mkdir(parents=True, exist_ok=True)
     failed = []
     for seed in args.seeds:
@@ -141,4 +150,7 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    try:
+        sys.exit(main(sys.argv))
+    except KeyboardInterrupt:  # the run has said how it goes on
+        sys.exit(130)

@@ -261,7 +261,7 @@ def _rule(operations: list[Operation], kinds: list[Kind], rng: random.Random) ->
     """Add hidden rules: some operations are refused until another one was made."""
     puts = [n for n, op in enumerate(operations) if op.does == "put"]
     for n, op in enumerate(operations):
-        if op.does not in ("put", "set", "link", "drop") or rng.random() < 0.45:
+        if op.does not in ("put", "set", "link", "drop") or rng.random() < 0.25:
             continue
         roles = {op.kind: "entity"}
         if op.does == "link":

@@ -16,6 +16,7 @@ OPENINGS = ("", "", "Please ", "I need you to ", "Can you ")
 JOINTS = (" and ", ", then ", ". Then ", ", and ")
 DONE = "done"
 TRIES = 200
+RULED = 4.0  # how much likelier a goal is whose tool has a hidden rule
 
 
 class Made(NamedTuple):
@@ -52,7 +53,9 @@ def _drafted(plan: Plan, seed: int, split: str, rng: random.Random) -> Task:
         text, made, answer = _question(plan, state, words, rng)
         goals, calls = [text], made
     else:
-        for n in rng.choices(plan.changing(), k=rng.choice((1, 1, 2))):
+        numbers = plan.changing()
+        ruled = [RULED if plan.operations[n].rules else 1.0 for n in numbers]
+        for n in rng.choices(numbers, ruled, k=rng.choice((1, 1, 2))):
             text, made, changes = _goal(plan, state, plan.operations[n], words, rng)
             goals.append(text)
             calls += made

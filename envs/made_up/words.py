@@ -138,16 +138,12 @@ SUFFIXES = (".txt", ".md", ".csv", ".log", ".json", ".py")
 
 
 def coined(rng: random.Random) -> str:
-    """Return a word that no language has, such as "kelmo" or "strund". Most letters of English
-    words follow each other in it, so no policy can know all of them by heart."""
+    """Return a word that no language has, such as "kelmo" or "strund": there are too many of them
+    to know them by heart."""
     if rng.random() < 0.3:
         return "".join(rng.choice(SYLLABLES) for _ in range(rng.randint(2, 3)))
-    parts = rng.choice(((1, 1), (1, 1), (1, 2), (2, 1)))
-    word = "".join(
-        rng.choice(ONSETS) + rng.choice(VOWELS) + (rng.choice(CODAS) if n > 1 else "")
-        for n in (*parts, 2)[-2:]
-    )
-    return word if rng.random() < 0.6 else word[: rng.randint(3, 6)]
+    parts = [rng.choice(ONSETS) + rng.choice(VOWELS) for _ in range(rng.randint(1, 2))]
+    return "".join(parts) + rng.choice(CODAS)
 
 
 def patterned(name: str, rng: random.Random) -> str:

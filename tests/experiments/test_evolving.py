@@ -1,0 +1,56 @@
+"""The table of worlds that were evolved in, and the explorer's tasks of made-up worlds."""
+
+import json
+
+import pytest
+
+from experiments import evolving
+from experiments.imitation import made_up
+from rl.evaluation import Scores
+
+
+def scores(greedy, sampled, tasks="abcd"):
+    tasks, success = [*tasks], [[one, one] for one in sampled]
+    return Scores(tasks, [1] * len(tasks), success, success, [*greedy])
+
+
+def test_a_row_compares_greedy_training_with_the_best_temperature_before_it():
+    given, imitated = scores([0, 0, 0, 0], [1, 0, 0, 0]), scores([1, 1, 0, 0], [0, 1, 0, 0])
+    result = evolving.Result(given, imitated, scores([1, 1, 1, 1], [0, 0, 0, 0]), 3.0)
+    row = evolving.cells("desk", [result, result])
+    assert row[:4] == ["desk", "2", "3", "4"]
+    assert row[4:9] == ["0.0", "25.0", "50.0", "50.0", "100.0"]
+    assert row[9].startswith("+75.0 [") and row[10].startswith("+50.0 [")
+    (alone,) = [evolving.cells("desk", [result._replace(imitated=None)])]
+    assert alone[4:8] == ["0.0", "25.0", "0.0", "25.0"] and alone[10] == alone[9]
+
+
+def test_seeds_with_other_held_out_tasks_are_one_sample_of_tasks():
+    few = scores([0, 1], [0, 1], "xy")
+    results = [
+        evolving.Result(few, None, few, 1.0),
+        evolving.Result(*[scores([0] * 4, [0] * 4)] * 3, 1.0),
+    ]
+    assert evolving.cells("desk", results)[9] == "+0.0 [0.0, 0.0]"
+
+
+def test_each_world_has_a_workdir_of_its_own_or_nothing_starts(tmp_path, capsys):
+    assert evolving.folder_of(tmp_path, "--gym FrozenLake-v1", 2) == tmp_path / "FrozenLake-v1-2"
+    for worlds, words in ((["a:B", "a:B"], "same workdir"), (["--gym"], "expected one argument")):
+        with pytest.raises(SystemExit):
+            evolving.main(["evolving", "--out", str(tmp_path / "out"), "--", *worlds])
+        assert words in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_exploring_made_up_worlds_goes_on_where_it_was_cut_off(tmp_path):
+    def explored(name, worlds):
+        path = tmp_path / name
+        assert made_up.main(["", "--worlds", str(worlds), "--budget", "3", "--out", str(path)]) == 0
+        return path
+
+    whole = explored("whole.jsonl", 4).read_text()
+    cut = explored("cut.jsonl", 3)
+    cut.write_text(cut.read_text()[:-40])  # within a line
+    assert explored("cut.jsonl", 4).read_text() == whole
+    seeds = [json.loads(line)["seed"] // made_up.STARTS for line in whole.splitlines()]
+    assert set(seeds) == {0, 1, 2, 3} and seeds == sorted(seeds)
