@@ -8,6 +8,7 @@ An operation is a tool. A tool whose action is a text with slots (JSON Schema `e
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -169,7 +170,12 @@ def _renamed(arguments: Any, renamed: dict[str, str]) -> Any:
     if isinstance(arguments, list):
         return [_renamed(value, renamed) for value in arguments]
     text = renamed.get(str(arguments))
-    return arguments if text is None else type(arguments)(text)
+    if text is None:
+        return arguments
+    # A number is an id only where its new name is such a number, too: 41 was not renamed to "39.99".
+    with contextlib.suppress(ValueError):
+        return type(arguments)(text)
+    return arguments
 
 
 def in_prose(operations: Operations) -> bool:

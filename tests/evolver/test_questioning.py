@@ -36,7 +36,7 @@ from evolver.phases.extraction import remember
 from evolver.phases.tasks import explore
 from evolver.processes.interrupt import Stop
 from evolver.questioning import TaskPool, mixture, probe_of, synthetic_task
-from evolver.questioning.calls import Event
+from evolver.questioning.calls import Event, _renamed
 from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.goals import minimise
 from evolver.questioning.operation_stats import OperationStats
@@ -395,6 +395,12 @@ class TestWalks:
         for event in walk:
             jsonschema.validate(event.arguments, schema)
             assert set(event.arguments) == set(schema["properties"])
+
+
+def test_a_number_is_renamed_to_numbers_only():
+    arguments = {"order": 41, "orders": [41, "41", None, True]}
+    assert _renamed(arguments, {"41": "39.99"}) == arguments | {"orders": [41, "39.99", None, True]}
+    assert _renamed(arguments, {"41": "7"}) == {"order": 7, "orders": [7, "7", None, True]}
 
 
 class TestHouseRules:
