@@ -34,7 +34,7 @@ test: lint ## install the test tools, lint, and run the tests (ARGS=... is passe
 	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadfile $(ARGS)
 
 test-slow: $(VENV)/.dev ## run the tests that take minutes
-	$(BIN)/python -m pytest -m "slow and not services" $(ARGS)
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m "slow and not services" $(ARGS)
 
 test-services: $(VENV)/.dev ## run the tests against real vLLM servers on the CPU; installs vLLM into .bench/vllm (2.5 GB)
 	bash experiments/bench/peers.sh vllm

@@ -9,6 +9,8 @@ import tempfile
 
 # Before anything imports jax. An accelerator would change the numbers that parity tests compare.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Programs run for a few milliseconds here, and optimizing one takes seconds.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # A program that one test compiled is read by the next, in this process and in those that it starts.
 # Smaller ones are compiled in less time than they are read in.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -23,19 +25,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import hypothesis
-import pytest
 
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
-
-
-@pytest.fixture(scope="module")
-def compile_quickly():
-    """Skip optimizations: half the time of many tests is spent compiling programs that run for a
-    millisecond."""
-    import jax
-
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)

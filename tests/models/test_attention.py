@@ -15,8 +15,6 @@ import pytest
 
 from models import attention
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
-
 
 def naive(q, k, v, segments):
     k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))

@@ -22,7 +22,6 @@ QWEN3 = qwen.Config(
     qkv_bias=False, qk_norm=True,
 )  # fmt: skip
 TOKENS_RT = jnp.arange(12).reshape(2, 6)
-pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 
 def test_the_module_holds_the_parameters_and_computes_their_logits():

@@ -17,7 +17,6 @@ QWEN3 = qwen.Config(61, 24, 2, 4, 2, 8, 40, tied=False, qkv_bias=False, qk_norm=
 
 FUNCTIONS = (kv_cache.for_decoding, kv_cache.extend, qwen.hidden)
 DECODING, EXTEND, HIDDEN = (jax.jit(functools.partial(function, CONFIG)) for function in FUNCTIONS)
-pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 
 def tree_close(a, b, atol):

@@ -23,7 +23,6 @@ CONFIG = qwen.Config(vocab=40, d_model=16, layers=1, heads=4, kv_heads=2, head_d
 ROW = 24
 DESCENT = optax.sgd(1.0)
 FORWARD = Forward(CONFIG, micro=2, capacity_rows=8)
-pytestmark = pytest.mark.usefixtures("compile_quickly")
 
 
 @functools.cache

@@ -18,9 +18,6 @@ from rl.losses.gspo import gspo, sequence_log_ratio
 from rl.losses.nll import nll
 from rl.losses.ppo import ppo
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
-
-
 MOST = 40  # tokens that a rollout can generate
 
 

@@ -14,8 +14,6 @@ from rl.losses.ppo import ppo
 from rl.samples import Sample
 from tests.rl.test_learner import CONFIG, ROW, assert_trees_close, gradient, params
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
-
 
 def rollouts(rng, prompts, group, most=6):
     """Return samples of `group` rollouts of each prompt; generations differ in length, and
