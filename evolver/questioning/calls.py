@@ -172,7 +172,7 @@ def _renamed(arguments: Any, renamed: dict[str, str]) -> Any:
     text = renamed.get(str(arguments))
     if text is None:
         return arguments
-    # A number is an id only where its new name is such a number, too: 41 was not renamed to "39.99".
+    # A number is an id only where its new name is one, too: 41 was not renamed to "39.99".
     with contextlib.suppress(ValueError):
         return type(arguments)(text)
     return arguments
