@@ -51,10 +51,15 @@ class Config(Group):
     """Care of the careless episodes: 0 = frequent slips, 1 = none."""
     careful: Fraction = 0.5
     """Share of the updates, from the first, without slips; then their share grows."""
+    lists: Fraction = 0.0
+    """Share of the updates, from the first, of short lists of random pairs of tokens alone."""
     whole: Fraction = 0.0
-    """Share of the updates, from the first, in which prompts and observations train, too."""
+    """Share of the updates, after those of lists, in which prompts and observations train, too."""
     pairs: Fraction = 0.0
     """Share of the samples, before there are slips, that are lists of random pairs of tokens."""
+    induction: bool = False
+    """Random weights begin with heads that copy what followed an earlier occurrence of a token
+    (experiments/imitation/induction.py)."""
     hint: Fraction = 0.2
     """Share of demonstrations with an experience in front of the query."""
     template: Plug = Plug(name="causal")

@@ -4,10 +4,10 @@
     python -m experiments.imitation --config=configs/reader_base.py
 
 It imitates agents in made-up worlds, whose tools, names, schemas and hidden rules are random
-(envs/made_up): the worlds' own tasks, and the explorer's in the first 2,000 worlds. No world is
-shown twice but those. configs/assets/reader was made so, in 49 minutes on two cores, when most
-words of made-up worlds were English (commit fc182af): it copies those, and hardly any others
-(docs/results.md). It has not been made again since most words are coined.
+(envs/made_up): the worlds' own tasks, the explorer's in the first of them, and exercises in reading
+lists. No world is shown twice but those. It begins with induction heads laid out
+(experiments/imitation/induction.py), and with lists of pairs alone, as without either it copies
+words that it has learned by heart and selects nothing from a list (docs/results.md).
 """
 
 from ml_collections import ConfigDict
@@ -27,10 +27,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.demonstrations = 60000
     config.careful = 1.0
     config.hint = 0.1
-    config.whole = 0.5
+    config.induction = True
+    config.lists = 0.04
+    config.whole = 0.3
     config.pairs = 0.1
-    config.steps = 1400
+    config.steps = 3000
     config.row = 640
-    config.rows = 16
+    config.rows = 4
     config.micro = 4
     return config

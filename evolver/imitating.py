@@ -30,6 +30,8 @@ from rl.samples import Sample
 from rl.seeds import seed_of
 from rl.trajectory import Completion, Turn
 
+SHORT = 40  # most tokens of a list with which copying begins
+
 
 class NothingFits(Exception):
     """Every demonstration is longer than a row; the message is for the user."""
@@ -71,15 +73,17 @@ def train(
     state = learner.init_state(shape, params, optimizer)
     started = said = time.monotonic()
     losses = []
-    careless_shares, first = shares(c.careful, c.steps), round(c.whole * c.steps)
+    careless_shares = shares(c.careful, c.steps)
+    first, second = round(c.lists * c.steps), round(c.whole * c.steps)
+    lists = lists_of_pairs(careful, c.rows, c.row, c.seed)
     whole = batches(
         [whole_of(sample) for sample in careful], careless, careless_shares, c.rows, c.row,
         c.seed, pairs=c.pairs,
     )  # fmt: skip
     agent = batches(
-        careful, careless, careless_shares, c.rows, c.row, c.seed + (first > 0), pairs=c.pairs
+        careful, careless, careless_shares, c.rows, c.row, c.seed + (second > 0), pairs=c.pairs
     )
-    stream = itertools.chain(itertools.islice(whole, first), agent)
+    stream = itertools.chain(itertools.islice(lists, first), itertools.islice(whole, second), agent)
     for step, packed in enumerate(itertools.islice(stream, c.steps), 1):
         seed = seed_of(c.seed, "rounding", step) % 2**32
         state, metrics = update(state, packed, seed=seed)
@@ -142,6 +146,17 @@ def batches(
         chosen += [next(streams[i < k]) for i in range(n - m)]
         while (packed := pack(chosen, row)).tokens_RT.shape[0] > rows:
             chosen = chosen[:-1]
+        yield packed
+
+
+def lists_of_pairs(data: Sequence[Sample], rows: int, row: int, seed: int) -> Iterator[Packed]:
+    """Yield batches of short lists of `random_pairs` of the tokens in the data, without end."""
+    draw = np.random.default_rng(seed_of(seed, "lists"))
+    vocabulary = np.unique(np.concatenate([sample.tokens for sample in data]))
+    while True:
+        chosen = [random_pairs(draw, vocabulary, SHORT) for _ in range(2 * rows * row // SHORT)]
+        while (packed := pack(chosen, row)).tokens_RT.shape[0] > rows:
+            chosen = chosen[: len(chosen) - rows]
         yield packed
 
 

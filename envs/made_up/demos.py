@@ -4,6 +4,9 @@ Some demonstrations know the hidden rules of their world. In the others the agen
 makes the call that was missing and tries again. So a policy that imitates them makes unasked calls
 now and then, and looks for a way where it is refused: where it begins to learn the rules of a world
 that is new to it.
+
+Others are exercises in reading lists, which is what tiny policies learn last: to find the id of a
+name that a query says, in a row that may show the id first.
 """
 
 from __future__ import annotations
@@ -13,13 +16,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from envs.hints import experience_block, hint_text, when_text
-from envs.made_up.plan import SYSTEMS
+from envs.made_up.plan import SYSTEMS, plan_of
 from envs.made_up.tasks import own_task
-from envs.made_up.world import SHOWN, STARTS, MadeUp
+from envs.made_up.world import SHOWN, STARTS, MadeUp, listing, start_of
 from envs.slips import careless, values_of
 from envs.toolcalls import Call, parse
 
 REFUSED = 0.5  # share of the demonstrations in which the agent finds a rule out
+LISTS = 0.3  # share of the demonstrations that are exercises in reading lists
+LONGEST = 10  # entities of such a list
 ORIGIN = "The demonstrations come from made-up worlds: their tools, names and rules are random."
 # Text of every prompt, a token each: the system messages, and rl/contexts/brief.py's of tools.
 TOKENS = (
@@ -33,8 +38,12 @@ TOKENS = (
 def demonstrate(
     rng: random.Random, *, care: float, hint: float, worlds: int = SHOWN
 ) -> dict[str, Any]:
-    """Play an own task of a random world. Returns {"messages", "tools", "success", "hinted"}."""
-    task = own_task(rng.randrange(worlds) * STARTS + rng.randrange(STARTS // 2))
+    """Play an own task of a random world, or read a list of one. Returns {"messages", "tools",
+    "success", "hinted"}."""
+    seed = rng.randrange(worlds) * STARTS + rng.randrange(STARTS // 2)
+    if rng.random() < LISTS:
+        return reading(rng, seed)
+    task = own_task(seed)
     actions, calls = list(task.reference), _calls(task.reference)
     hinted = rng.random() < hint
     if not hinted and rng.random() < REFUSED:
@@ -60,6 +69,32 @@ def demonstrate(
         "success": world.evaluate().success,
         "hinted": hinted,
     }
+
+
+def reading(rng: random.Random, seed: int) -> dict[str, Any]:
+    """Answer questions about a list of a world: for entities that are told by one of their fields,
+    say another one; for all of them in any order, or for those that are named before the list."""
+    plan = plan_of(seed // STARTS)
+    kind = rng.choice([n for n, k in enumerate(plan.kinds) if not k.single])
+    entities = start_of(plan, seed, LONGEST)[kind]
+    rows = [(kind, id) for id in entities]
+    text = listing(plan, start_of(plan, seed, LONGEST), rows)
+    fields = [[entity["name"], id] for id, entity in entities.items()]
+    if plan.kinds[kind].ids == "name":  # the id says no more than the name
+        shown = [a.name for a in plan.kinds[kind].attributes if a.listed]
+        name = rng.choice(shown) if shown else "name"
+        fields = [[id, entity[name]] for id, entity in entities.items()]
+    elif rng.random() < 0.2:
+        fields = [pair[::-1] for pair in fields]
+    rng.shuffle(fields)
+    if rng.random() < 0.3:
+        answer = "\n".join(f"{told}: {sought}" for told, sought in fields)
+    else:
+        asked = fields[: rng.randint(1, 6)]
+        text = ", ".join(told for told, _ in asked) + "\n" + text
+        answer = ", ".join(sought for _, sought in asked)
+    messages = [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+    return {"messages": messages, "tools": [], "success": True, "hinted": False}
 
 
 def _calls(actions: Sequence[str]) -> list[Call]:

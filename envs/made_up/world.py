@@ -88,14 +88,14 @@ class MadeUp(World):
         self.plan, self.state = plan_of(self._world), copy.deepcopy(state)
 
 
-def start_of(plan: Plan, seed: int) -> State:
-    """Return the entities at a start: three to five of each kind."""
+def start_of(plan: Plan, seed: int, most: int = 5) -> State:
+    """Return the entities at a start: from three of each kind to `most`."""
     rng = random.Random(f"start {seed}")
     state: State = []
     for kind in plan.kinds:
         entities: dict[str, Entity] = {}
         names: set[str] = set()
-        size = 1 if kind.single else rng.randint(3, 5)
+        size = 1 if kind.single else rng.randint(3, most)
         while len(entities) < size:
             name = kind.new_name(rng)
             id = ONE if kind.single else kind.new_id(name, rng)

@@ -103,6 +103,11 @@ def problems(config: Any, workdir: str) -> list[str]:
             text.replace("config.rollout.context", "config.row")
             for text in model_problems(run, "train")
         ]
+    if config.induction and (config.model.path or config.model.preset.startswith("qwen3")):
+        found.append(
+            "config.induction lays out random weights whose queries and keys have biases: choose"
+            " a preset of Qwen2.5's shape, and no config.model.path"
+        )
     return [
         *found,
         *template_problems(config.template),

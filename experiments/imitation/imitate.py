@@ -18,6 +18,7 @@ from evolver.config.paths import model_folder
 from evolver.files.workdir import Workdir
 from evolver.imitating import samples_of, train
 from experiments.imitation import demonstrations
+from experiments.imitation.induction import with_induction
 from models import hf, qwen
 from models.tokenizer import Tokenizer, train_bpe
 from rl.seeds import seed_of
@@ -55,6 +56,8 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
         tokenizer = train_bpe(texts, c.vocab, demonstrations.extra_tokens(c.env.name))
         shape = dataclasses.replace(qwen.PRESETS[c.model.preset], vocab=tokenizer.vocab_size)
         params = qwen.init(shape, seed_of(c.seed, "init") % 2**31)
+        if c.induction:
+            params = with_induction(shape, params, seed_of(c.seed, "induction"))
     template = plugs.plug("template", c.template.name, c.template.args.to_dict())
     careful_samples = samples_of(careful, tokenizer, c.row, template)
     careless_samples = careful_samples

@@ -8,7 +8,7 @@ import pytest
 
 from envs import conformance
 from envs.made_up import MadeUp, demos, plan, words
-from envs.made_up.demos import demonstrate
+from envs.made_up.demos import demonstrate, reading
 from envs.made_up.plan import plan_of
 from envs.made_up.tasks import own_task
 from envs.made_up.world import STARTS
@@ -60,7 +60,24 @@ def test_some_demonstrations_find_a_rule_out():
     for n in NUMBERS:
         said = [m["content"] for m in demonstrate(random.Random(n), care=1.0, hint=0.0)["messages"]]
         found += any(said.count(text) > 1 for text in said if text.startswith("<tool_call>"))
-    assert 10 < found < 150
+    assert 5 < found < 150
+
+
+def test_exercises_in_reading_ask_for_what_stands_beside_the_name():
+    for n in NUMBERS:
+        asked, answer = [m["content"] for m in reading(random.Random(n), n * STARTS)["messages"]]
+        *_, rows = asked.partition("\n") if ": " not in answer else ("", "", asked)
+        pairs = (
+            [line.split(": ", 1) for line in answer.split("\n")]
+            if ": " in answer
+            else (list(zip(asked.split("\n")[0].split(", "), answer.split(", "))))
+        )
+        for told, sought in pairs:
+            assert (
+                told == sought
+                or re.search(rf"{re.escape(told)}[^\n]*{re.escape(sought)}", rows)
+                or re.search(rf"{re.escape(sought)}[^\n]*{re.escape(told)}", rows)
+            ), (told, sought, rows)
 
 
 def test_the_text_that_introduces_tools_takes_few_tokens():

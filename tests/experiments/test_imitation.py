@@ -18,9 +18,18 @@ import pytest
 from configs import imitation
 from evolver.config import plugs
 from evolver.config.keys import keys_of
-from evolver.imitating import batches, make_optimizer, random_pairs, samples_of, shares, whole_of
+from evolver.imitating import (
+    batches,
+    lists_of_pairs,
+    make_optimizer,
+    random_pairs,
+    samples_of,
+    shares,
+    whole_of,
+)
 from experiments.imitation import demonstrations
 from experiments.imitation.__main__ import main, problems
+from experiments.imitation.induction import with_induction
 from models import hf, qwen
 from models.tokenizer import TokenizerError, train_bpe
 from rl import optim
@@ -115,6 +124,38 @@ def test_a_checkpoint_that_cannot_be_read_is_a_problem(capsys, tiny):
     assert "config.model.path=nowhere: there is no such directory" in capsys.readouterr().err
 
 
+# --- what it begins with --------------------------------------------------------------------------
+
+
+def copied(shape, params):
+    """Return the share of tokens that are predicted in the second half of lists of eight pairs."""
+    draw = np.random.default_rng(0)
+    pairs = [draw.choice(shape.vocab, (8, 2), replace=False) for _ in range(32)]
+    rows = np.array([np.concatenate([p, p[draw.permutation(8)]]).reshape(-1) for p in pairs])
+    positions = np.broadcast_to(np.arange(32), rows.shape)
+    h = qwen.hidden(shape, params, rows, positions, np.zeros_like(rows))
+    logits = np.array(h @ qwen.unembed(shape, params))
+    np.put_along_axis(logits, rows[..., None], -np.inf, -1)  # tied embeddings prefer this token
+    asked = np.arange(16, 32, 2)
+    return (logits[:, asked].argmax(-1) == rows[:, asked + 1]).mean()
+
+
+def test_induction_copies_what_followed_a_token_before_any_update():
+    shape = replace(qwen.PRESETS["small"], vocab=2000)
+    params = qwen.init(shape, 0)
+    laid_out = with_induction(shape, params, 0)
+    assert jax.tree.map(np.shape, laid_out) == jax.tree.map(np.shape, params)
+    assert copied(shape, params) < 0.02 and copied(shape, laid_out) > 0.15
+
+
+def test_the_first_updates_may_show_short_lists_alone():
+    data = [Sample(np.arange(300), np.arange(300) > 0)]
+    packed = next(lists_of_pairs(data, rows=2, row=256, seed=0))
+    assert packed.tokens_RT.shape == (2, 256) and packed.mask_RT.sum() > 60
+    again = next(lists_of_pairs(data, rows=2, row=256, seed=0))
+    assert (packed.tokens_RT == again.tokens_RT).all()
+
+
 # --- mistakes in a config -------------------------------------------------------------------------
 
 
@@ -137,6 +178,7 @@ def test_a_checkpoint_that_cannot_be_read_is_a_problem(capsys, tiny):
         ),
         ({"env__name": "tests.tiny:Parity"}, "has no demonstrations"),
         ({"env__args": {"n_trian": 3}}, "n_trian"),
+        ({"induction": True, "model__preset": "qwen3-0.6b"}, "config.induction lays out random"),
         ({"template__name": "slding_window"}, "did you mean sliding_window?"),
         ({"template__name": "sliding_window"}, "`limit` must say how long a prompt may be"),
         (
