@@ -73,8 +73,8 @@ def train(
     state = learner.init_state(shape, params, optimizer)
     started = said = time.monotonic()
     losses = []
-    careless_shares = shares(c.careful, c.steps)
     first, second = round(c.lists * c.steps), round(c.whole * c.steps)
+    careless_shares = itertools.islice(shares(c.careful, c.steps), first, None)
     lists = lists_of_pairs(careful, c.rows, c.row, c.seed)
     whole = batches(
         [whole_of(sample) for sample in careful], careless, careless_shares, c.rows, c.row,
