@@ -111,7 +111,7 @@ def learnt(run: Run, navigating: Navigating) -> tuple[list[Task], list[Experienc
         attempts = extraction.first_attempts(run, navigating)
         found = navigating.extractor.extract(attempts, step=0)
         write_atomically(path, "".join(json.dumps(e.to_dict()) + "\n" for e in found))
-    return chosen, list(read_jsonl(path, make=Experience.from_dict))
+    return chosen, list(read_jsonl(path, make=lambda record: Experience(**record)))
 
 
 def shuffled(run: Run, n: int, name: str) -> np.ndarray:

@@ -226,8 +226,7 @@ EMBEDDER = HashedNgrams()
 
 
 def pool_lines() -> list[Any]:
-    """Return what a pool with two experiences writes beside its vectors, which are left in the
-    working directory."""
+    """Return what a pool with two experiences writes."""
     import tempfile
 
     pool = ExperiencePool(EMBEDDER)
@@ -240,21 +239,16 @@ def pool_lines() -> list[Any]:
     pool.splits = {"train"}
     with tempfile.TemporaryDirectory() as folder:
         pool.save(Path(folder))
-        (vectors,) = Path(folder).glob("*.npy")
-        POOL_VECTORS[vectors.name] = vectors.read_bytes()
         return [
             json.loads(line)
             for line in (Path(folder) / "experiences.jsonl").read_text().splitlines()
         ]
 
 
-POOL_VECTORS: dict[str, bytes] = {}
 POOL = pool_lines()
 
 
 def read_pool(folder: Path) -> ExperiencePool:
-    for name, data in POOL_VECTORS.items():
-        (folder / name).write_bytes(data)
     ExperiencePool(EMBEDDER).load(folder)
 
 

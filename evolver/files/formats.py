@@ -9,13 +9,14 @@ have at most about 200 levels, so that whatever walks over them ends.
 from __future__ import annotations
 
 import reprlib
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 import pydantic
 from pydantic import Field, JsonValue
 from typing_extensions import TypedDict
 
 STRICT = pydantic.ConfigDict(strict=True, allow_inf_nan=False)
+POOL_FORMAT = "evolver-experience-pool-3"
 LARGEST = 2**53  # of the whole numbers that every reader of JSON takes for what they are
 
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -126,18 +127,30 @@ class RunRecord(TypedDict):
     git: NotRequired[str | None]
 
 
-@pydantic.with_config(strict=True, allow_inf_nan=False, extra="allow")
+@pydantic.with_config(STRICT)
+class PoolHeader(TypedDict):
+    """The first line of `experience/experiences.jsonl`. splits: of the tasks that the experience
+    comes from."""
+
+    format: Literal["evolver-experience-pool-3"]
+    embedder: str
+    size: Count
+    splits: list[str]
+
+
+@pydantic.with_config(strict=True, allow_inf_nan=False, extra="forbid")
 class ExperienceRecord(TypedDict):
-    """The part of a line of `experience/experiences.jsonl` that is shown."""
+    """Another line of it, see `evolver.navigating.Experience`."""
 
     id: str
-    when: NotRequired[str]
-    content: NotRequired[str]
-    sources: NotRequired[list[str]]
-    step: NotRequired[Whole]
-    uses: NotRequired[Count]
-    wins: NotRequired[Count]
-    expected: NotRequired[Number]
+    when: str
+    content: str
+    key: str
+    sources: list[str]
+    step: Whole
+    uses: Count
+    wins: Count
+    expected: Number
 
 
 @pydantic.with_config(STRICT)
@@ -165,6 +178,7 @@ JSON_OBJECT = pydantic.TypeAdapter(dict[str, JsonValue])
 ROLLOUT = pydantic.TypeAdapter(RolloutRecord)
 INDEX = pydantic.TypeAdapter(Index)
 RUN = pydantic.TypeAdapter(RunRecord)
+POOL = pydantic.TypeAdapter(PoolHeader)
 EXPERIENCE = pydantic.TypeAdapter(ExperienceRecord)
 COMPARISON = pydantic.TypeAdapter(Comparison)
 

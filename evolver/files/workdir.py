@@ -40,7 +40,7 @@ from rl.evaluation import Scores
 
 PACKAGES = (
     "evolver", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers",
-    "safetensors", "usearch",
+    "safetensors",
 )  # fmt: skip
 
 log = logging.getLogger(__name__)

@@ -52,18 +52,6 @@ class Experience:
         """Return the fields as JSON values."""
         return dataclasses.asdict(self)
 
-    @classmethod
-    def from_dict(cls, record: dict[str, Any]) -> Experience:
-        """Return the experience of a record. Raises ValueError if `to_dict` cannot have written
-        it."""
-        like = cls("", "", "", "").to_dict()
-        if record.keys() != like.keys():
-            raise ValueError(f"an experience is an object with the keys {', '.join(like)}")
-        for key, value in record.items():
-            if type(value) is not type(like[key]):
-                raise ValueError(f"the value of '{key}' has the wrong type: {value!r}")
-        return cls(**record)
-
 
 def new_experience(
     when: str, content: str, *, sources: list[str], key: str = "", step: int = 0

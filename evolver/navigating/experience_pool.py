@@ -1,29 +1,24 @@
-"""The experience pool: texts and the vectors that they are searched by, on disk.
+"""The experience pool: texts, searched by the vectors of their keys.
 
-A pool is a directory. `experiences.jsonl` holds a header line and one experience per line. The
-header names the file of the vectors and the splits of the tasks that the experience comes from. A
-save writes the vectors first, under a name made from their digest, and then replaces
-`experiences.jsonl`. A process that is killed in between leaves the previous pool readable, and the
-next save deletes the leftovers.
+On disk a pool is `experiences.jsonl` in a directory: a header line, which names the embedder and
+the splits of the tasks that the experience comes from, and one experience per line. Vectors are
+computed when it is read.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from usearch.index import MetricKind, search
 
+from evolver.files import formats
 from evolver.llm.embedders import Embedder
 from evolver.navigating import Experience
-from models.files import BrokenFile, read_jsonl, write_atomically
+from models.files import read_jsonl, write_atomically
 
-_FORMAT = "evolver-experience-pool-2"
 DUPLICATE = 0.95  # least cosine, of `key` and of `content`, at which two experiences are one
 # experiences used at least this often, with at most this win rate, are deleted
 MIN_USES, MAX_WIN_RATE = 5, 0.5
@@ -48,7 +43,8 @@ class ExperiencePool:
         self.embedder = embedder
         self.splits: set[str] = set()  # of all tasks that experience was extracted from
         self._experiences: dict[str, Experience] = {}  # by their ids, in the order of arrival
-        self._vectors = _Vectors(embedder.dims)  # of the experiences, in the same order
+        # of the experiences, in the same order
+        self._vectors_ND = np.zeros((0, embedder.dims))
 
     def __len__(self) -> int:
         return len(self._experiences)
@@ -80,7 +76,7 @@ class ExperiencePool:
     def remove(self, ids: Sequence[str]) -> None:
         """Remove experiences. Raises KeyError for an id that is not in the pool."""
         gone = {id: self._experiences[id] for id in ids}
-        self._vectors.keep([id not in gone for id in self._experiences])
+        self._vectors_ND = self._vectors_ND[[id not in gone for id in self._experiences]]
         for id in gone:
             del self._experiences[id]
 
@@ -91,11 +87,8 @@ class ExperiencePool:
         cosines in the order of their ids. The queries are embedded together."""
         if not self._experiences:
             return [[] for _ in queries]
-        experiences = self.all()
-        return [
-            self._nearest(experiences, vector_D, k, min_similarity)
-            for vector_D in self.embedder(queries)
-        ]
+        vectors_QD = self.embedder(queries)
+        return [self._nearest(vector_D, k, min_similarity) for vector_D in vectors_QD]
 
     def record(self, ids: Sequence[str], *, success: bool, expected: float) -> None:
         """Count one guided rollout that carried `ids`; ids that are no longer in the pool are
@@ -133,64 +126,49 @@ class ExperiencePool:
     def load_state(self, state: dict[str, Any]) -> None:
         """Replace the pool by the one that `state` was taken from. Raises PoolError if its embedder
         was another one."""
-        _check_embedder(state["embedder"], self.embedder)
-        experiences = [Experience.from_dict(record) for record in state["experiences"]]
+        name, own = state["embedder"], self.embedder.name
+        if name != own:
+            raise PoolError(
+                f"the pool was embedded by '{name}', this run embeds by '{own}': "
+                "use the same embedder or start with an empty pool"
+            )
+        experiences = [Experience(**record) for record in state["experiences"]]
         self.splits = set(state["splits"])
-        self._experiences, self._vectors = {}, _Vectors(self.embedder.dims)
-        vectors_ND = self.embedder([e.key for e in experiences])
-        for experience, vector_D in zip(experiences, vectors_ND, strict=True):
-            self._insert(experience, vector_D)
+        self._experiences = {experience.id: experience for experience in experiences}
+        keys = [experience.key for experience in experiences]
+        self._vectors_ND = np.reshape(self.embedder(keys), (-1, self.embedder.dims)).astype(float)
 
     def save(self, folder: Path) -> None:
         """Write the pool. At any moment the folder holds the previous pool or the new one."""
-        data = self._vectors.to_bytes()
-        header = {
-            "format": _FORMAT,
-            "embedder": self.embedder.name,
-            "vectors": _file_name(data),
-            "size": len(self),
-            "splits": sorted(self.splits),
-        }
-        lines = [json.dumps(line) for line in (header, *(e.to_dict() for e in self.all()))]
-        write_atomically(folder / _file_name(data), data)
-        write_atomically(folder / "experiences.jsonl", "\n".join(lines) + "\n")
-        for file in folder.iterdir():
-            if file.suffix in (".tmp", ".npy") and file.name != _file_name(data):
-                file.unlink(missing_ok=True)
+        state = self.state()
+        records = state.pop("experiences")
+        header = {"format": formats.POOL_FORMAT, "size": len(self), **state}
+        lines = [json.dumps(line) + "\n" for line in (header, *records)]
+        write_atomically(folder / "experiences.jsonl", "".join(lines))
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote. Raises PoolError, naming file and line, if it cannot be used."""
-        header, experiences = _read(folder)
-        _check_embedder(header["embedder"], self.embedder)
-        vectors = _read_vectors(folder, header["vectors"], self.embedder)
-        if len(vectors) != len(experiences):
-            raise PoolError(
-                f"{folder / header['vectors']} does not belong to experiences.jsonl: it holds"
-                f" {len(vectors)} vectors for {len(experiences)} experiences"
-            )
-        self._experiences = {experience.id: experience for experience in experiences}
-        self._vectors, self.splits = vectors, set(header["splits"])
+        self.load_state(_read(folder))
 
     def _insert(self, experience: Experience, vector_D: np.ndarray) -> None:
-        self._vectors.append(vector_D)
+        self._vectors_ND = np.vstack([self._vectors_ND, vector_D])
         self._experiences[experience.id] = experience
 
     def _nearest(
-        self, experiences: list[Experience], vector_D: np.ndarray, k: int, min_similarity: float
+        self, vector_D: np.ndarray, k: int, min_similarity: float
     ) -> list[tuple[Experience, float]]:
-        near = []
-        for row, distance in self._vectors.nearest(vector_D, k + _TIES):
-            similarity = round(1.0 - distance, 6)
-            if similarity >= min_similarity:
-                near.append((experiences[row], similarity))
+        experiences = self.all()
+        cosine_N = np.round(self._vectors_ND @ vector_D, 6)
+        order = np.argsort(-cosine_N, kind="stable")[: k + _TIES]
+        near = [(experiences[n], float(cosine_N[n])) for n in order]
         near.sort(key=lambda pair: (-pair[1], pair[0].id))
-        return near[:k]
+        return [pair for pair in near[:k] if pair[1] >= min_similarity]
 
     def _twin(self, experience: Experience, vector_D: np.ndarray) -> Experience | None:
         """Return the experience of the pool that says the same, None if there is none."""
         if not self._experiences or experience.id in self:
             return self._experiences.get(experience.id)
-        found = self._nearest(self.all(), vector_D, _MOST_TWINS, DUPLICATE)
+        found = self._nearest(vector_D, _MOST_TWINS, DUPLICATE)
         near = [other for other, _ in found]
         contents = [other.content for other in near]
         if experience.content in contents:
@@ -203,118 +181,35 @@ class ExperiencePool:
         return None
 
 
-class _Vectors:
-    """The rows of a matrix, float32, to which rows are appended in constant time on average."""
-
-    def __init__(self, dims: int):
-        self._rows_ND, self._count = np.empty((16, dims), np.float32), 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def append(self, vector_D: np.ndarray) -> None:
-        if self._count == len(self._rows_ND):
-            self._rows_ND = np.resize(self._rows_ND, (2 * self._count, self._rows_ND.shape[1]))
-        self._rows_ND[self._count] = vector_D
-        self._count += 1
-
-    def keep(self, kept: Sequence[bool]) -> None:
-        """Drop the rows that are not kept."""
-        rows_ND = self._rows_ND[: self._count][np.asarray(kept, bool)]
-        self._rows_ND[: len(rows_ND)], self._count = rows_ND, len(rows_ND)
-
-    def nearest(self, vector_D: np.ndarray, count: int) -> list[tuple[int, float]]:
-        """Return (row, cosine distance) of the nearest rows, nearest first."""
-        rows_ND = self._rows_ND[: self._count]
-        matches = search(
-            rows_ND, vector_D, min(count, self._count), MetricKind.Cos, exact=True, threads=1
-        )
-        return list(zip(map(int, matches.keys), map(float, matches.distances), strict=True))
-
-    def to_bytes(self) -> bytes:
-        """Return the rows as an .npy file."""
-        file = io.BytesIO()
-        np.save(file, self._rows_ND[: self._count])
-        return file.getvalue()
-
-
 def provenance(folder: Path) -> tuple[set[str], set[str]]:
     """Return the splits and the ids of the tasks that a pool on disk was made from.
 
     Raises PoolError if the folder holds no pool, or one that does not name its splits, since it may
     hold answers of held-out tasks.
     """
-    header, experiences = _read(folder)
-    return set(header["splits"]), set().union(*(e.sources for e in experiences))
+    pool = _read(folder)
+    return set(pool["splits"]), set().union(*(e["sources"] for e in pool["experiences"]))
 
 
-def _file_name(data: bytes) -> str:
-    return f"vectors-{hashlib.blake2b(data, digest_size=16).hexdigest()}.npy"
-
-
-def _check_embedder(name: str, embedder: Embedder) -> None:
-    if name != embedder.name:
-        raise PoolError(
-            f"the pool was embedded by '{name}', this run embeds by '{embedder.name}': "
-            "use the same embedder or start with an empty pool"
-        )
-
-
-def _read(folder: Path) -> tuple[dict[str, Any], list[Experience]]:
-    """Return the header and the experiences of a pool on disk. Raises PoolError."""
+def _read(folder: Path) -> dict[str, Any]:
+    """Return the state of a pool on disk. Raises PoolError."""
     path = folder / "experiences.jsonl"
     if not path.is_file():
         raise PoolError(f"{path} does not exist: this is not a pool, or one that was never saved")
+    lines: list[dict[str, Any]] = []
+
+    def fitting(line: dict[str, Any]) -> Any:
+        return formats.valid(formats.EXPERIENCE if lines else formats.POOL, line)
+
     try:
-        header: dict[str, Any] = next(read_jsonl(path), {})
-        _check_header(path, header)
-        _, *experiences = read_jsonl(
-            path, make=lambda record: record if record == header else Experience.from_dict(record)
-        )
-    except BrokenFile as error:
+        for line in read_jsonl(path, make=fitting):
+            lines.append(line)
+        header, *records = lines
+    except ValueError as error:
         raise PoolError(f"{path} is not an experience pool, or a damaged one: {error}") from None
-    size = header["size"]
-    if len(experiences) != size or len({e.id for e in experiences}) != size:
+    ids, size = {record["id"] for record in records}, header["size"]
+    if len(records) != size or len(ids) != size:
         raise PoolError(
-            f"{path} was cut or edited: {len(experiences)} experiences, its first line says {size}"
+            f"{path} was cut or edited: {len(records)} experiences, its first line says {size}"
         )
-    return header, experiences
-
-
-def _check_header(path: Path, header: dict[str, Any]) -> None:
-    if header.get("format") != _FORMAT:
-        raise PoolError(
-            f"{path} is not an experience pool of format {_FORMAT}: its first line does not say so"
-        )
-    kinds = {"embedder": str, "vectors": str, "size": int}
-    if wrong := [name for name, kind in kinds.items() if type(header.get(name)) is not kind]:
-        raise PoolError(
-            f"{path}: its first line is damaged: {', '.join(wrong)} is missing or of the wrong type"
-        )
-    splits = header.get("splits")
-    if not isinstance(splits, list) or not all(isinstance(split, str) for split in splits):
-        raise PoolError(
-            f"{path} does not say which splits its experience comes from, so it may come from"
-            " held-out tasks: make the pool again, or add, for example,"
-            ' "splits": ["train"] to its first line'
-        )
-
-
-def _read_vectors(folder: Path, name: str, embedder: Embedder) -> _Vectors:
-    path = folder / Path(name).name
-    data = path.read_bytes() if path.is_file() else b""
-    if path.name != _file_name(data):
-        raise PoolError(
-            f"{path} is {'damaged' if data else 'missing'}: restore it, or delete {folder} to start"
-            " with an empty pool"
-        )
-    rows_ND = np.load(io.BytesIO(data), allow_pickle=False)
-    if rows_ND.ndim != 2 or rows_ND.shape[1] != embedder.dims:
-        raise PoolError(
-            f"{path} holds vectors of shape {rows_ND.shape[1:]}, the embedder makes"
-            f" {embedder.dims} dimensions"
-        )
-    vectors = _Vectors(embedder.dims)
-    for vector_D in rows_ND:
-        vectors.append(vector_D)
-    return vectors
+    return header | {"experiences": records}

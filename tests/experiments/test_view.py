@@ -22,6 +22,7 @@ from envs.world import Task
 from evolver.attributing.replay import ReplayJudge
 from evolver.files.rollout_files import index_path, record_of, write_rollouts
 from evolver.files.workdir import Workdir
+from evolver.navigating import new_experience
 from evolver.parts import Parts
 from experiments.view.__main__ import main
 from experiments.view.bundle import resources, write_bundle
@@ -79,14 +80,8 @@ def made(folder: Path, steps: int = 3) -> Path:
     (folder / "experience").mkdir(exist_ok=True)
     lines = [
         {"format": "x"},
-        {
-            "id": "exp/1",
-            "when": "w",
-            "content": "Look first.",
-            "sources": ["t1"],
-            "uses": 3,
-            "wins": 1,
-        },
+        new_experience("w", "Look first.", sources=["t1"]).to_dict()
+        | {"id": "exp/1", "uses": 3, "wins": 1},
     ]
     (folder / "experience/experiences.jsonl").write_text(
         "".join(json.dumps(line) + "\n" for line in lines)

@@ -15,6 +15,7 @@ from configs import base, quickstart
 from evolver.config.checks.workdir import workdir_problems
 from evolver.files.rollout_files import index_of, index_path, write_rollouts
 from evolver.files.workdir import Workdir
+from evolver.navigating import new_experience
 from experiments.view.__main__ import main
 from experiments.view.bundle import resources
 from experiments.view.runs import Run
@@ -160,7 +161,7 @@ def test_lines_of_other_files_that_cannot_be_read_are_told(tmp_path):
     good = {
         "metrics.jsonl": '{"step": 9}', "eval.jsonl": '{"policy": "p"}', "llm.jsonl": '{"role": "judge",'
         ' "what": "call", "model": "m", "step": 1}', "tasks.jsonl": '{"id": "t9", "env": "e", "query": "q"}',
-        "experience/experiences.jsonl": '{"id": "exp/9"}',
+        "experience/experiences.jsonl": json.dumps(new_experience("w", "c", sources=["t"]).to_dict() | {"id": "exp/9"}),
     }  # fmt: skip
     for name, line in good.items():
         wrong = ['{"step": [1], "id": 5}', "[]", DEEPER, '{"id": "t2", "sources": 5}']
