@@ -122,17 +122,9 @@ def test_each_mistake_is_named(capsys, tiny, override, words):
     assert code == 2 and words in err and "nothing was started" in err
 
 
-def test_a_switch_is_turned_on_by_its_name_and_off_by_no(tiny):
-    command = [
-        "run.py",
-        f"--config={tiny}",
-        "--config.rollout.must_end",
-        "--noconfig.log.tensorboard",
-    ]
-    parsed = cli.parse(command)
-    assert not parsed.problems
-    assert parsed.config.rollout.must_end is True and parsed.config.log.tensorboard is False
-    assert cli.parse([*command, "--noconfig.steps"]).problems
+def test_a_switch_is_turned_on_by_its_name(tiny):
+    parsed = cli.parse(["run.py", f"--config={tiny}", "--config.rollout.must_end"])
+    assert not parsed.problems and parsed.config.rollout.must_end is True
 
 
 @pytest.mark.parametrize(
@@ -413,12 +405,6 @@ def test_too_little_address_space_is_one_message(tiny, monkeypatch, capsys):
     assert code == 2 and "limits the address space to 1.0 GiB" in err and "ulimit -v" in err
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
     assert surroundings_problems() == []
-
-
-@pytest.mark.parametrize("name", ["r\udcff", "\udce4/run", "a\udc80b/c/d"])
-def test_a_workdir_that_is_not_utf8_is_one_message(name, tiny, tmp_path, capsys):
-    code, _, err = call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/{name}", mode="train")
-    assert code == 2 and "is not UTF-8" in err and err.count("--workdir") == 1
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,9 @@ ROOT = Path(__file__).parents[2]
 def resolve(path: str) -> Path:
     """Return a path relative to the working directory, or else to the root of this code, where
     configs/assets is."""
-    here = Path(
-        os.path.expanduser(path)
-    )  # which leaves the home directory of an unknown user as it is
-    return (
-        here
-        if here.exists() or here.is_absolute()
-        else ROOT / path
-        if (ROOT / path).exists()
-        else here
-    )
+    # an unknown user's home directory is left as it is
+    here, there = Path(os.path.expanduser(path)), ROOT / path
+    return there if there.exists() and not here.exists() else here
 
 
 def model_folder(path: str, *, weights: bool = False) -> Path:

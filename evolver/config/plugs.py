@@ -17,6 +17,7 @@ import inspect
 import operator
 import os
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,84 +35,38 @@ class Kind:
     """A place of the config that takes a plug.
 
     key: the group {name, args} in the config. known: "module:DICT", a registry {name:
-    "module:attribute"}.
-    protocol: the interface, "module:Protocol". given: the type of the positional argument. methods:
-    those that a class needs; a subclass of the protocol inherits all but the first.
+    "module:attribute"}. protocol: the interface, "module:Protocol", whose methods a class needs; a
+    subclass of the protocol inherits all but the first. given: the type of the positional argument.
     """
 
     key: str
     known: str
     protocol: str
     given: str = "Parts"
-    methods: tuple[str, ...] = ()
 
     @property
     def called(self) -> bool:
         """True if the run calls the plug itself, with what it gives: a function, or an instance of
         a class, made once from the config's `args`."""
-        return not self.methods
+        return self.given in ("Batch", "Tokens")
 
 
-PHASES = (
-    "choose", "roll_out", "judge", "credit", "extra", "select", "remember", "learn", "metrics",
-    "state", "load_state",
-)  # fmt: skip
 QUESTIONING, NAVIGATING = "evolver.questioning", "evolver.navigating"
+EMBEDDERS, TURNS = "evolver.llm.embedders", "evolver.attributing"
 KINDS = {
-    kind.key: kind
-    for kind in (
-        Kind("recipe", "evolver.recipes:RECIPES", "evolver.recipes:Recipe", methods=PHASES),
-        Kind("advantage", "rl.advantages:ESTIMATORS", "rl.advantages:Estimator", "Batch"),
-        Kind("loss", "rl.losses:LOSSES", "rl.losses:TokenLoss", "Tokens"),
-        Kind(
-            "template",
-            "evolver.llm.contexts:CONTEXTS",
-            "rl.contexts:Context",
-            "Opening",
-            ("extend", "action", "manage"),
-        ),
-        Kind(
-            "questioning.explorer",
-            f"{QUESTIONING}:EXPLORERS",
-            f"{QUESTIONING}:Explorer",
-            methods=("explore",),
-        ),
-        Kind(
-            "questioning.judge",
-            f"{QUESTIONING}:JUDGES",
-            f"{QUESTIONING}:OutcomeJudge",
-            methods=("score", "metrics"),
-        ),
-        Kind(
-            "questioning.words",
-            f"{QUESTIONING}:WORDS",
-            f"{QUESTIONING}.words:Words",
-            methods=("reword", "metrics"),
-        ),
-        Kind(
-            "navigating.extractor",
-            f"{NAVIGATING}:EXTRACTORS",
-            f"{NAVIGATING}:Extractor",
-            methods=("extract", "metrics"),
-        ),
-        Kind(
-            "navigating.embedder",
-            "evolver.llm.embedders:EMBEDDERS",
-            "evolver.llm.embedders:Embedder",
-            methods=("__call__",),
-        ),
-        Kind(
-            "navigating.refine",
-            f"{NAVIGATING}:REFINERS",
-            f"{NAVIGATING}:Refiner",
-            methods=("refine", "metrics"),
-        ),
-        Kind(
-            "attributing.judge",
-            "evolver.attributing:JUDGES",
-            "evolver.attributing:TurnJudge",
-            methods=("label", "metrics", "close"),
-        ),
+    key: Kind(key, *places)
+    for key, *places in (
+        ("recipe", "evolver.recipes:RECIPES", "evolver.recipes:Recipe"),
+        ("advantage", "rl.advantages:ESTIMATORS", "rl.advantages:Estimator", "Batch"),
+        ("loss", "rl.losses:LOSSES", "rl.losses:TokenLoss", "Tokens"),
+        ("template", "evolver.llm.contexts:CONTEXTS", "rl.contexts:Context", "Opening"),
+        ("questioning.explorer", f"{QUESTIONING}:EXPLORERS", f"{QUESTIONING}:Explorer"),
+        ("questioning.judge", f"{QUESTIONING}:JUDGES", f"{QUESTIONING}:OutcomeJudge"),
+        ("questioning.words", f"{QUESTIONING}:WORDS", f"{QUESTIONING}.words:Words"),
+        ("navigating.extractor", f"{NAVIGATING}:EXTRACTORS", f"{NAVIGATING}:Extractor"),
+        ("navigating.embedder", f"{EMBEDDERS}:EMBEDDERS", f"{EMBEDDERS}:Embedder"),
+        ("navigating.refine", f"{NAVIGATING}:REFINERS", f"{NAVIGATING}:Refiner"),
+        ("attributing.judge", f"{TURNS}:JUDGES", f"{TURNS}:TurnJudge"),
     )
 }
 
@@ -275,11 +230,11 @@ def lacks(target: type, kind: Kind) -> list[str]:
     The protocol has defaults for all but the first. `extend` of a template must be a coroutine
     function.
     """
-    missing, methods = [], kind.methods or ("__call__",)
-    base = attribute(kind.protocol)
+    missing, base = [], attribute(kind.protocol)
+    methods = methods_of(base)
     abstract = methods[0] if Protocol in base.__bases__ else None
     if hasattr(target, "state") != hasattr(target, "load_state"):  # one alone cannot resume
-        methods = tuple(dict.fromkeys((*methods, "state", "load_state")))
+        methods = list(dict.fromkeys((*methods, "state", "load_state")))
     for method in methods:
         owner = next((cls for cls in target.__mro__ if method in vars(cls)), None)
         if owner is None or (method == abstract and owner is base):
@@ -287,6 +242,16 @@ def lacks(target: type, kind: Kind) -> list[str]:
         elif method == "extend" and not inspect.iscoroutinefunction(getattr(target, method)):
             missing.append("`async` before `def extend`")
     return missing
+
+
+def methods_of(protocol: type) -> list[str]:
+    """Return the names of the methods that an interface defines, in their order."""
+    return [
+        name
+        for name, value in vars(protocol).items()
+        if isinstance(value, types.FunctionType | staticmethod)
+        and (name == "__call__" or not name.startswith("_"))
+    ]
 
 
 def signature(name: str, target: Callable[..., Any]) -> str:

@@ -174,7 +174,9 @@ class Comparison(TypedDict):
     table: list[ComparedLabels]
 
 
+Price = Annotated[float, Field(ge=0)]
 JSON_OBJECT = pydantic.TypeAdapter(dict[str, JsonValue])
+PRICES = pydantic.TypeAdapter(dict[str, tuple[Price, Price]], config=STRICT)
 ROLLOUT = pydantic.TypeAdapter(RolloutRecord)
 INDEX = pydantic.TypeAdapter(Index)
 RUN = pydantic.TypeAdapter(RunRecord)

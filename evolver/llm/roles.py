@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import dataclasses
 import importlib.util
-import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from typing import Any
 from envs.packages import how_to_install
 from envs.values import json_value
 from evolver.config import plugs
+from evolver.files import formats
 from evolver.llm.client import Chat, Limits
 from evolver.llm.prompts import Prompt, prompt
 from evolver.llm.questions import INITIAL_POLICY, POLICY_URLS, Role, url_problem
@@ -213,18 +213,7 @@ def policy_prompts(config: Any) -> Iterator[tuple[str, Prompt]]:
 def read_prices(path: Path) -> dict[str, tuple[float, float]]:
     """Return {model: money per million (prompt tokens, completion tokens)}. Raises OSError and
     ValueError."""
-    table = loads(path.read_bytes())
-    if not isinstance(table, dict):
-        raise ValueError("a price table is a JSON object {model: [prompt, completion]}")
-    for model, pair in table.items():
-        if not isinstance(pair, list) or len(pair) != 2 or not all(map(_is_price, pair)):
-            form = "[per million prompt tokens, per million completion tokens]"
-            raise ValueError(f"the price of {model} must be {form}")
-    return {model: (prompt, completion) for model, (prompt, completion) in table.items()}
-
-
-def _is_price(x: Any) -> bool:
-    return type(x) in (int, float) and 0 <= x < math.inf
+    return formats.valid(formats.PRICES, path.read_bytes())
 
 
 def make_chat(

@@ -69,18 +69,7 @@ def place_problems(workdir: str | Path) -> Iterator[str]:
             " with gcsfuse or s3fs) and give the directory where it is mounted"
         )
         return
-    if str(workdir).startswith("~"):  # the command has replaced what it could
-        yield (
-            f"--workdir={workdir}: there is no such user; give the path of a home directory in full"
-        )
-        return
     path = parent = Path(workdir).absolute()
-    if not is_text(str(path)):
-        yield (
-            f"--workdir={workdir}: the path {path} is not UTF-8, and checkpoints cannot be written"
-            " there: rename it, or choose another"
-        )
-        return
     try:
         parent = next(folder for folder in (path, *path.parents) if folder.exists())
         if parent.is_dir():
@@ -89,15 +78,6 @@ def place_problems(workdir: str | Path) -> Iterator[str]:
             yield f"--workdir={workdir}: {parent} is a file, not a directory"
     except OSError as error:
         yield f"--workdir={workdir}: {parent} cannot be written ({error.strerror})"
-
-
-def is_text(path: str) -> bool:
-    """Return True if a path of this system can be written as UTF-8."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def resume_problems(config: ConfigDict, path: Path) -> Iterator[str]:
