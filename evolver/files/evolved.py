@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from evolver.files.report import aligned, with_interval
+from evolver.files.report import aligned, told_gain, with_interval
+from evolver.files.rollout_files import read_rollouts
 from evolver.files.workdir import Workdir
 from evolver.transcripts import text_of
-from rl.evaluation import Scores, paired_difference
+from rl.evaluation import Scores
 
 Record = dict[str, Any]  # a rollout, as evolver/files/rollout_files.py writes it
 
@@ -44,15 +43,11 @@ def summary(folder: Path, rules: Mapping[tuple[str, str], int], solutions: int) 
         cells = [f"{100 * value_N[chosen_N].mean():.1f}" for value_N in values]
         rows.append((f"  difficulty {level} ({chosen_N.sum()})", *cells))
     best_N = max(values[-3:-1], key=lambda value_N: value_N.mean())
-    gain = 100 * (values[-1].mean() - values[-3].mean())
-    sharper = 100 * (best_N.mean() - values[-3].mean())
-    new, low, high = (100 * value for value in paired_difference(best_N, values[-1]))
+    at, best = "by training, greedily", "its best temperature"
     lines = [
         aligned(head, rows),
         "",
-        f"Of the gain of {gain:+.1f} points by training, greedily, {sharper:.1f} are sharpening"
-        " (the policy before, at its best temperature),"
-        f" and {new:.1f} [{low:.1f}, {high:.1f}] are new.",
+        told_gain(values[-3], best_N, values[-1], at, best),
         *rule_lines(folder, rules, solutions),
     ]
     return "\n".join(lines)
@@ -74,10 +69,8 @@ def rule_lines(folder: Path, rules: Mapping[tuple[str, str], int], solutions: in
 def greedy(folder: Path, which: Any) -> list[Record]:
     """Return the greedy held-out rollouts of the first or last evaluation; which: min or max."""
     paths = sorted((folder / "trained/trajectories").glob("held_out_*.jsonl.gz"))
-    if not paths:
-        return []
-    with gzip.open(which(paths), "rt", encoding="utf-8", errors="surrogatepass") as lines:
-        return [record for record in map(json.loads, lines) if record["fate"] == "greedy"]
+    records = read_rollouts(which(paths)) if paths else []
+    return [record for record in records if record["fate"] == "greedy"]
 
 
 def in_order(record: Record, first: str, later: str) -> bool:

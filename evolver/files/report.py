@@ -106,20 +106,27 @@ def sharpening(before: Scores, after: Scores) -> list[str]:
         return []
     temperature, best_N = before.best_temperature()
     start_N, end_N = before.per_task("avg@"), after.per_task("avg@")
+    at, best = f"at temperature {after.temperature:g}", f"its best temperature of {temperature:g}"
+    return ["", told_gain(start_N, best_N, end_N, at, best)]
+
+
+def told_gain(
+    start_N: np.ndarray, best_N: np.ndarray, end_N: np.ndarray, at: str, best: str
+) -> str:
+    """Return how much of a gain in success, from `start_N` to `end_N`, is sharpening: what the
+    policy before has at its best temperature, `best_N`. at, best: words for both."""
     new, low, high = (100 * value for value in paired_difference(best_N, end_N))
     gain, sharper = 100 * (end_N.mean() - start_N.mean()), 100 * (best_N.mean() - start_N.mean())
-    at, best = f"at temperature {after.temperature:g}", f"its best temperature of {temperature:g}"
-    text = (
-        f"Of the gain of {gain:+.1f} points {at}, {sharper:.1f} are sharpening (the policy before,"
-        f" at {best}) and {new:.1f} [{low:.1f}, {high:.1f}] are new."
-    )
     if new <= 0:  # parts of a gain would be negative, or more than the whole
-        text = (
+        return (
             f"The change {at} is {gain:+.1f} points, and nothing of it is new: sharpening alone"
             f" gives {sharper:+.1f} (the policy before, at {best}), and the policy after is"
             f" {new:+.1f} [{low:+.1f}, {high:+.1f}] points from that."
         )
-    return ["", text]
+    return (
+        f"Of the gain of {gain:+.1f} points {at}, {sharper:.1f} are sharpening (the policy before,"
+        f" at {best}) and {new:.1f} [{low:.1f}, {high:.1f}] are new."
+    )
 
 
 def paired_rows(before: Scores, after: Scores) -> Rows:

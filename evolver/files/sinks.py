@@ -17,38 +17,29 @@ MAX_CHARS = 4000  # of one episode in it
 class Sinks:
     """The open logs of W&B and TensorBoard; either may be off."""
 
-    def __init__(
-        self,
-        workdir: Path,
-        config: dict[str, Any],
-        *,
-        wandb: str,
-        project: str,
-        tensorboard: bool,
-        id: str,
-        group: str,
-        tags: Sequence[str],
-    ):
-        """Open the logs. wandb: "off", "offline" or "online". id: W&B run to continue, "" for a new
-        one. Raises OSError if W&B fails."""
+    def __init__(self, workdir: Path, config: dict[str, Any], *, id: str, writes: bool = True):
+        """Open the logs that `config["log"]` asks for. id: W&B run to continue, "" for a new one.
+        writes: False to open none. Raises OSError if W&B fails."""
         self.run: Any = None
         self.writer: Any = None
-        if wandb != "off":
-            import wandb as client
+        asked = config["log"]
+        if writes and asked["wandb"] != "off":
+            import wandb
 
-            self.wandb: Any = client
+            self.wandb: Any = wandb
             try:
-                self.run = self.wandb.init(
-                    project=project, name=workdir.name, dir=str(workdir), mode=wandb,
-                    config=plain(config), id=id or None, group=group or None, tags=list(tags),
-                    resume="allow", settings=client.Settings(silent=True),
+                self.run = wandb.init(
+                    project=asked["project"], name=workdir.name, dir=str(workdir),
+                    mode=asked["wandb"], config=plain(config), id=id or None,
+                    group=asked["group"] or None, tags=list(asked["tags"]), resume="allow",
+                    settings=wandb.Settings(silent=True),
                 )  # fmt: skip
             except Exception as error:  # no key or no network: the client has many kinds of errors
                 raise OSError(
                     f"W&B did not start ({error}); config.log.wandb=offline needs neither key nor"
                     " network"
                 ) from None
-        if tensorboard:
+        if writes and asked["tensorboard"]:
             from tensorboardX import SummaryWriter
 
             self.writer = SummaryWriter(str(workdir / "tensorboard"))

@@ -256,7 +256,7 @@ class Chat:
     async def _attempt(self, call: Call, queue: _Queue) -> Record:
         """Ask once, within the limits and the budget, and record the cost.
 
-        What a failed attempt may have cost is estimated.
+        A failed attempt is recorded at the most that it may have cost.
         """
         usage: Record = {
             "prompt_tokens": math.ceil(len(json.dumps(call.body)) / 4),
@@ -274,11 +274,7 @@ class Chat:
                 try:
                     record = await self._within_deadline(call)
                 except ChatError as error:
-                    if error.served is None:
-                        usage = {}
-                    elif error.served < usage["completion_tokens"]:
-                        usage["completion_tokens"] = math.ceil(error.served)
-                    self._book(call, "failure", usage, kind=error.kind)
+                    self._book(call, "failure", usage if error.billed else {}, kind=error.kind)
                     raise
                 self._book(call, "call", record, seconds=time.monotonic() - began)
                 queue.tokens.give_back(most - _tokens(record))
@@ -286,13 +282,12 @@ class Chat:
 
     async def _within_deadline(self, call: Call) -> Record:
         """Return the answer of an engine or a server. Raises ChatError, also if it is cancelled."""
-        deadline, kind, served = self.limits.deadline, "timeout", None
+        deadline, kind, billed = self.limits.deadline, "timeout", not call.role.is_policy
         answer: Callable[[Call], Coroutine[Any, Any, Record]] = self._servers.answer
-        if call.role.is_policy:  # not paid for, so nothing waits for it at the end
-            answer = self.responders[call.role.server].answer
-        else:
-            served = math.inf
+        if billed:  # what the policy answers is not paid for: nothing waits for it at the end
             self._in_flight.add(call.key)
+        else:
+            answer = self.responders[call.role.server].answer
         try:
             async with asyncio.timeout(deadline):
                 return await answer(call)
@@ -302,7 +297,7 @@ class Chat:
             kind = text = "interrupted"
         finally:
             self._in_flight.discard(call.key)
-        raise ChatError(kind, text, retriable=True, served=served)
+        raise ChatError(kind, text, retriable=True, billed=billed)
 
     def _weights(self, role: Role) -> str:
         """Return the name of the weights that answer for a role now, "" if they are not of this

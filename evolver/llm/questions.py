@@ -31,8 +31,8 @@ class ServerDown(RunEnds):
 class ChatError(RuntimeError):
     """A question without an answer, counted under `kind`.
 
-    after: the seconds of a Retry-After header. served: the tokens that the server may have
-    generated although no answer arrived (inf = unknown); None if it generated none.
+    after: the seconds of a Retry-After header. billed: True if the server may have generated an
+    answer, although none arrived.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class ChatError(RuntimeError):
         *,
         retriable: bool = False,
         after: float | None = None,
-        served: float | None = None,
+        billed: bool = False,
     ):
         super().__init__(message)
-        self.kind, self.retriable, self.after, self.served = kind, retriable, after, served
+        self.kind, self.retriable, self.after, self.billed = kind, retriable, after, billed
 
 
 @dataclass(frozen=True)

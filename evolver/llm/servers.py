@@ -112,11 +112,8 @@ class Servers:
             return _read(call, answer.json())
         except MALFORMED:
             what = "embedding" if call.is_embedding else "chat completion"
-            text, served = (
-                f"the server's answer holds no {what}, or was cut",
-                len(answer.content) / 4,
-            )
-            raise ChatError("bad_json", text, retriable=True, served=served) from None
+            text = f"the server's answer holds no {what}, or was cut"
+            raise ChatError("bad_json", text, retriable=True, billed=True) from None
 
     async def _request(
         self, method: str, role: Role, route: str, body: Json | None = None
@@ -135,8 +132,8 @@ class Servers:
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             why = "the answer was cut" if answer else "the server cannot be reached"
             text = _redacted(f"{why}: {type(error).__name__}: {error}", role.key)
-            served = math.inf if answer else None
-            raise ChatError("connection", text, retriable=True, served=served) from None
+            billed = answer is not None
+            raise ChatError("connection", text, retriable=True, billed=billed) from None
 
 
 def _read(call: Call, answer: Json) -> Record:

@@ -35,7 +35,7 @@ class Recorder:
     def __init__(self, run: Run):
         """Claim the workdir, and restore the newest sound checkpoint if there is one."""
         self.run = run
-        c, began, first = run.config, time.monotonic(), hosts.first()
+        c, began = run.config, time.monotonic()
         before = run.workdir.config()
         planned = before["config"].get("steps", c.steps) if before else c.steps
         states(run)  # a fault shows now
@@ -43,7 +43,12 @@ class Recorder:
         keep, milestones = c.checkpoint.keep, c.checkpoint.milestones
         folder = run.workdir / "checkpoints"
         self.checkpoints = Checkpoints(folder, keep=keep, milestones=milestones)
-        self.manifest: dict[str, Any] = {"pending_metrics": None, "wandb": "", "clock": 0.0}
+        self.manifest: dict[str, Any] = {
+            "pending_metrics": None,
+            "wandb": "",
+            "system": "",
+            "clock": 0.0,
+        }
         self._updates = -1  # those of the last complete step
         self._saved_at = time.monotonic()
         if found := self.checkpoints.restore(learner.trained(run.learner.state)):
@@ -62,7 +67,7 @@ class Recorder:
         else:
             run.progress.say(headline(run))
         # with which the policy trains, "" if it is not one
-        self.system: str = self.manifest.get("system", "")
+        self.system: str = self.manifest["system"]
         if warmup(c) < c.optim.warmup:
             run.progress.say(
                 f"config.optim.warmup={c.optim.warmup} is not shorter than the {updates(c)} updates"
@@ -75,16 +80,8 @@ class Recorder:
         run.workdir.rewind(run.step, finished=self.pending_metrics is None)
         self._history = run.workdir.metrics()
         run.progress.begin(run.step)
-        self.sinks = Sinks(
-            run.workdir.path,
-            c.to_dict(),
-            wandb=c.log.wandb if first else "off",
-            project=c.log.project,
-            tensorboard=c.log.tensorboard and first,
-            id=self.manifest["wandb"],
-            group=c.log.group,
-            tags=c.log.tags,
-        )
+        id = self.manifest["wandb"]
+        self.sinks = Sinks(run.workdir.path, c.to_dict(), id=id, writes=run.workdir.writes)
 
     def __enter__(self) -> Recorder:
         return self
@@ -122,10 +119,8 @@ class Recorder:
             run.tasks.pool.load_state(manifest["questioning"])
         if run.navigating is not None:
             run.navigating.load_state(manifest["navigating"])
-        kept = manifest.get("plugs", {})  # an earlier version kept nothing of them
         for key, plug in remembering(run).items():
-            if key in kept:
-                plug.load_state(kept[key])
+            plug.load_state(manifest["plugs"][key])
 
     def complete(self, step: int, metrics: Metrics) -> None:
         """Note that `step` is trained, with everything but arrays that later steps depend on; its

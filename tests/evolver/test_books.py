@@ -305,9 +305,8 @@ def test_faults_are_counted_in_the_line_of_their_step_and_summed_on_a_terminal()
 
 
 def opened(folder: Path, wandb: str, id: str = "") -> Sinks:
-    return Sinks(
-        folder, {"seed": 1}, wandb=wandb, project="p", tensorboard=False, id=id, group="study", tags=("qa", "seed0")
-    )  # fmt: skip
+    asked = {"wandb": wandb, "project": "p", "tensorboard": False, "group": "study"}
+    return Sinks(folder, {"seed": 1, "log": asked | {"tags": ("qa", "seed0")}}, id=id)
 
 
 def test_wandb_and_tensorboard_are_not_imported_unless_asked_for(tmp_path):

@@ -49,7 +49,7 @@ def test_one_command_goes_from_a_world_to_a_table_and_resumes(desk, tmp_path, ca
     table = (folder / "summary.md").read_text()
     assert "pretrained, greedy" in table and "imitated, greedy" in table
     assert "trained (1 steps), greedy" in table and "3 held-out tasks" in table
-    assert "are sharpening" in table and "difficulty" in table
+    assert "sharpening" in table and "difficulty" in table
     assert "success: False" in (folder / "rollouts.txt").read_text()
     assert (folder / "trained/policy/model.safetensors").is_file()
 

@@ -289,8 +289,8 @@ class TestLimits:
         [
             (Answer({}, stall=60), 64, 150),  # slow: it may have generated all of max_tokens
             (Answer({"choices": "x" * 99}, cut=50), 64, 150),
-            (Answer(b'{"choices": [{"mess' + b"x" * 80), 20, 80),
-            (Answer({"choices": []}), 1, 50),
+            (Answer(b'{"choices": [{"mess' + b"x" * 80), 64, 150),
+            (Answer({"choices": []}), 64, 150),
             (refused(500, "boom"), 0, 0),
         ],
     )
