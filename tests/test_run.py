@@ -407,6 +407,12 @@ def test_too_little_address_space_is_one_message(tiny, monkeypatch, capsys):
     assert surroundings_problems() == []
 
 
+@pytest.mark.parametrize("name", ["r\udcff", "\udce4/run", "a\udc80b/c/d"])
+def test_a_workdir_that_is_not_utf8_is_one_message(name, tiny, tmp_path, capsys):
+    code, _, err = call(capsys, f"--config={tiny}", f"--workdir={tmp_path}/{name}", mode="train")
+    assert code == 2 and "is not UTF-8" in err and err.count("--workdir") == 1
+
+
 @pytest.mark.parametrize(
     "steps,warmup,used", [(1, 5, 1), (2, 4, 2), (3, 5, 5), (1, 1, 1), (1, 0, 0)]
 )

@@ -71,6 +71,14 @@ def place_problems(workdir: str | Path) -> Iterator[str]:
         return
     path = parent = Path(workdir).absolute()
     try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        yield (
+            f"--workdir={workdir}: the path {path} is not UTF-8, and checkpoints cannot be written"
+            " there: rename it, or choose another"
+        )
+        return
+    try:
         parent = next(folder for folder in (path, *path.parents) if folder.exists())
         if parent.is_dir():
             tempfile.TemporaryFile(dir=parent).close()  # root ignores permission bits
