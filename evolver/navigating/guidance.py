@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,25 +20,23 @@ _NEAR = 4
 _GAIN_WEIGHT = 0.1  # of the gain of an experience, beside the cosine of its key
 
 
-class Navigating:
-    """Retrieves experience for rollouts and learns from them."""
+def _meter() -> Meter:
+    rates = ("guided_rate", "empty_rate", "similarity")
+    return Meter("navigating", *rates, "extracted", "added", "pruned")
 
-    def __init__(
-        self,
-        pool: ExperiencePool,
-        extractor: Extractor,
-        refiner: Refiner,
-        *,
-        share: float,
-        top_k: int,
-        min_similarity: float,
-    ):
-        """share: fraction of a group's rollouts that are guided. top_k: most experiences per
-        rollout. min_similarity: least cosine of a retrieved experience."""
-        self.pool, self.extractor, self.refiner = pool, extractor, refiner
-        self.share, self.top_k, self.min_similarity = share, top_k, min_similarity
-        rates = ("guided_rate", "empty_rate", "similarity")
-        self._meter = Meter("navigating", *rates, "extracted", "added", "pruned")
+
+@dataclass
+class Navigating:
+    """Retrieves experience for rollouts and learns from them. What later calls depend on is the
+    state of the pool."""
+
+    pool: ExperiencePool
+    extractor: Extractor
+    refiner: Refiner
+    share: float  # of a group's rollouts that are guided
+    top_k: int  # most experiences per rollout
+    min_similarity: float  # least cosine of a retrieved experience
+    _meter: Meter = field(default_factory=_meter, init=False)
 
     def retrieve(self, queries: Sequence[str]) -> list[list[Experience]]:
         """Return the experiences for each query: at most `top_k`, [] if none is near enough."""
@@ -116,14 +114,6 @@ class Navigating:
         there are no rates of their success."""
         own = self._meter.read() | {"navigating/pool": float(len(self.pool))}
         return self.extractor.metrics() | own | self.refiner.metrics()
-
-    def state(self) -> dict[str, Any]:
-        """Return everything that later calls depend on, as JSON values."""
-        return self.pool.state()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned. Raises PoolError for that of another embedder."""
-        self.pool.load_state(state)
 
 
 def guided_rollouts(task_ids: Sequence[str], G: int, share: float, seed: int) -> np.ndarray:

@@ -31,7 +31,7 @@ def evaluate(run: Run, *, keep: str = "", repetition: int = 0, sweep: bool = Fal
     if c.experience and run.navigating:
         queries = [task.query for task in held_out]
         retrieve = run.navigating.retrieve
-        retrieved = hosts.on_first(run.navigating, lambda: retrieve(queries))
+        retrieved = hosts.on_first(run.navigating.pool, lambda: retrieve(queries))
         for task, found in zip(held_out, retrieved):
             guidance[task.id] = [(e.id, e.content) for e in found]
         run.navigating.metrics()  # evaluation leaves no trace in the counters of the next step

@@ -30,7 +30,7 @@ def fill(run: Run) -> Metrics:
         with timed("pool") as metrics:
             solved, counts = solutions(run)
             attempts = first_attempts(run, navigating) + solved
-            hosts.on_first(navigating, lambda: navigating.learn(attempts, step=0))
+            hosts.on_first(navigating.pool, lambda: navigating.learn(attempts, step=0))
         metrics |= counts
     return metrics | navigating.metrics()
 
@@ -91,7 +91,7 @@ def remember(run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics
         navigating.record(trajectories)
         if every and step % every == 0:
             with timed("memory") as seconds:
-                hosts.on_first(navigating, lambda: navigating.learn(trajectories, step=step))
+                hosts.on_first(navigating.pool, lambda: navigating.learn(trajectories, step=step))
             metrics |= seconds
         metrics |= navigating.metrics()
     return metrics

@@ -118,7 +118,7 @@ class Recorder:
         if run.tasks.pool is not None:
             run.tasks.pool.load_state(manifest["questioning"])
         if run.navigating is not None:
-            run.navigating.load_state(manifest["navigating"])
+            run.navigating.pool.load_state(manifest["navigating"])
         for key, plug in remembering(run).items():
             plug.load_state(manifest["plugs"][key])
 
@@ -132,7 +132,7 @@ class Recorder:
             "step": step,
             "pending_metrics": metrics,
             "questioning": pool.state() if pool is not None else None,
-            "navigating": run.navigating.state() if run.navigating is not None else None,
+            "navigating": run.navigating.pool.state() if run.navigating is not None else None,
             "plugs": states(run),
             "alarm": run.learner.alarm.baseline,
             "wandb": self.sinks.id,

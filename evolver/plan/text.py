@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from evolver.files.report import aligned
+
 
 def section(*lines: str) -> str:
     """Return a heading with indented lines below it."""
     return "\n  ".join(lines)
 
 
-def table(*rows: Sequence[str]) -> list[str]:
+def table(head: Sequence[str], *rows: Sequence[str]) -> list[str]:
     """Return rows as lines; the first column is left-aligned, the others are right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = []
-    for first, *others in rows:
-        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:])]
-        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
-    return lines
+    return [line.rstrip() for line in aligned(head, rows, "plain").splitlines()]
 
 
 def size(count: float) -> str:

@@ -145,14 +145,15 @@ def test_a_process_that_cannot_connect_reports_it(tmp_path, config):
 
 def test_settings_of_processes_are_checked(config):
     from configs import base
-    from evolver.config.checks.contradictions import hosts_contradictions
+    from evolver.config.checks.contradictions import machine_contradictions
 
-    hosts = base.get_config().hosts
-    assert not list(hosts_contradictions(hosts))
+    config = base.get_config()
+    hosts = config.hosts
+    assert not list(machine_contradictions(config))
     hosts.count = 4
-    assert "needs config.hosts.coordinator=host:port" in "".join(hosts_contradictions(hosts))
+    assert "needs config.hosts.coordinator=host:port" in "".join(machine_contradictions(config))
     hosts.coordinator, hosts.index = "node-0:1234", 4
-    assert "numbered from 0 to config.hosts.count - 1 = 3" in "".join(hosts_contradictions(hosts))
+    assert "from 0 to config.hosts.count - 1 = 3" in "".join(machine_contradictions(config))
 
 
 def test_parts_are_interleaved_in_order():

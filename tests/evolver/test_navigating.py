@@ -473,8 +473,8 @@ class TestGuidance:
         first = navigating_of(pool_of(*map(lesson, TEXTS)), top_k=2)
         first.pool.record([first.pool.all()[0].id], success=True, expected=0.5)
         second = navigating_of(pool_of(), top_k=2)
-        second.load_state(json.loads(json.dumps(first.state())))
-        assert second.state() == first.state()
+        second.pool.load_state(json.loads(json.dumps(first.pool.state())))
+        assert second.pool.state() == first.pool.state()
         assert second.guide([LEND], 8, seed=3) == first.guide([LEND], 8, seed=3)
 
     def test_a_refiner_of_a_few_lines_sees_its_candidates(self):

@@ -16,10 +16,8 @@ def contradictions(config: ConfigDict, mode: str, *, plugged: bool = True) -> It
     loaded."""
     if plugged:
         yield from plug_contradictions(config)
-        yield from argument_contradictions(config)
     yield from mechanism_contradictions(config, mode)
     yield from machine_contradictions(config)
-    yield from hosts_contradictions(config.hosts)
     yield from token_contradictions(config, mode)
     if mode == "train":
         yield from training_contradictions(config)
@@ -27,7 +25,7 @@ def contradictions(config: ConfigDict, mode: str, *, plugged: bool = True) -> It
 
 def plug_contradictions(c: ConfigDict) -> Iterator[str]:
     """Yield conflicts between plugs, such as an estimator that needs labels while nothing makes
-    them."""
+    them, and between arguments of one plug."""
     estimator, judge = c.advantage.name, c.attributing.judge.name
     needs_labels = getattr(plugs.load("advantage", estimator), "needs_labels", None)
     if needs_labels and not c.attributing.enabled:
@@ -50,10 +48,7 @@ def plug_contradictions(c: ConfigDict) -> Iterator[str]:
             f" config.questioning.judge.name={c.questioning.judge.name} replaces the world's"
             " outcome: set attributing.judge.name=llm or questioning.judge.name=verifier"
         )
-
-
-def argument_contradictions(c: ConfigDict) -> Iterator[str]:
-    """Yield arguments of one plug that conflict. A plug of the user may lack them."""
+    # A plug of the user may lack these arguments.
     values = {key: plugs.values(key, name, args) for key, name, args in plugs.in_config(c)}
     weight, clip, calls = values["advantage"], values["loss"], values["questioning.explorer"]
     if weight.get("alpha_min", 0) > weight.get("alpha", math.inf):
@@ -122,7 +117,7 @@ def mechanism_contradictions(c: ConfigDict, mode: str) -> Iterator[str]:
 
 
 def machine_contradictions(c: ConfigDict) -> Iterator[str]:
-    """Yield conflicts of services and kernels."""
+    """Yield conflicts of services, of kernels and of the processes of a run."""
     if (c.env.mode == "http") != bool(c.env.url):
         yield "config.env.mode=http and config.env.url belong together: set both or neither"
     elif c.env.url:
@@ -153,10 +148,7 @@ def machine_contradictions(c: ConfigDict) -> Iterator[str]:
         )
     if c.lora.rank and not c.lora.targets:
         yield f"config.lora.rank={c.lora.rank} adapts nothing: config.lora.targets is empty"
-
-
-def hosts_contradictions(hosts: ConfigDict) -> Iterator[str]:
-    """Yield problems with how the processes of a run are identified."""
+    hosts = c.hosts
     port = re.fullmatch(r"\S+:(\d{1,5})", hosts.coordinator)
     if hosts.count > 1 and not (port and 0 < int(port[1]) < 2**16):
         yield (
