@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evolver.files.report import aligned
+from tabulate import tabulate
 
 
 def section(*lines: str) -> str:
@@ -12,9 +12,11 @@ def section(*lines: str) -> str:
     return "\n  ".join(lines)
 
 
-def table(head: Sequence[str], *rows: Sequence[str]) -> list[str]:
+def table(*rows: Sequence[str]) -> list[str]:
     """Return rows as lines; the first column is left-aligned, the others are right-aligned."""
-    return [line.rstrip() for line in aligned(head, rows, "plain").splitlines()]
+    align = ["left"] + ["right"] * (len(rows[0]) - 1)
+    text = tabulate(rows, tablefmt="plain", colalign=align, disable_numparse=True)
+    return [line.rstrip() for line in text.splitlines()]
 
 
 def size(count: float) -> str:
