@@ -148,7 +148,7 @@ class ExperiencePool:
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote. Raises PoolError, naming file and line, if it cannot be used."""
-        self.load_state(_read(folder))
+        self.load_state(read_pool(folder))
 
     def _insert(self, experience: Experience, vector_D: np.ndarray) -> None:
         self._vectors_ND = np.vstack([self._vectors_ND, vector_D])
@@ -181,18 +181,9 @@ class ExperiencePool:
         return None
 
 
-def provenance(folder: Path) -> tuple[set[str], set[str]]:
-    """Return the splits and the ids of the tasks that a pool on disk was made from.
-
-    Raises PoolError if the folder holds no pool, or one that does not name its splits, since it may
-    hold answers of held-out tasks.
-    """
-    pool = _read(folder)
-    return set(pool["splits"]), set().union(*(e["sources"] for e in pool["experiences"]))
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    """Return the state of a pool on disk. Raises PoolError."""
+def read_pool(folder: Path) -> dict[str, Any]:
+    """Return the state of a pool on disk. Raises PoolError if there is none, or if it does not name
+    the splits of its tasks, since it may hold answers of held-out ones."""
     path = folder / "experiences.jsonl"
     if not path.is_file():
         raise PoolError(f"{path} does not exist: this is not a pool, or one that was never saved")

@@ -35,8 +35,8 @@ def evaluated_episodes(config: Any, held_out: int) -> int:
     return evaluated_tasks(config, held_out) * of_a_task
 
 
-def first_tasks(config: Any, originals: int) -> int | None:
-    """Return the most tasks that are attempted for the first pool of experience, None = unknown.
+def first_tasks(config: Any, originals: int) -> float:
+    """Return the most tasks that are attempted for the first pool of experience, inf = unknown.
     originals: the number of original tasks, 0 = unknown."""
     q, n = config.questioning, config.navigating
     if not n.enabled or not n.rollouts or n.pool:
@@ -44,6 +44,6 @@ def first_tasks(config: Any, originals: int) -> int | None:
     share = q.share if q.enabled else 0.0
     unknown = (share < 1 and not originals) or (share > 0 and q.tasks)
     if n.tasks or unknown:
-        return n.tasks or None
+        return n.tasks or math.inf
     invented = min(q.budget, q.capacity) if share > 0 else 0
     return (originals if share < 1 else 0) + invented

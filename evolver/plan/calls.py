@@ -10,6 +10,7 @@ from evolver.config import plugs
 from evolver.config.paths import resolve
 from evolver.llm.questions import POLICY_URLS
 from evolver.llm.roles import read_prices, role_settings
+from evolver.navigating.experience_pool import read_pool
 from evolver.navigating.llm import MOST, Reranker
 from evolver.plan.amounts import EPISODE, evaluated_tasks, evaluations, first_tasks
 from evolver.plan.text import table
@@ -27,7 +28,7 @@ COUNTED = {
     "reranker": ("navigating.refine", ("rerank", "rewrite"), 0),
     "embedder": ("navigating.embedder", ("endpoint",), 0),
 }
-Count = tuple[int, int | None]  # the least and the most calls of a run, None = unknown
+Count = tuple[int, float]  # the least and the most calls of a run, inf = unknown
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ class Calls:
 
     model: str
     least: int
-    most: int | None
+    most: float  # inf = unknown
     read: float
-    written: int
+    written: float
     cost: float | None
 
 
@@ -54,12 +55,11 @@ def bill(config: Any, originals: int = 0, held_out: int = 0) -> dict[str, Calls]
     """
     prices = read_prices(resolve(config.llm.prices)) if config.llm.prices else {}
     chosen = {key: name for key, name, _ in plugs.in_config(config)}
-    result = {}
+    counts, result = _counts(config, originals, held_out), {}
     for role, asked in role_settings(config).items():
         key, names, episodes = COUNTED[role]
-        known = chosen[key] in names
-        least, most = _count(config, role, originals, held_out) if known else (0, None)
-        number = least if most is None else most
+        least, most = counts[role] if chosen[key] in names else (0, math.inf)
+        number = least if math.isinf(most) else most
         tokens, answer = episodes * EPISODE * config.rollout.context, min(ANSWER, asked.max_tokens)
         if role == "reranker":
             tokens = EXPERIENCE * (1 + Reranker.candidates * config.navigating.top_k)
@@ -97,44 +97,43 @@ def lines(config: Any, originals: int = 0, held_out: int = 0) -> list[str]:
     ]
 
 
-def _count(config: Any, role: str, originals: int, held_out: int) -> Count:
-    """Return the least and the most calls of a role in one training run."""
+def _counts(config: Any, originals: int, held_out: int) -> dict[str, Count]:
+    """Return {role: the least and the most calls in one training run}, of the plugs in COUNTED."""
     c, q, n = config, config.questioning, config.navigating
-    if role in ("explorer", "writer"):
-        return _exploration(c, role, originals)
     # Each of these draws tasks for a step, or replacements for groups without signal.
     draws = c.steps * (1 + c.rollout.refill)
     groups = draws * c.rollout.tasks
-    if role == "reranker":
-        return 0, _retrievals(c, groups, held_out)
-    extractor = plugs.load("navigating.extractor", n.extractor.name)
-    unread = role == "step_judge" and not getattr(extractor, "reads_labels", True)
-    first = 0 if unread else first_tasks(c, originals)
-    if first is None:
-        return 0, None
-    if role == "judge":
-        return 0, draws * round(q.share * c.rollout.tasks) * c.rollout.group + first * n.rollouts
-    if role == "step_judge":
-        return 0, groups * c.rollout.group + first * n.rollouts
-    learnt = first  # groups that experience is extracted from
+    judged = draws * round(q.share * c.rollout.tasks) * c.rollout.group
+    first = learnt = first_tasks(c, originals)  # groups that experience is extracted from
     if n.every:
         learnt += c.steps // n.every * (1 + c.rollout.refill) * c.rollout.tasks
-    if role == "summariser":
-        return 0, learnt * (1 + bool(_arguments("navigating.extractor", n.extractor)["valid"]))
-    # The embedder gets one text to learn the length of vectors, then queries and experiences.
-    texts = 1 + learnt * (1 if n.extractor.name == "contrast" else MOST)
+    given = _arguments("navigating.extractor", n.extractor)
+    extractor = plugs.load("navigating.extractor", n.extractor.name)
+    labelled = first if getattr(extractor, "reads_labels", True) else 0
     queries = _retrievals(c, groups, held_out)
-    return 0, None if queries is None else queries + texts
+    # The embedder gets one text to learn the length of vectors, then queries and experiences.
+    folder = resolve(n.pool)
+    texts = 1 + len(read_pool(folder)["experiences"]) if n.pool and folder.is_dir() else 1
+    texts += learnt * (1 if n.extractor.name == "contrast" else MOST)
+    return {
+        "explorer": _exploration(c, "explorer", originals),
+        "writer": _exploration(c, "writer", originals),
+        "judge": (0, judged + first * n.rollouts),
+        "step_judge": (0, groups * c.rollout.group + labelled * n.rollouts),
+        "summariser": (0, learnt * (1 + bool(given.get("valid")))),
+        "reranker": (0, queries),
+        "embedder": (0, texts + queries),
+    }
 
 
-def _retrievals(config: Any, groups: int, held_out: int) -> int | None:
+def _retrievals(config: Any, groups: int, held_out: int) -> float:
     """Return the number of retrievals of experience: one a group, and one a task of an
-    evaluation. None = unknown."""
+    evaluation. inf = unknown."""
     found = groups if round(config.navigating.share * config.rollout.group) else 0
     rounds, tasks = evaluations(config), evaluated_tasks(config, held_out)
     if not config.eval.experience or not rounds:
         return found
-    return found + rounds * tasks if tasks else None
+    return found + rounds * tasks if tasks else math.inf
 
 
 def _exploration(config: Any, role: str, originals: int) -> Count:
@@ -150,7 +149,7 @@ def _exploration(config: Any, role: str, originals: int) -> Count:
     calls = given["breadth"] + given["depth"] if role == "explorer" else 1  # of one walk
     least = sum(math.ceil(budget / given["per_walk"]) for budget in budgets)
     most = sum(map(bool, budgets)) * given["rounds"] * originals
-    return calls * least, calls * max(least, most) + worded if originals else None
+    return calls * least, calls * max(least, most) + worded if originals else math.inf
 
 
 def _arguments(key: str, group: Any) -> dict[str, Any]:
@@ -158,8 +157,8 @@ def _arguments(key: str, group: Any) -> dict[str, Any]:
     return plugs.values(key, group.name, group.args.to_dict())
 
 
-def _range(least: int, most: int | None) -> str:
-    if most is None:
+def _range(least: int, most: float) -> str:
+    if math.isinf(most):
         return f"at least {least:,}" if least else "unknown"
     return f"{least:,} to {most:,}" if least else f"at most {most:,}"
 
@@ -172,7 +171,7 @@ def _spent(*made: Calls) -> list[str]:
     cells = [f"{read / 1e6:,.1f}", f"{written / 1e6:,.1f}", f"{sum(costs):,.2f}"]
     if len(costs) < len(made):
         cells[2] = "?"
-    if all(calls.most is not None for calls in made):
+    if all(math.isfinite(calls.most) for calls in made):
         return cells
     some = any(calls.least or calls.most for calls in made)
     return [f"at least {cell}" if some and cell != "?" else "?" for cell in cells]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from envs import make
@@ -66,9 +67,9 @@ def work(config: Any, originals: int, held_out: int, unknown: str = "") -> dict[
     }
     if r.refill:
         found["refills"] = f"at most {r.refill} rounds a step, for groups without signal"
-    first = first_tasks(c, originals)
-    if first != 0:
-        found["first pool"] = f"{first or 'all'} tasks x {c.navigating.rollouts} rollouts"
+    if first := first_tasks(c, originals):
+        count = "all" if math.isinf(first) else first
+        found["first pool"] = f"{count} tasks x {c.navigating.rollouts} rollouts"
     if c.questioning.enabled and not c.questioning.tasks:
         found["exploration"] = f"until {c.questioning.budget:,} tasks are found"
     return found

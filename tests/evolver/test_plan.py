@@ -322,7 +322,7 @@ def test_the_bill_counts_the_calls_of_each_role(paid):
         "reranker": (0, 10 * 4),
         "embedder": (0, 1 + 40 + 2 * 6),
     }
-    assert counts(paid)["explorer"] == (7 * 20, None), (
+    assert counts(paid)["explorer"] == (7 * 20, math.inf), (
         "the world is elsewhere: its tasks are not known"
     )
 
@@ -354,7 +354,7 @@ def test_the_bill_counts_the_calls_of_each_role(paid):
             "judge",
             (0, 10 * 2 * 8 + 4 * (20 + 90)),
         ),
-        ({"navigating__tasks": 0, "questioning__tasks": "tasks.jsonl"}, "judge", (0, None)),
+        ({"navigating__tasks": 0, "questioning__tasks": "tasks.jsonl"}, "judge", (0, math.inf)),
         (
             {"navigating__tasks": 0, "questioning__tasks": "tasks.jsonl"},
             "step_judge",
@@ -381,7 +381,7 @@ def test_the_bill_follows_the_config(paid, values, role, expected):
 
 def test_calls_of_another_plug_are_unknown(paid):
     paid.attributing.judge.name = f"{__name__}:own_judge"
-    assert counts(paid, 90)["step_judge"] == (0, None)
+    assert counts(paid, 90)["step_judge"] == (0, math.inf)
     assert any(
         line.split()[:3] == ["step_judge", "(qwen-max)", "unknown"]
         for line in calls.lines(paid, 90)

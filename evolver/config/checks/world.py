@@ -14,7 +14,7 @@ from evolver.config.derived import originals_needed, synthetic_tasks
 from evolver.config.paths import resolve
 from evolver.files.workdir import read_tasks
 from evolver.llm import roles
-from evolver.navigating.experience_pool import PoolError, provenance
+from evolver.navigating.experience_pool import PoolError, read_pool
 
 TASK_FILE = ".jsonl"  # the end of an `eval.split` that is a file of tasks
 
@@ -150,9 +150,10 @@ def leaks(config: ConfigDict, tasks: dict[str, list[Task]], held_out: list[Task]
     path = config.navigating.pool
     if config.navigating.enabled and path and resolve(path).is_dir():
         try:
-            splits, sources = provenance(resolve(path))
+            pool = read_pool(resolve(path))
         except PoolError as error:
             yield f"config.navigating.pool: {error}"
             return
-        if split in splits or sources & ids:
+        sources = set().union(*(experience["sources"] for experience in pool["experiences"]))
+        if split in pool["splits"] or sources & ids:
             yield f"config.navigating.pool={path} holds experience from tasks {hint}"
