@@ -5,8 +5,6 @@ once, is a metric of its step, `alarm/<name>`, and has a line in the summary. do
 how often they are wrong.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The parts of a run, built from its config. Below `evolver/` nothing sees a config object."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """Phases 3 to 5: outcomes, labels and advantages of the trajectories of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -5,8 +5,6 @@ to learning by reward. Each demonstration becomes samples as an episode does: it
 makes the prompts, and the agent's turns train.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

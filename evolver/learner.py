@@ -1,8 +1,6 @@
 """The policy of a run and its learner, built from its config; the training itself is in
 `rl.learner`. The planner builds the same programs from the same config."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The loop: explore, try, grade, learn, remember, and record."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Metrics of a step: a flat dict of names and numbers. Values that depend on timing are named
 `time/...`."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import threading

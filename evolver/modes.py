@@ -1,7 +1,5 @@
 """The modes of the program that train nothing: evaluate, explore and pool."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any

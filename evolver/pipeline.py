@@ -8,8 +8,6 @@ staleness requires it. Rollouts continue across weight updates; every turn recor
 sampled it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence

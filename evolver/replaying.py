@@ -6,8 +6,6 @@ but drops the search that revealed its flight number. Self-questioning and self-
 these functions to avoid that.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """A rough time of --mode=evolve, from the speed of a product of matrices on this machine."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

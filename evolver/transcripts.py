@@ -1,8 +1,6 @@
 """Texts of episodes: their words, and transcripts for people and language models that nothing in
 the episode can forge."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import Counter

@@ -1,8 +1,6 @@
 """Self-attributing: every turn gets a label that says whether it helped (section 5 of the
 AgentEvolver paper)."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol

@@ -5,8 +5,6 @@ The judge abstains if a question stays unanswered or its answer numbers a step t
 and on turns that the answer omits, labels in two different ways or is unsure of.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The report of --mode=evolve: what the policy could do before and after each stage."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path

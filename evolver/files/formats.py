@@ -6,8 +6,6 @@ whole number is as good as a float, but neither a text nor a truth value is a nu
 have at most about 200 levels, so that whatever walks over them ends.
 """
 
-from __future__ import annotations
-
 import reprlib
 from typing import Annotated, Any, Literal, NotRequired
 

@@ -1,7 +1,5 @@
 """Progress of a run: a live display on a terminal, plain lines in a log file."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -3,8 +3,6 @@
 python -m evolver.files.report runs/quickstart
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import sys

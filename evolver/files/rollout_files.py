@@ -7,8 +7,6 @@ reader that knows the index decompresses only the one that it needs. `step_00001
 holds what lists, filters and tables show. Both are written once and never appended to.
 """
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

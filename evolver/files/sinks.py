@@ -1,8 +1,6 @@
 """Copies of metrics for Weights & Biases and TensorBoard, and of some rollouts and pictures for the
 former. Their packages are imported only when asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

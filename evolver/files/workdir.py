@@ -8,8 +8,6 @@ see `evolver.files.rollout_files`), `eval/step_000010.json`, `tasks.jsonl`, `che
 names its process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

@@ -6,8 +6,6 @@ schema writes until its tokens are spent. The bounds are for servers that enforc
 that exceeds them is read all the same, and whoever asked decides what to do with the surplus.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

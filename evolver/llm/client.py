@@ -13,8 +13,6 @@ any event loop (`await chat(...)`) can share it. If the policy answers for a rol
 engines' own. Creating a Chat needs httpx (requirements/llm.txt); importing this module does not.
 """
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib

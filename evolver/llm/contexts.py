@@ -1,7 +1,5 @@
 """A context template that asks a language model: older turns are summarised."""
 
-from __future__ import annotations
-
 from evolver.llm.answers import unfit_reason
 from evolver.llm.prompts import prompt
 from evolver.llm.questions import ChatError

@@ -1,7 +1,5 @@
 """Embedders: texts to unit vectors, for searching experience and for comparing tasks."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import zlib

@@ -1,7 +1,5 @@
 """Questions to language models and their answers: roles, questions, replies and errors."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ A plug that asks language models declares this in its attribute `roles`, a tuple
 ROLES.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

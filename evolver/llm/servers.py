@@ -1,8 +1,6 @@
 """OpenAI-compatible servers over HTTP: requests, the records of their answers, and the errors that
 they mean. Needs httpx (requirements/llm.txt)."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

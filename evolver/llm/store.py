@@ -1,8 +1,6 @@
 """Storage and limits of the language-model client: cached answers, a ledger of their cost, rate
 limits and a budget."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

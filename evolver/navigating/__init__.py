@@ -1,8 +1,6 @@
 """Self-navigating: experience from earlier attempts guides some rollouts (section 4 of the
 AgentEvolver paper)."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

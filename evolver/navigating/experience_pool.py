@@ -5,8 +5,6 @@ the splits of the tasks that the experience comes from, and one experience per l
 computed when it is read.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Experience from contrast: what the successful attempts at a task did that the failed ones did
 not."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,8 +1,6 @@
 """Self-navigating: retrieving experience that guides rollouts, and learning new experience from
 them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

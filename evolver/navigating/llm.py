@@ -1,8 +1,6 @@
 """Self-navigating by language models: extraction, validation, re-ranking and rewriting of
 experience (section 4 of the AgentEvolver paper; thresholds of ReMe, arXiv 2512.10696)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The evaluation of the policy on held-out tasks."""
 
-from __future__ import annotations
-
 import itertools
 
 from evolver.build import Run

@@ -1,7 +1,5 @@
 """Phase 7: attempts become experience, and the results of synthetic tasks are recorded."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Phases 6 to 8: samples, updates, and new weights for the engine."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

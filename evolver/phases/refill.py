@@ -1,7 +1,5 @@
 """Phases 1 to 4 again, for groups without signal."""
 
-from __future__ import annotations
-
 from evolver import grading
 from evolver.build import Run
 from evolver.metrics import Metrics

@@ -1,7 +1,5 @@
 """Phases 2 to 4: play the tasks of a step, score the outcomes, label the turns."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Sequence

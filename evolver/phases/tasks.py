@@ -1,8 +1,6 @@
 """Phase 1: choose the tasks of a step: original ones of the world and synthetic ones of
 self-questioning."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """The planner: the work and needs of a run (`--mode=plan`), on this machine or another
 (`--target=h100:8`)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

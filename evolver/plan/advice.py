@@ -1,7 +1,5 @@
 """Find the smallest set of config changes that would make a plan fit, by arithmetic."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Numbers of evaluations, checkpoints, episodes and tasks of a run."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

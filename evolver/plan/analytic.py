@@ -5,8 +5,6 @@ move between memory and compute units at least once. Sizes are per device unless
 tensor: the number of devices that split heads and hidden units.
 """
 
-from __future__ import annotations
-
 import math
 
 from models import qwen

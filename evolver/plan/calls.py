@@ -1,7 +1,5 @@
 """Calls to language models: how many a training run makes, by role, and what they cost."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

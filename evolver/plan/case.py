@@ -3,8 +3,6 @@
 Sizes are bytes per device unless stated otherwise.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Run XLA's compiler for another machine, in a subprocess with a virtual environment of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

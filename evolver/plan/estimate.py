@@ -5,8 +5,6 @@ Figures are per device unless stated otherwise. The fullest device is the one th
 engine share, if any.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The work and the sizes of a run, as {name: text}."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Count the collectives of a compiled program in its HLO text, with the trip counts of the loops
 around them."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict

@@ -5,8 +5,6 @@ GPUs, shared memory, RAM, disk.
 this machine before anything is loaded.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -8,8 +8,6 @@ the update and the log-probabilities of `evolver.learner`, and the prefill and d
 JAX engine. They are compiled for the target's devices.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import sys

@@ -1,7 +1,5 @@
 """The estimate of a case as text and tables."""
 
-from __future__ import annotations
-
 from evolver.llm.roles import engine_context
 from evolver.plan import preflight
 from evolver.plan.advice import advise

@@ -5,8 +5,6 @@ This module imports no jax. Peaks are from the vendors' data sheets, for dense b
 the one-way bandwidth of one device into its fastest interconnect (NVLink, ICI).
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

@@ -1,7 +1,5 @@
 """Lines, tables, sizes and durations of a plan."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tabulate import tabulate

@@ -6,8 +6,6 @@ input. When that closes, the service stays until the remaining processes have no
 heartbeats and disconnected.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -7,8 +7,6 @@ repeated by every process, or done by the first one, which sends its result to t
 updates and checkpoints span all devices. Only the first process writes metrics and records.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The standard streams, the working directory and the address space, as a run needs them."""
 
-from __future__ import annotations
-
 import io
 import os
 import resource

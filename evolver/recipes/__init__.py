@@ -4,8 +4,6 @@ The loop (`evolver.loop.iterate`) calls them in this order. Each does by default
 of `evolver.phases` do; a subclass overrides those that its idea changes, in one file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

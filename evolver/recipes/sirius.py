@@ -10,8 +10,6 @@ paper asks a language model that knows the answer, and one policy plays every ro
     config.loss.name = "nll"
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace

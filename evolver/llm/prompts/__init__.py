@@ -4,8 +4,6 @@ A file begins with `version: N`, followed by a `# system` and a `# user` part. `
 slot. The version is part of the cache key of every answer, so raise it when the wording changes.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache
