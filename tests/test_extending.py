@@ -71,7 +71,7 @@ def test_all_examples_train_together(folder, capsys):
     ]
     assert "the world refused it" in {turn["reason"] for turn in turns}  # the judge of turns
     pool = (folder / "run/experience/experiences.jsonl").read_text()
-    assert '"embedder": "letters"' in pool and " fails: " in pool
+    assert " fails: " in pool
 
 
 @pytest.mark.parametrize(

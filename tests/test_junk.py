@@ -33,7 +33,7 @@ from evolver.llm.embedders import HashedNgrams
 from evolver.llm.questions import url_problem
 from evolver.llm.store import Cache, Ledger
 from evolver.navigating import new_experience
-from evolver.navigating.experience_pool import ExperiencePool, PoolError
+from evolver.navigating.experience_pool import ExperiencePool
 from evolver.plan import targets
 from models import from_gguf, hf, hf_config
 from models.files import BrokenFile
@@ -356,7 +356,7 @@ READERS = {
         "llm.jsonl", lambda folder: Ledger(folder / "llm.jsonl").money), weight=2),
     "cached answers": Reader(lines({"text": "a", "finish": "stop"}), lambda data, folder: placed(
         str(Cache(folder).path("").relative_to(folder)), lambda f: Cache(f).get(""))(data, folder), weight=2),
-    "experience": Reader(lines(*POOL), placed("experiences.jsonl", read_pool), (PoolError,)),
+    "experience": Reader(lines(*POOL), placed("experiences.jsonl", read_pool), (BrokenFile,)),
     "metrics of checkpoints": Reader(lines({"best": 0.5, "digest": "x"}), placed(
         "3/metrics/metrics", lambda folder: _drop_damaged_metrics(folder))),
     "config.json": Reader(lines(MODEL), placed("config.json", hf.config_of), (hf_config.ModelError,), 2),

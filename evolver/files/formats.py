@@ -131,7 +131,6 @@ class PoolHeader(TypedDict):
     comes from."""
 
     format: Literal["evolver-experience-pool-3"]
-    embedder: str
     size: Count
     splits: list[str]
 

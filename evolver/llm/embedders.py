@@ -25,14 +25,7 @@ _SENTENCE_START = re.compile(r"(?:^|[.!?:]\s+)[\"'(]*$")
 
 
 class Embedder(Protocol):
-    """Turns texts into vectors of `dims` numbers.
-
-    `name` identifies the embedder and its settings: an index on disk is only read with the embedder
-    that wrote it.
-    """
-
-    @property
-    def name(self) -> str: ...
+    """Turns texts into vectors of `dims` numbers."""
 
     @property
     def dims(self) -> int: ...
@@ -64,11 +57,6 @@ class HashedNgrams:
     characters: Count = 3
     character_weight: NotNegative = 0.3
     entity_weight: NotNegative = 2.0
-
-    @property
-    def name(self) -> str:
-        weights = f"{self.character_weight:g}-{self.entity_weight:g}"
-        return f"hashed-ngrams-{self.dims}-{self.characters}-{weights}"
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         vectors_ND = np.zeros((len(texts), self.dims), np.float32)
@@ -104,7 +92,6 @@ class EndpointEmbedder:
 
     def __init__(self, parts: Parts, *, role: str = "embedder"):
         self.chat, self.role = parts.chat, role
-        self.name = f"endpoint-{self.chat.roles[role].model}"
         self.dims = self._vectors(["dimensions"]).shape[1]
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
@@ -135,7 +122,6 @@ class PolicyEmbedder:
         import jax.numpy as jnp
 
         from evolver.config.paths import model_folder
-        from evolver.llm.policy import fingerprint
         from models import hf, qwen
         from models.tokenizer import Tokenizer
 
@@ -147,7 +133,6 @@ class PolicyEmbedder:
         folder = model_folder(path, weights=True)
         shape, self._params = hf.load(folder)
         self._tokenizer, self._most, self.dims = Tokenizer.load(folder), tokens, shape.d_model
-        self.name = f"policy-{fingerprint(self._params)}-{tokens}"
 
         @jax.jit
         def pooled(params: qwen.Params, tokens_T: jax.Array, real_T: jax.Array) -> jax.Array:

@@ -1,8 +1,8 @@
 """The experience pool: texts, searched by the vectors of their keys.
 
-On disk a pool is `experiences.jsonl` in a directory: a header line, which names the embedder and
-the splits of the tasks that the experience comes from, and one experience per line. Vectors are
-computed when it is read.
+On disk a pool is `experiences.jsonl` in a directory: a header line, which names the splits of the
+tasks that the experience comes from, and one experience per line. Vectors are computed when it is
+read, by the embedder of the run that reads it.
 """
 
 import json
@@ -15,7 +15,7 @@ import numpy as np
 from evolver.files import formats
 from evolver.llm.embedders import Embedder
 from evolver.navigating import Experience
-from models.files import read_jsonl, write_atomically
+from models.files import BrokenFile, read_jsonl, write_atomically
 
 DUPLICATE = 0.95  # least cosine, of `key` and of `content`, at which two experiences are one
 # experiences used at least this often, with at most this win rate, are deleted
@@ -23,10 +23,6 @@ MIN_USES, MAX_WIN_RATE = 5, 0.5
 # candidates fetched in addition, so that experiences with equal cosines are ordered by their ids
 _TIES = 256
 _MOST_TWINS = 16  # nearest experiences among which a duplicate is looked for
-
-
-class PoolError(ValueError):
-    """A pool on disk that cannot be used; the message says what to do about it."""
 
 
 class ExperiencePool:
@@ -116,20 +112,12 @@ class ExperiencePool:
     def state(self) -> dict[str, Any]:
         """Return everything as JSON values."""
         return {
-            "embedder": self.embedder.name,
             "splits": sorted(self.splits),
             "experiences": [e.to_dict() for e in self.all()],
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Replace the pool by the one that `state` was taken from. Raises PoolError if its embedder
-        was another one."""
-        name, own = state["embedder"], self.embedder.name
-        if name != own:
-            raise PoolError(
-                f"the pool was embedded by '{name}', this run embeds by '{own}': "
-                "use the same embedder or start with an empty pool"
-            )
+        """Replace the pool by the one that `state` was taken from."""
         experiences = [Experience(**record) for record in state["experiences"]]
         self.splits = set(state["splits"])
         self._experiences = {experience.id: experience for experience in experiences}
@@ -145,7 +133,7 @@ class ExperiencePool:
         write_atomically(folder / "experiences.jsonl", "".join(lines))
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote. Raises PoolError, naming file and line, if it cannot be used."""
+        """Read what `save` wrote. Raises what `read_pool` does."""
         self.load_state(read_pool(folder))
 
     def _insert(self, experience: Experience, vector_D: np.ndarray) -> None:
@@ -180,25 +168,19 @@ class ExperiencePool:
 
 
 def read_pool(folder: Path) -> dict[str, Any]:
-    """Return the state of a pool on disk. Raises PoolError if there is none, or if it does not name
-    the splits of its tasks, since it may hold answers of held-out ones."""
-    path = folder / "experiences.jsonl"
-    if not path.is_file():
-        raise PoolError(f"{path} does not exist: this is not a pool, or one that was never saved")
-    lines: list[dict[str, Any]] = []
+    """Return the state of a pool on disk. Raises OSError, and BrokenFile with the line, also for a
+    pool that does not name its splits, since it may hold answers of held-out tasks."""
+    path, lines = folder / "experiences.jsonl", list[dict[str, Any]]()
 
     def fitting(line: dict[str, Any]) -> Any:
         return formats.valid(formats.EXPERIENCE if lines else formats.POOL, line)
 
-    try:
-        for line in read_jsonl(path, make=fitting):
-            lines.append(line)
-        header, *records = lines
-    except ValueError as error:
-        raise PoolError(f"{path} is not an experience pool, or a damaged one: {error}") from None
+    for line in read_jsonl(path, make=fitting):
+        lines.append(line)
+    header, *records = lines or [{"size": "nothing"}]
     ids, size = {record["id"] for record in records}, header["size"]
     if len(records) != size or len(ids) != size:
-        raise PoolError(
+        raise BrokenFile(
             f"{path} was cut or edited: {len(records)} experiences, its first line says {size}"
         )
     return header | {"experiences": records}

@@ -21,7 +21,7 @@ from evolver.config import plugs
 from evolver.grading import Grader
 from evolver.llm.embedders import HashedNgrams, PolicyEmbedder, normalise
 from evolver.navigating import Experience, Refiner, Unrefined, experience_pool, new_experience
-from evolver.navigating.experience_pool import ExperiencePool, PoolError
+from evolver.navigating.experience_pool import ExperiencePool
 from evolver.navigating.extract import Contrast, Lesson, render
 from evolver.navigating.guidance import Navigating, guided_rollouts
 from evolver.navigating.llm import LlmExtractor
@@ -29,7 +29,7 @@ from evolver.parts import Parts
 from evolver.phases import extraction
 from evolver.phases.tasks import for_experience
 from evolver.questioning import TaskPool, synthetic_task
-from models import hf
+from models.files import BrokenFile
 from rl.trajectory import StopReason
 from tests.evolver.toy import Library, attempt, call, task
 
@@ -121,7 +121,7 @@ class TestEmbedding:
         words = normalise("Put Ann on F12 at 9:30, then order O7.")
         assert words == ["put", "A", "on", "0", "at", "0", "then", "order", "0"]
 
-    def test_states_of_the_policy(self, tmp_path):
+    def test_states_of_the_policy(self):
         embed = PolicyEmbedder(Parts(policy=BASE))
         vectors = embed([*TEXTS, ""])
         assert vectors.shape == (6, embed.dims) and vectors.dtype == np.float32
@@ -129,13 +129,12 @@ class TestEmbedding:
         assert not vectors[5].any() and embed([]).shape == (0, embed.dims)
         alone = embed(TEXTS[2:3])[0]  # whatever else is asked for
         np.testing.assert_allclose(alone, vectors[2], atol=1e-5)
-        assert embed.name == PolicyEmbedder(Parts(policy=""), path=BASE).name
-        assert embed.name != PolicyEmbedder(Parts(policy=BASE), tokens=4).name
-        shape, params = hf.load(BASE)
-        layer = params["layers"]["attention"]  # the table of embeddings stays the same
-        layer["o"] = layer["o"].at[0, 0, 0, 0].add(1e-3)
-        hf.save(tmp_path, shape, params, tokenizer=BASE)
-        assert embed.name != PolicyEmbedder(Parts(policy=str(tmp_path))).name
+        again, short = (
+            PolicyEmbedder(Parts(policy=""), path=BASE),
+            PolicyEmbedder(Parts(policy=BASE), tokens=4),
+        )
+        np.testing.assert_array_equal(again(TEXTS), vectors[:5])
+        assert (short(TEXTS) != vectors[:5]).any()
         with pytest.raises(ValueError, match=r"set config\.model\.path or"):
             PolicyEmbedder(Parts(policy=""))
 
@@ -229,7 +228,7 @@ def line_4(change):
     return lambda lines: "\n".join([*lines[:3], change(lines[3]), *lines[4:]]) + "\n"
 
 
-NO_POOL, LINE_4 = r"experiences\.jsonl is not an experience pool", r"experiences\.jsonl, line 4: "
+LINE_1, LINE_4 = r"experiences\.jsonl, line 1: ", r"experiences\.jsonl, line 4: "
 
 
 class TestDisk:
@@ -265,8 +264,9 @@ class TestDisk:
     @pytest.mark.parametrize(
         "change, message",
         [
-            *((changed(text), NO_POOL) for text in ("", "hello\n", "[1]\n", "\ud800")),
-            (changed('{"format": "something else"}\n'), NO_POOL),
+            (changed(""), "its first line says nothing"),
+            *((changed(text), LINE_1) for text in ("hello\n", "[1]\n", "\ud800")),
+            (changed('{"format": "something else"}\n'), LINE_1),
             *(
                 (line_4(lambda line, it=it: it), LINE_4)
                 for it in ('{"id": "x"', '{"id": "x"}', "3")
@@ -282,7 +282,7 @@ class TestDisk:
                     lambda lines, key=key: "\n".join(lines).replace(f'"{key}"', f'"{key}s"', 1),
                     rf"experiences\.jsonl, line 1: {key}: Field required",
                 )
-                for key in ("embedder", "size", "splits")
+                for key in ("size", "splits")
             ),
         ],
     )
@@ -291,21 +291,18 @@ class TestDisk:
         path = tmp_path / "experiences.jsonl"
         text = change(path.read_text().splitlines())
         path.write_bytes(text.encode(errors="surrogatepass"))
-        with pytest.raises(PoolError, match=message):
+        with pytest.raises(BrokenFile, match=message):
             loaded(tmp_path)
 
     def test_a_missing_file_is_named(self, tmp_path):
-        with pytest.raises(PoolError, match=r"experiences.jsonl does not exist"):
+        with pytest.raises(FileNotFoundError, match=r"experiences\.jsonl"):
             loaded(tmp_path)
 
-    def test_another_embedder_is_refused(self, tmp_path):
-        pool, other = pool_of(lesson(TEXTS[0])), pool_of(dims=64)
+    def test_another_embedder_reads_it_too(self, tmp_path):
+        pool, other = pool_of(*map(lesson, TEXTS)), pool_of(dims=64)
         pool.save(tmp_path)
-        message = "'hashed-ngrams-512.* this run embeds by 'hashed-ngrams-64"
-        for load, what in ((other.load, tmp_path), (other.load_state, pool.state())):
-            with pytest.raises(PoolError, match=message):
-                load(what)
-        assert len(other) == 0
+        other.load(tmp_path)
+        assert other.all() == pool.all() and nearest(other, TEXTS[2])[0][0].when == TEXTS[2]
 
 
 class TestExtraction:

@@ -14,7 +14,8 @@ from evolver.config.derived import originals_needed, synthetic_tasks
 from evolver.config.paths import resolve
 from evolver.files.workdir import read_tasks
 from evolver.llm import roles
-from evolver.navigating.experience_pool import PoolError, read_pool
+from evolver.navigating.experience_pool import read_pool
+from models.files import BrokenFile
 
 TASK_FILE = ".jsonl"  # the end of an `eval.split` that is a file of tasks
 
@@ -151,7 +152,7 @@ def leaks(config: ConfigDict, tasks: dict[str, list[Task]], held_out: list[Task]
     if config.navigating.enabled and path and resolve(path).is_dir():
         try:
             pool = read_pool(resolve(path))
-        except PoolError as error:
+        except (OSError, BrokenFile) as error:
             yield f"config.navigating.pool: {error}"
             return
         sources = set().union(*(experience["sources"] for experience in pool["experiences"]))
