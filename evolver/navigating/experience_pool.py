@@ -146,9 +146,9 @@ class ExperiencePool:
         experiences = self.all()
         cosine_N = np.round(self._vectors_ND @ vector_D, 6)
         order = np.argsort(-cosine_N, kind="stable")[: k + _TIES]
+        order = order[cosine_N[order] >= min_similarity]
         near = [(experiences[n], float(cosine_N[n])) for n in order]
-        near.sort(key=lambda pair: (-pair[1], pair[0].id))
-        return [pair for pair in near[:k] if pair[1] >= min_similarity]
+        return sorted(near, key=lambda pair: (-pair[1], pair[0].id))[:k]
 
     def _twin(self, experience: Experience, vector_D: np.ndarray) -> Experience | None:
         """Return the experience of the pool that says the same, None if there is none."""

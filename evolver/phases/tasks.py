@@ -11,7 +11,7 @@ from envs.profile import tools_of
 from envs.world import Observation, Task
 from evolver import alarms
 from evolver.build import Run, RunError
-from evolver.config.derived import originals_needed
+from evolver.config.derived import originals_needed, synthetic_tasks
 from evolver.config.paths import model_folder
 from evolver.llm.roles import policy_prompts, question_context
 from evolver.metrics import Metrics, timed
@@ -50,15 +50,14 @@ def look_ahead(run: Run) -> None:
     if not known:
         return
 
-    def tokens(observation: Observation, shown: bool) -> int:
-        opening = Opening(actor.tokenizer, observation, (), shown, actor.limits, actor.chat)
+    def tokens(seen: Observation) -> int:
+        opening = Opening(actor.tokenizer, seen, (), actor.show_tools, actor.limits, actor.chat)
         return len(actor.context(opening).prompt)
 
     try:
         with closing(run.make_world()) as world:
             seen = boundary.observation(world.reset(known[0], known[0].seed))
-        prompt = tokens(seen, actor.show_tools)
-        bare = tokens(Observation(seen.messages), actor.show_tools)
+        prompt, bare = tokens(seen), tokens(Observation(seen.messages))
         role = "tool" if seen.tools else "user"
         chat.observation(actor.tokenizer, [{"role": role, "content": ""}], closed=True)
     except chat.ChatError as error:
@@ -117,7 +116,7 @@ def explore(run: Run, step: int = 0) -> Metrics:
         metrics |= try_out(run, pool, new, step)
         # Only now: what was not tried would displace what is known to be solved, and may go itself.
         pool.shrink()
-    needed = round(c.share * run.config.rollout.tasks)
+    needed = synthetic_tasks(run.config)
     if len(pool.tasks) < needed:
         there = f"there are {len(pool.tasks)} synthetic tasks and a step needs {needed}"
         lower = "lower config.questioning.share"
