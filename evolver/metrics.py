@@ -65,30 +65,27 @@ def rollout_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
     their number."""
     stops = Counter(t.stop for t in trajectories)
     metrics: Metrics = {f"stop/{reason.value}": stops[reason] for reason in StopReason}
-    kinds: dict[str, list[Trajectory]] = {
-        "original": [],
-        "synthetic": [],
-        "guided": [],
-        "unguided": [],
+    kinds = {
+        "": trajectories,
+        "/original": [t for t in trajectories if t.task.origin == "original"],
+        "/synthetic": [t for t in trajectories if t.task.origin == "synthetic"],
+        "/guided": [t for t in trajectories if t.guided],
+        "/unguided": [t for t in trajectories if not t.guided],
     }
-    for t in trajectories:
-        kinds[t.task.origin].append(t)
-        kinds["guided" if t.guided else "unguided"].append(t)
-    for kind, members in {"": trajectories, **kinds}.items():
-        suffix = f"/{kind}" if kind else ""
+    for suffix, members in kinds.items():
         metrics[f"rollout/count{suffix}"] = len(members)
         if members:
             metrics[f"rollout/success{suffix}"] = mean(t.evaluation.success for t in members)
             metrics[f"rollout/score{suffix}"] = mean(t.outcome for t in members)
-    generated = [len(turn.completion.tokens) for t in trajectories for turn in t.turns]
-    metrics["rollout/turns"] = mean(len(t.turns) for t in trajectories)
-    metrics["rollout/tokens"] = sum(generated)
-    metrics["rollout/tokens_per_turn"] = mean(generated)
-    metrics["rollout/restarts"] = sum(bool(t.restarted) for t in trajectories)
-    metrics["rollout/parse_errors"] = mean(
-        bool(turn.info.get("parse_error")) for t in trajectories for turn in t.turns
-    )
-    return metrics
+    turns = [turn for t in trajectories for turn in t.turns]
+    generated = [len(turn.completion.tokens) for turn in turns]
+    return metrics | {
+        "rollout/turns": mean(len(t.turns) for t in trajectories),
+        "rollout/tokens": sum(generated),
+        "rollout/tokens_per_turn": mean(generated),
+        "rollout/restarts": sum(bool(t.restarted) for t in trajectories),
+        "rollout/parse_errors": mean(bool(turn.info.get("parse_error")) for turn in turns),
+    }
 
 
 def faults_of(metrics: Metrics) -> dict[str, float]:

@@ -47,8 +47,6 @@ def engine_problems(config: ConfigDict, mode: str) -> Iterator[str]:
             "config.engine.vllm.transfer=lora needs adapters, and config.lora.rank=0 trains none:"
             " set lora.rank"
         )
-    if config.hosts.count != 1:
-        yield "config.engine.name=vllm supports one process only: set config.hosts.count=1"
     yield from flags_problems(v.flags)
     if mode == "plan":
         return
