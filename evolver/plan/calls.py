@@ -111,8 +111,8 @@ def _counts(config: Any, originals: int, held_out: int) -> dict[str, Count]:
     queries = _retrievals(c, groups, held_out)
     # The embedder gets one text to learn the length of vectors, then queries and experiences.
     folder = resolve(n.pool)
-    texts = 1 + len(read_pool(folder)["experiences"]) if n.pool and folder.is_dir() else 1
-    texts += learnt * (1 if n.extractor.name == "contrast" else MOST)
+    given_texts = len(read_pool(folder)["experiences"]) if n.pool and folder.is_dir() else 0
+    texts = 1 + given_texts + learnt * (1 if n.extractor.name == "contrast" else MOST)
     return {
         "explorer": _exploration(c, "explorer", originals),
         "writer": _exploration(c, "writer", originals),
