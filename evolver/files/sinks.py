@@ -15,21 +15,21 @@ MAX_CHARS = 4000  # of one episode in it
 class Sinks:
     """The open logs of W&B and TensorBoard; either may be off."""
 
-    def __init__(self, workdir: Path, config: dict[str, Any], *, id: str, writes: bool = True):
-        """Open the logs that `config["log"]` asks for. id: W&B run to continue, "" for a new one.
+    def __init__(self, workdir: Path, config: Any, *, id: str, writes: bool = True):
+        """Open the logs that `config.log` asks for. id: W&B run to continue, "" for a new one.
         writes: False to open none. Raises OSError if W&B fails."""
         self.run: Any = None
         self.writer: Any = None
-        asked = config["log"]
-        if writes and asked["wandb"] != "off":
+        log = config.log
+        if writes and log.wandb != "off":
             import wandb
 
             self.wandb: Any = wandb
             try:
                 self.run = wandb.init(
-                    project=asked["project"], name=workdir.name, dir=str(workdir),
-                    mode=asked["wandb"], config=plain(config), id=id or None,
-                    group=asked["group"] or None, tags=list(asked["tags"]), resume="allow",
+                    project=log.project, name=workdir.name, dir=str(workdir),
+                    mode=log.wandb, config=plain(config.to_dict()), id=id or None,
+                    group=log.group or None, tags=list(log.tags), resume="allow",
                     settings=wandb.Settings(silent=True),
                 )  # fmt: skip
             except Exception as error:  # no key or no network: the client has many kinds of errors
@@ -37,7 +37,7 @@ class Sinks:
                     f"W&B did not start ({error}); config.log.wandb=offline needs neither key nor"
                     " network"
                 ) from None
-        if writes and asked["tensorboard"]:
+        if writes and log.tensorboard:
             from tensorboardX import SummaryWriter
 
             self.writer = SummaryWriter(str(workdir / "tensorboard"))

@@ -81,7 +81,7 @@ class Recorder:
         self._history = run.workdir.metrics()
         run.progress.begin(run.step)
         id = self.manifest["wandb"]
-        self.sinks = Sinks(run.workdir.path, c.to_dict(), id=id, writes=run.workdir.writes)
+        self.sinks = Sinks(run.workdir.path, c, id=id, writes=run.workdir.writes)
 
     def __enter__(self) -> Recorder:
         return self

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 from PIL import Image
 
 from envs.world import Evaluation, Task
@@ -306,7 +307,8 @@ def test_faults_are_counted_in_the_line_of_their_step_and_summed_on_a_terminal()
 
 def opened(folder: Path, wandb: str, id: str = "") -> Sinks:
     asked = {"wandb": wandb, "project": "p", "tensorboard": False, "group": "study"}
-    return Sinks(folder, {"seed": 1, "log": asked | {"tags": ("qa", "seed0")}}, id=id)
+    config = ConfigDict({"seed": 1, "log": asked | {"tags": ("qa", "seed0")}})
+    return Sinks(folder, config, id=id)
 
 
 def test_wandb_and_tensorboard_are_not_imported_unless_asked_for(tmp_path):
