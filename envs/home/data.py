@@ -6,18 +6,18 @@ import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-# fmt: off
-ROOMS = (
-    "Kitchen", "Bath", "Hall", "Attic", "Study", "Cellar", "Garage", "Porch", "Nursery", "Library",
-    "Pantry", "Lounge", "Office", "Sauna", "Studio", "Gym",
+from envs.desk.tools import names
+
+ROOMS = names(
+    "Kitchen Bath Hall Attic Study Cellar Garage Porch Nursery Library Pantry Lounge Office Sauna "
+    "Studio Gym"
 )
-PEOPLE = (
-    "Anna", "Bruno", "Cleo", "Dario", "Edith", "Fred", "Greta", "Hans", "Ines", "Joel", "Karin",
-    "Lars", "Marta", "Nils", "Olga", "Piet", "Quinn", "Ruth", "Stella", "Theo", "Ulla", "Viktor",
-    "Wanda", "Yusuf",
+PEOPLE = names(
+    "Anna Bruno Cleo Dario Edith Fred Greta Hans Ines Joel Karin Lars Marta Nils Olga Piet Quinn "
+    "Ruth Stella Theo Ulla Viktor Wanda Yusuf"
 )
-# fmt: on
 VALUES = {
     "lamp": ("Red", "Green", "Blue", "White", "Amber"),
     "heater": tuple(str(degrees) for degrees in range(15, 30)),
@@ -30,8 +30,7 @@ LETTERS = dict(zip(KINDS, "LHSBD", strict=True))  # of the ids of each kind
 N_ROOMS, N_PEOPLE = 5, 3
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """A device. A room has at most one of each kind."""
 
     id: str
@@ -42,8 +41,7 @@ class Device:
 @dataclass(frozen=True)
 class Data:
     """A home at the start of an episode. rooms: {id: name}. people: {name: id of the room}, at most
-    one in each room.
-    state: {device: value}."""
+    one in each room. state: {device: value}."""
 
     rooms: dict[str, str]
     people: dict[str, str]
@@ -52,10 +50,6 @@ class Data:
 
     def devices_in(self, room: str) -> list[Device]:
         return [device for device in self.devices.values() if device.room == room]
-
-    def room_named(self, name: str) -> str:
-        """Return the id of a room, "" if there is none of that name."""
-        return next((id for id, other in self.rooms.items() if other == name), "")
 
     def person_in(self, room: str) -> str:
         """Return who is in a room, "" for nobody."""
@@ -68,20 +62,16 @@ def data(seed: int) -> Data:
     rng = random.Random(f"home world {seed}")
     rooms = dict(zip(_ids("R" * N_ROOMS, rng), rng.sample(ROOMS, N_ROOMS), strict=True))
     people = dict(zip(rng.sample(PEOPLE, N_PEOPLE), rng.sample(list(rooms), N_PEOPLE), strict=True))
-    placed = [(kind, room) for room in rooms for kind in rng.sample(KINDS, rng.choice((3, 4)))]
+    placed: list[tuple[str, str]] = []
+    for room in rooms:
+        placed += [(kind, room) for kind in rng.sample(KINDS, rng.choice((3, 4)))]
     ids = _ids([LETTERS[kind] for kind, _ in placed], rng)
     devices = {id: Device(id, kind, room) for id, (kind, room) in zip(ids, placed, strict=True)}
-    return Data(
-        rooms,
-        people,
-        devices,
-        {device.id: rng.choice(VALUES[device.kind]) for device in devices.values()},
-    )
+    state = {device.id: rng.choice(VALUES[device.kind]) for device in devices.values()}
+    return Data(rooms, people, devices, state)
 
 
 def _ids(letters: Sequence[str], rng: random.Random) -> list[str]:
     """Return ids with these letters and different numbers."""
-    return [
-        f"{letter}{number}"
-        for letter, number in zip(letters, rng.sample(range(10, 100), len(letters)), strict=True)
-    ]
+    numbers = rng.sample(range(10, 100), len(letters))
+    return [f"{letter}{number}" for letter, number in zip(letters, numbers, strict=True)]

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+import random
 
-from envs.home.devices import HOMES, Home, tools_of
-from envs.home.tasks import split_tasks
-from envs.home.verify import verify
-from envs.toolcalls import parse, run_calls
-from envs.world import Evaluation, Observation, StepResult, Task, World
+from envs.desk.rules import House
+from envs.desk.verify import Answers, any_of
+from envs.desk.world import LEVELS, DeskWorld
+from envs.home.data import LETTERS, PEOPLE, ROOMS, VALUES
+from envs.home.devices import Home
+from envs.home.tasks import any_plan, templates
+from envs.world import Task
 
 SYSTEM = "You run a smart home."
-MAX_CALLS = 8  # in one turn
 
 
-class SmartHome(World):
-    """A home with rooms, people and devices, simulated in memory.
-
-    The agent writes one or several tool calls per turn (envs/toolcalls.py); a turn without a call
-    ends the episode, and its text is the answer. A call that cannot be parsed or is refused is
-    answered with a line "error: ...". The seed of `reset` has no effect: the task's own seed
-    selects the home.
-    """
+class SmartHome(DeskWorld):
+    """A home with rooms, people and devices, simulated in memory. In dev and test, every other one
+    of two changes is held out."""
 
     name = "home"
+    system = SYSTEM
+    tools = Home
+    answers = Answers(
+        (
+            r"\d+",
+            *(rf"{letter}\d+" for letter in ("r", *map(str.lower, LETTERS.values()))),
+            *map(any_of, (ROOMS, (*PEOPLE, "nobody"), *VALUES.values())),
+        )
+    )
 
     def __init__(
         self,
@@ -34,63 +39,15 @@ class SmartHome(World):
         rules: int | None = None,
         rarity: float = 0.1,
     ):
-        """`seed` draws the tasks. rules, rarity: the house, as `envs.house_rules.Family.house`
-        takes them; None = no house rules."""
-        self._sizes, self._seed = {"train": n_train, "dev": n_dev, "test": n_test}, seed
-        self.house = None if rules is None else HOMES.house(rules, rarity)
-        self._home: Home | None = None
-        self._verifier: dict[str, Any] = {}
-        self._answer: str | None = None
-        self._over = False
+        """See DeskWorld."""
+        super().__init__(n_train, n_dev, n_test, seed, rules=rules, rarity=rarity)
 
-    def tasks(self, split: str) -> list[Task]:
-        if split not in self._sizes:
-            raise ValueError(f"home has no split {split!r}; it has {', '.join(self._sizes)}")
-        tasks = split_tasks(split, self._sizes[split], self._seed, self.house)
-        return [Task.from_dict(task.to_dict()) for task in tasks]
-
-    def reset(self, task: Task, seed: int = 0) -> Observation:
-        if set(task.verifier) != {"changes", "answer"}:
-            raise ValueError(
-                f"task {task.id}: a verifier of home has the keys changes and answer, not "
-                f"{sorted(task.verifier)}"
-            )
-        self._home = Home(task.seed, self.house)
-        self._verifier, self._answer, self._over = task.verifier, None, False
-        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.query}]
-        return Observation(messages, tools_of(self.house))
-
-    def step(self, action: str) -> StepResult:
-        """Run the turn's calls. `info["calls"]` lists them in order, each with "result" and "ok"
-        (False = error)."""
-        home = self._open()
-        if self._over:
-            raise RuntimeError("the episode is over: reset the world first")
-        turn = parse(action)
-        messages, info = run_calls(turn, home.call, MAX_CALLS)
-        if not messages:
-            self._answer, self._over = turn.content, True
-        reward = self.evaluate().score if self._over else 0.0
-        return StepResult(messages, reward=reward, terminated=self._over, info=info)
-
-    def evaluate(self) -> Evaluation:
-        return verify(self._verifier, self._open().changes(), self._answer)
-
-    def snapshot(self) -> dict[str, Any]:
-        home = self._open()
-        state = {"seed": home.seed, "state": dict(home.state), "cleared": sorted(home.cleared)}
-        return state | {"verifier": self._verifier, "answer": self._answer, "over": self._over}
-
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        self._home = Home(snapshot["seed"], self.house)
-        self._home.state, self._home.cleared = dict(snapshot["state"]), set(snapshot["cleared"])
-        self._verifier, self._answer, self._over = (
-            snapshot["verifier"],
-            snapshot["answer"],
-            snapshot["over"],
-        )
-
-    def _open(self) -> Home:
-        if self._home is None:
-            raise RuntimeError("no episode: reset the world first")
-        return self._home
+    @classmethod
+    def own_task(cls, split: str, index: int, level: int, seed: int, house: House | None) -> Task:
+        rng = random.Random(f"home {split} task {index} {seed}")
+        own = templates(level)
+        pairs = [template for template in own if template.count(".set") == 2]
+        held_out = split != "train" and bool(pairs) and index // len(LEVELS) % 2 == 0
+        template = rng.choice(pairs if held_out else own)
+        plan = any_plan(split, rng, template, house, held_out=held_out)
+        return cls.task_of(plan, split, house)

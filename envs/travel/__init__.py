@@ -1,7 +1,6 @@
 """A small simulated travel agency: twelve tools with undocumented preconditions over a seeded
 SQLite database."""
 
-from envs.travel.verify import verify
 from envs.travel.world import SYSTEM, Travel
 
-__all__ = ["SYSTEM", "Travel", "verify"]
+__all__ = ["SYSTEM", "Travel"]

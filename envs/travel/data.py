@@ -1,26 +1,26 @@
-"""The seeded data of one travel agency, as dataclasses and as a SQLite image."""
+"""The seeded data of one travel agency, as rows and as a SQLite image."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 import sqlite3
 from dataclasses import dataclass
+from typing import NamedTuple
 
-# fmt: off
-CITIES = (
-    "Rome", "Paris", "Oslo", "Cairo", "Lima", "Tokyo", "Delhi", "Berlin", "Madrid", "Lisbon",
-    "Vienna", "Prague", "Athens", "Dublin", "London", "Milan", "Seoul", "Sydney", "Boston",
-    "Dallas", "Miami", "Quito", "Havana", "Geneva",
+from envs.desk.tools import names
+
+CITIES = names(
+    "Rome Paris Oslo Cairo Lima Tokyo Delhi Berlin Madrid Lisbon Vienna Prague Athens Dublin "
+    "London Milan Seoul Sydney Boston Dallas Miami Quito Havana Geneva"
 )
-NAMES = (
-    "Ann", "Ben", "Carl", "Dora", "Emma", "Finn", "Gina", "Hugo", "Iris", "Jack", "Kate", "Leo",
-    "Mia", "Nina", "Omar", "Paul", "Rosa", "Sam", "Tina", "Uma", "Vera", "Will", "Yara", "Zoe",
-    "Adam", "Bella", "Clara", "David", "Elsa", "Felix", "Grace", "Henry", "Ida", "Jonas", "Laura",
-    "Marco", "Nora", "Oscar", "Peter", "Sara",
+NAMES = names(
+    "Ann Ben Carl Dora Emma Finn Gina Hugo Iris Jack Kate Leo Mia Nina Omar Paul Rosa Sam Tina Uma "
+    "Vera Will Yara Zoe Adam Bella Clara David Elsa Felix Grace Henry Ida Jonas Laura Marco Nora "
+    "Oscar Peter Sara"
 )
-# fmt: on
-DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+DAYS = names("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 TIMES = ("morning", "noon", "evening")
 FARES = ("flex", "basic")
 CARDS = ("gold", "silver", "blue")
@@ -42,8 +42,7 @@ status TEXT)
 """
 
 
-@dataclass(frozen=True)
-class Passenger:
+class Passenger(NamedTuple):
     """A passenger. First names are unique within an agency."""
 
     id: str
@@ -51,8 +50,7 @@ class Passenger:
     card: str
 
 
-@dataclass(frozen=True)
-class Flight:
+class Flight(NamedTuple):
     """A flight from the agency's own city to another one."""
 
     id: str
@@ -63,16 +61,15 @@ class Flight:
     fare: str
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(NamedTuple):
     """A booking of a passenger on a flight."""
 
     id: str
     passenger: str
     flight: str
-    bag: int
-    seat: str  # "" = none
-    status: str  # "open" | "cancelled" | "refunded"
+    bag: int = 0
+    seat: str = ""  # "" = none
+    status: str = "open"  # "open" | "cancelled" | "refunded"
 
 
 @dataclass(frozen=True)
@@ -85,6 +82,10 @@ class Data:
     seats: dict[str, dict[str, str]]  # flight -> seat -> kind
     orders: dict[str, Order]
     spare: tuple[str, ...]
+
+    @property
+    def cities(self) -> list[str]:
+        return sorted({flight.city for flight in self.flights.values()})
 
     def flights_to(self, city: str) -> list[Flight]:
         return [flight for flight in self.flights.values() if flight.city == city]
@@ -105,10 +106,10 @@ class Data:
 def data(seed: int) -> Data:
     """Return the agency of a world seed. The same seed gives the same agency on every machine."""
     rng = random.Random(f"travel world {seed}")
-    names = rng.sample(NAMES, N_PASSENGERS)
+    drawn = rng.sample(NAMES, N_PASSENGERS)
     passengers = {
         id: Passenger(id, name, rng.choice(CARDS))
-        for id, name in zip(_ids("P", rng, N_PASSENGERS), names, strict=True)
+        for id, name in zip(_ids("P", rng, N_PASSENGERS), drawn, strict=True)
     }
     flights = _flights(rng)
     seats = {id: _seats(rng) for id in flights}
@@ -119,20 +120,16 @@ def data(seed: int) -> Data:
         # Rome" is unambiguous.
         while True:
             passenger, flight = rng.choice(list(passengers)), rng.choice(list(flights.values()))
-            booked = [
-                flights[order.flight].city
-                for order in orders.values()
-                if order.passenger == passenger
-            ]
-            if len(booked) < 3 and flight.city not in booked:
+            own = [order for order in orders.values() if order.passenger == passenger]
+            if len(own) < 3 and flight.city not in [flights[order.flight].city for order in own]:
                 break
         seat = ""
         if rng.random() < 0.25:
-            seat = rng.choice(
-                [s for r in "123456789" for s in (f"{r}A", f"{r}C") if s not in seats[flight.id]]
-            )
-            seats[flight.id][seat] = SEATS[seat[1]]
-        orders[id] = Order(id, passenger, flight.id, int(rng.random() < 0.25), seat, "open")
+            taken = seats[flight.id]
+            both = [row + letter for row, letter in itertools.product("123456789", "AC")]
+            seat = rng.choice([seat for seat in both if seat not in taken])
+            taken[seat] = SEATS[seat[1]]
+        orders[id] = Order(id, passenger, flight.id, int(rng.random() < 0.25), seat)
     return Data(passengers, flights, seats, orders, tuple(order_ids[N_ORDERS:]))
 
 
@@ -140,28 +137,20 @@ def data(seed: int) -> Data:
 def image(seed: int) -> bytes:
     """Return the serialized SQLite database of a world seed."""
     agency = data(seed)
+    seats: list[tuple[str, str, str]] = []
+    for flight, kinds in agency.seats.items():
+        seats += [(flight, seat, kind) for seat, kind in kinds.items()]
+    tables = {
+        "passengers": [*agency.passengers.values()],
+        "flights": [*agency.flights.values()],
+        "seats": seats,
+        "orders": [*agency.orders.values()],
+    }
     connection = sqlite3.connect(":memory:")
     connection.executescript(SCHEMA)
-    connection.executemany(
-        "INSERT INTO passengers VALUES (?,?,?)",
-        [(p.id, p.name, p.card) for p in agency.passengers.values()],
-    )
-    connection.executemany(
-        "INSERT INTO flights VALUES (?,?,?,?,?,?)",
-        [(f.id, f.city, f.day, f.time, f.price, f.fare) for f in agency.flights.values()],
-    )
-    connection.executemany(
-        "INSERT INTO seats VALUES (?,?,?)",
-        [
-            (flight, seat, kind)
-            for flight, seats in agency.seats.items()
-            for seat, kind in seats.items()
-        ],
-    )
-    connection.executemany(
-        "INSERT INTO orders VALUES (?,?,?,?,?,?)",
-        [(o.id, o.passenger, o.flight, o.bag, o.seat, o.status) for o in agency.orders.values()],
-    )
+    for table, rows in tables.items():
+        marks = ",".join("?" * len(rows[0]))
+        connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
     connection.commit()
     image = connection.serialize()
     connection.close()
@@ -181,13 +170,9 @@ def _flights(rng: random.Random) -> dict[str, Flight]:
         n = rng.choice((2, 3))
         days, prices = rng.sample(DAYS, n), rng.sample(range(30, 100), n)
         for day, price in zip(days, prices, strict=True):
-            flights.append(
-                Flight(next(ids), city, day, rng.choice(TIMES), price, rng.choice(FARES))
-            )
-    return {
-        flight.id: flight
-        for flight in sorted(flights, key=lambda flight: (flight.price, flight.id))
-    }
+            time, fare = rng.choice(TIMES), rng.choice(FARES)
+            flights.append(Flight(next(ids), city, day, time, price, fare))
+    return {flight.id: flight for flight in sorted(flights, key=lambda f: (f.price, f.id))}
 
 
 def _seats(rng: random.Random) -> dict[str, str]:

@@ -35,13 +35,17 @@ class Family:
     """The houses of a world.
 
     name: seeds its houses. desk: {desk call: share of the operations of all houses that want it};
-    the other operations
-    want none. tools: {tool: its operation}; tools of one operation want the same desk call.
+    the other operations want none. tools: {tool: its operation}; tools of one operation want the
+    same desk call. subject, id: what a desk call is made for, and what its argument is, for the
+    descriptions of the tools. refusal: the error of an operation without its desk call.
     """
 
     name: str
     desk: Mapping[str, float]
     tools: Mapping[str, str]
+    subject: str
+    id: str
+    refusal: str = "not ready"
 
     @property
     def operations(self) -> tuple[str, ...]:
@@ -84,6 +88,10 @@ class Family:
             )
             if wants not in self._reserved:
                 return House(wants, self)
+
+    def any_desk(self, rng: random.Random) -> str:
+        """Draw a desk call, a common one most often."""
+        return rng.choices(list(self.desk), list(self.desk.values()))[0]
 
     @functools.cached_property
     def _reserved(self) -> frozenset[tuple[str, ...]]:
