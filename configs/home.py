@@ -6,7 +6,7 @@ invented tasks alone.
     python run.py --config=configs/home.py                           # explore this one and train
 
 The arguments are those of the quickstart. Nothing says what this home wants done before a device is
-changed (`rules`, envs/house_rules.py). Bounds, stated before any measurement: avg@8 of the base
+changed (`rules`, envs/desk/rules.py). Bounds, stated before any measurement: avg@8 of the base
 policy at its best temperature at most 40, after training greedy and avg@8 at least 65, on 40
 held-out tasks with other words, homes and pairs of changes. All are met (docs/results.md).
 """

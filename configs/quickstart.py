@@ -16,7 +16,7 @@
 
 With self-questioning the policy trains on invented tasks alone, without it on the agency's own
 training tasks. Nothing says what this agency wants done before it changes an order (`rules`,
-envs/house_rules.py): the policy has only seen others. It is evaluated on tasks with other words,
+envs/desk/rules.py): the policy has only seen others. It is evaluated on tasks with other words,
 worlds and combinations of goals.
 
 docs/results.md has the scores to expect of all three mechanisms and the time that they take, and

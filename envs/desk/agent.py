@@ -16,12 +16,12 @@ descriptions, so that the policy reads the tasks of an explorer as well.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from envs.desk.plans import Plan, PlannedCall, Unfit, reply
+from envs.desk.plans import SPLITS, Plan, PlannedCall, Unfit, reply
 from envs.desk.rules import House
-from envs.desk.world import DeskWorld
+from envs.desk.world import LEVELS, DeskWorld
 from envs.hints import experience_block, hint_text, when_text
 from envs.toolcalls import call_text
 from envs.world import Task
@@ -48,7 +48,7 @@ class Careless:
     # not needed, and "swap" a call for that of `swaps`.
     heeding: ClassVar[Mapping[str, float]] = {}  # factor below an experience, 0.25 if not listed
     swaps: ClassVar[Mapping[str, str]] = {}
-    looks: ClassVar[frozenset[str]] = frozenset()  # tools whose calls can be skipped, as desk calls
+    looks: ClassVar[Sequence[str]] = ()  # tools whose calls can be skipped, as desk calls
     keeps = False  # a skipped call is made up for, and a wrong choice is kept after an error
 
     def __init__(
@@ -161,20 +161,27 @@ def odds(agent: type[Careless], care: float, hinted: bool) -> dict[str, float]:
 
 
 class Demonstrations:
-    """What is demonstrated in a world. A subclass defines `world`, `plan` and `similar`."""
+    """What is demonstrated in a world."""
 
-    world: ClassVar[type[DeskWorld]]
-    agent: ClassVar[type[Careless]] = Careless
+    def __init__(self, world: type[DeskWorld], agent: type[Careless] = Careless):
+        self.world, self.agent = world, agent
 
     def plan(self, rng: random.Random, plain: bool, house: House | None) -> tuple[Plan, Task]:
-        """Draw a task that no split has. plain: in the words of the tools' descriptions. Raises
-        Unfit."""
-        raise NotImplementedError
+        """Draw a task that no split has. plain: with a plain query. Raises Unfit."""
+        template = rng.choice(self.world.templates(rng.choice(LEVELS), plain=plain))
+        plan = self.world.planner.any_plan(SPLITS[-1], rng, template, house, plain=plain)
+        return plan, self.world.task_of(plan, house=house)
 
     def similar(self, plan: Plan, rng: random.Random, house: House | None) -> list[Plan]:
         """Return the plans whose experience is shown: one with the same goals in another world, and
         sometimes an unrelated one. May put the calls of `plan` into another order. Raises Unfit."""
-        raise NotImplementedError
+        any_plan, plain = self.world.planner.any_plan, plan.drawn["plain"]
+        plans = [any_plan(SPLITS[-1], rng, plan.template, house, **plan.drawn)]
+        if rng.random() < 0.2:
+            other = rng.choice(self.world.templates(rng.choice(LEVELS), plain=plain))
+            place = rng.randrange(2)
+            plans.insert(place, any_plan(SPLITS[-1], rng, other, house, plain=plain))
+        return plans
 
     def demonstrate(
         self,
@@ -191,8 +198,8 @@ class Demonstrations:
         in front of the query, and of a task in the words of the tools' descriptions. houses: draw a
         house for each demonstration, else there are no house rules. An agent that never slips shows
         houses only below an experience: without one, nothing tells which desk call comes next, and
-        copying is learned soonest where every token can be predicted. Returns {"messages": [{"role",
-        "content"}, ...], "success": bool, "difficulty": int, "template": str, "hinted": bool}.
+        copying is learned soonest where every token can be predicted. Returns {"messages",
+        "success", "difficulty", "template", "hinted"}.
         """
         if not 0 <= plain <= 1:
             raise ValueError(f"plain must be in [0, 1], not {plain}")

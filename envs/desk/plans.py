@@ -47,7 +47,7 @@ class Plan:
     calls: list[PlannedCall] = field(default_factory=list)
     wanted: Any = None
     answer: str | None = None
-    drawn: Any = None  # what else was drawn for it
+    drawn: dict[str, Any] = field(default_factory=dict)  # arguments of `Planner.write`
 
     @property
     def level(self) -> int:
@@ -59,9 +59,12 @@ class Plan:
 
 
 class Planner:
-    """Makes the calls of one task in its world, and words them by the descriptions of the tools, as
-    an explorer does that knows no phrases of the world (`envs.wording`): "Add a bag to an order:
-    order Ann Rome. Then get a quote for a flight: flight Milan noon. Reply with the last word."
+    """Makes the calls of one task in its world, and words them. A subclass defines `kind`, `ids`
+    and `reach`.
+
+    A plain query has the words of the tools' descriptions, as those of an explorer that knows no
+    phrases of the world (`envs.wording`): "Add a bag to an order: order Ann Rome. Then get a quote
+    for a flight: flight Milan noon. Reply with the last word."
     """
 
     kind: ClassVar[type[Tools]]
@@ -76,6 +79,55 @@ class Planner:
     @functools.cached_property
     def tools(self) -> Any:
         return self.kind(self.plan.seed, self.house)
+
+    @classmethod
+    def any_plan(
+        cls, split: str, rng: random.Random, template: str, house: House | None = None, **how: Any
+    ) -> Plan:
+        """Return a plan for a template in a world of a split, both drawn from `rng`. how: arguments
+        of `write`."""
+        while True:
+            seed = SPLITS.index(split) * WORLDS + rng.randrange(WORLDS)
+            try:
+                return cls(seed, rng, template, house).write(**how)
+            except Unfit:
+                continue
+
+    def write(self, *, plain: bool = False) -> Plan:
+        """Return the plan of the template. Raises Unfit."""
+        self.plan.drawn["plain"] = plain
+        targets, parts = [], []
+        for number, goal in enumerate(self.plan.template.split("+")):
+            self.goal = number
+            subject, _, wanted = goal.partition(".")
+            parts.append(self.reach(subject, wanted))
+            targets.append(len(self.plan.calls) - 1)
+        if plain:
+            goals = self.described(targets)
+            self.question(goals)
+            self.plan.query = self.joined(goals, self.plan.wanted or "")
+        else:
+            self.plan.query = self._sentences(parts)
+        if self.plan.answer and self.plan.answer in words(self.plan.query):
+            raise Unfit
+        return self.plan
+
+    def reach(self, subject: str, wanted: str) -> str:
+        """Make the calls of a goal and return its words: a request, or a question."""
+        raise NotImplementedError
+
+    def question(self, goals: Sequence[str]) -> None:
+        """Want something of the last answer of a plain query, unless `reach` has."""
+
+    def ask(self, wanted: str) -> None:
+        """Want a part of the last answer (`reply`)."""
+        self.plan.wanted, self.plan.answer = wanted, reply(wanted, self.texts[-1])
+
+    def _sentences(self, parts: list[str]) -> str:
+        """Return the query of requests and of questions after them."""
+        requests = [part for part in parts if not part.endswith("?")]
+        text = self.rng.choice((" and ", ", then ")).join(requests)
+        return " ".join([*filter(None, [sentence(text)]), *parts[len(requests) :]])
 
     def call(self, tool: str, /, *, again: bool = False, **arguments: str) -> None:
         """Make a call. One that was made is not repeated, or only if its answer has changed

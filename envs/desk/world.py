@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from envs.desk.plans import Plan, Unfit
+from envs.desk.plans import Plan, Planner, Unfit
 from envs.desk.rules import House
 from envs.desk.tools import Tools
 from envs.desk.verify import Answers, verify
@@ -17,7 +19,7 @@ LEVELS = (1, 2, 3, 4, 5, 6)  # numbers of calls in the shortest solution
 
 
 class DeskWorld(World):
-    """A small world of tools. A subclass defines the attributes below and `own_task`.
+    """A small world of tools. A subclass defines the attributes below.
 
     The agent writes one or several tool calls per turn (envs/toolcalls.py); a turn without a call
     ends the episode, and its text is the answer. A call that cannot be parsed or is refused is
@@ -28,6 +30,7 @@ class DeskWorld(World):
     system: ClassVar[str]
     tools: ClassVar[type[Tools]]
     answers: ClassVar[Answers]
+    planner: ClassVar[type[Planner]]
     rows: ClassVar[str] = "changes"  # the key of a verifier that holds the changes
 
     def __init__(
@@ -64,9 +67,17 @@ class DeskWorld(World):
         self._over = False
 
     @classmethod
+    def templates(cls, level: int, plain: bool = False) -> Sequence[str]:
+        """Return the templates of a level, as often as they should be drawn. plain: for plain
+        queries."""
+        raise NotImplementedError
+
+    @classmethod
     def own_task(cls, split: str, index: int, level: int, seed: int, house: House | None) -> Task:
         """Return the task of a split that has this index and level. `seed` draws it."""
-        raise NotImplementedError
+        rng = random.Random(f"{cls.name} {split} task {index} {seed}")
+        plan = cls.planner.any_plan(split, rng, rng.choice(cls.templates(level)), house)
+        return cls.task_of(plan, split, house)
 
     @classmethod
     def task_of(cls, plan: Plan, split: str = "train", house: House | None = None) -> Task:

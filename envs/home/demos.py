@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 from envs.desk.agent import MAX_CALLS, Careless, Demonstrations
-from envs.desk.plans import Plan
-from envs.desk.rules import House
-from envs.desk.world import LEVELS
 from envs.home.data import KINDS, PEOPLE, ROOMS, VALUES
 from envs.home.devices import CHANGES, DESK, LOOKS
-from envs.home.tasks import any_plan, templates
 from envs.home.world import SYSTEM, SmartHome
-from envs.world import Task
-
-SPLIT = "demonstrations"
 
 # Words that are copied from observations get one token each, so that copying takes one token for
 # every kind of id. So do the letters of ids: behind a space, "H" would be another token than behind
@@ -44,24 +36,4 @@ class Agent(Careless):
         return super().next()
 
 
-class Homes(Demonstrations):
-    """Tasks of homes that no split has."""
-
-    world, agent = SmartHome, Agent
-
-    def plan(self, rng: random.Random, plain: bool, house: House | None) -> tuple[Plan, Task]:
-        template = rng.choice(templates(rng.choice(LEVELS), plain=plain))
-        plan = any_plan(SPLIT, rng, template, house, plain=plain)
-        return plan, SmartHome.task_of(plan, house=house)
-
-    def similar(self, plan: Plan, rng: random.Random, house: House | None) -> list[Plan]:
-        kinds, plain = plan.drawn
-        plans = [any_plan(SPLIT, rng, plan.template, house, kinds=kinds, plain=plain)]
-        if rng.random() < 0.2:
-            other = rng.choice(templates(rng.choice(LEVELS), plain=plain))
-            place = rng.randrange(2)
-            plans.insert(place, any_plan(SPLIT, rng, other, house, plain=plain))
-        return plans
-
-
-demonstrate = Homes().demonstrate
+demonstrate = Demonstrations(SmartHome, Agent).demonstrate

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-import random
 import re
 from collections.abc import Sequence
 
-from envs.desk.plans import SPLITS, WORLDS, Plan, Planner, Unfit, reply, sentence, words
-from envs.desk.rules import House
+from envs.desk.plans import Plan, Planner, Unfit
 from envs.home.data import KINDS, VALUES
 from envs.home.devices import Home, change
 
@@ -74,67 +72,35 @@ def _calls(goal: str) -> int:
     return 1 + named * (wanted in _DEVICES) + (named or subject == "number") * (wanted == "set")
 
 
-def any_plan(
-    split: str,
-    rng: random.Random,
-    template: str,
-    house: House | None = None,
-    *,
-    plain: bool = False,
-    held_out: bool = False,
-    kinds: Sequence[str] = (),
-) -> Plan:
-    """Return a plan for a template in a world of a split, both drawn from `rng`.
-
-    plain: in the words of the tools' descriptions. held_out: for two changes of a pair of
-    `HELD_OUT`. kinds: of the devices of the goals, () = any.
-    """
-    while True:
-        world = SPLITS.index(split) * WORLDS + rng.randrange(WORLDS)
-        drawn = kinds or _kinds(template, held_out, rng)
-        try:
-            return _Planner(world, rng, template, house).write(drawn, plain)
-        except Unfit:
-            continue
-
-
-def _kinds(template: str, held_out: bool, rng: random.Random) -> Sequence[str]:
-    """Draw the kinds of the devices of the goals."""
-    while True:
-        kinds = rng.choice(HELD_OUT) if held_out else rng.choices(KINDS, k=1 + template.count("+"))
-        together = template.count(".set") == 2 and any(set(kinds) == set(pair) for pair in HELD_OUT)
-        if together == held_out and not ("same" in template and kinds[0] == kinds[1]):
-            return rng.sample(kinds, len(kinds))
-
-
-class _Planner(Planner):
+class Errands(Planner):
     """Makes the calls of one task in its home, and words them."""
 
-    ids = re.compile(r"[RLHSBD]\d\d")
     kind = Home
+    ids = re.compile(r"[RLHSBD]\d\d")
 
-    def write(self, kinds: Sequence[str], plain: bool) -> Plan:
-        plan, self.plain, self.unused = self.plan, plain, list(self.tools.data.rooms)
-        plan.drawn = kinds, plain
+    def write(
+        self, *, plain: bool = False, held_out: bool = False, kinds: Sequence[str] = ()
+    ) -> Plan:
+        """kinds: of the devices of the goals, () = any. held_out: two changes of a pair of
+        `HELD_OUT`."""
+        self.kinds = self.plan.drawn["kinds"] = kinds or self._kinds(held_out)
+        self.plain, self.unused = plain, list(self.tools.data.rooms)
         self.room = self.via = ""  # of the last goal: its id, and the name by which it was found
-        targets, parts = [], []
-        for self.goal, goal in enumerate(plan.template.split("+")):
-            subject, wanted = goal.split(".")
-            parts.append(self._goal(subject, wanted, kinds))
-            targets.append(len(plan.calls) - 1)
-        if plain:
-            plan.query = self.joined(self.described(targets), plan.wanted or "")
-        else:
-            plan.query = self._sentences(parts)
-        if plan.answer and plan.answer in words(plan.query):
-            raise Unfit
-        return plan
+        return super().write(plain=plain)
 
-    def _goal(self, subject: str, wanted: str, kinds: Sequence[str]) -> str:
-        """Make the calls of a goal and return its words."""
-        kind, data = kinds[self.goal], self.tools.data
+    def _kinds(self, held_out: bool) -> Sequence[str]:
+        """Draw the kinds of the devices of the goals."""
+        goals = self.plan.template.split("+")
+        while True:
+            kinds = self.rng.choice(HELD_OUT) if held_out else self.rng.choices(KINDS, k=len(goals))
+            pair = self.plan.template.count(".set") == 2 and set(kinds) in map(set, HELD_OUT)
+            if pair == held_out and not (goals[-1] == "same.set" and kinds[0] == kinds[1]):
+                return self.rng.sample(kinds, len(kinds))
+
+    def reach(self, subject: str, wanted: str) -> str:
+        kind, data = self.kinds[self.goal], self.tools.data
         if subject != "same":
-            needed = set(kinds) if "same" in self.plan.template else {kind}
+            needed = set(self.kinds) if "same" in self.plan.template else {kind}
             self.room = self._pick(needed, occupied=subject == "person" or wanted == "who")
         device = next((d.id for d in data.devices_in(self.room) if d.kind == kind), "")
         if subject in ("room", "person"):
@@ -148,8 +114,7 @@ class _Planner(Planner):
         if subject == "id":
             self.call("device", id=device)
         question, part = QUESTIONS[f"{subject}.{wanted}"]
-        self.plan.wanted = part or kind
-        self.plan.answer = reply(self.plan.wanted, self.texts[-1])
+        self.ask(part or kind)
         return question.format(kind=kind, it=it)
 
     def _set(self, kind: str, device: str, subject: str, it: str) -> str:
@@ -176,8 +141,3 @@ class _Planner(Planner):
             raise Unfit
         self.unused.remove(room := self.rng.choice(fitting))
         return room
-
-    def _sentences(self, parts: list[str]) -> str:
-        changes = [part for part in parts if not part.endswith("?")]
-        text = self.rng.choice((" and ", ", then ")).join(changes)
-        return " ".join([*filter(None, [sentence(text)]), *parts[len(changes) :]])

@@ -9,7 +9,7 @@ from envs.desk.verify import Answers, any_of
 from envs.desk.world import LEVELS, DeskWorld
 from envs.home.data import LETTERS, PEOPLE, ROOMS, VALUES
 from envs.home.devices import Home
-from envs.home.tasks import any_plan, templates
+from envs.home.tasks import Errands, templates
 from envs.world import Task
 
 SYSTEM = "You run a smart home."
@@ -22,6 +22,8 @@ class SmartHome(DeskWorld):
     name = "home"
     system = SYSTEM
     tools = Home
+    planner = Errands
+    templates = staticmethod(templates)
     answers = Answers(
         (
             r"\d+",
@@ -45,9 +47,9 @@ class SmartHome(DeskWorld):
     @classmethod
     def own_task(cls, split: str, index: int, level: int, seed: int, house: House | None) -> Task:
         rng = random.Random(f"home {split} task {index} {seed}")
-        own = templates(level)
+        own = cls.templates(level)
         pairs = [template for template in own if template.count(".set") == 2]
         held_out = split != "train" and bool(pairs) and index // len(LEVELS) % 2 == 0
         template = rng.choice(pairs if held_out else own)
-        plan = any_plan(split, rng, template, house, held_out=held_out)
+        plan = cls.planner.any_plan(split, rng, template, house, held_out=held_out)
         return cls.task_of(plan, split, house)

@@ -23,6 +23,7 @@ from collections import Counter
 from typing import Any
 
 from envs.desk import Family, House, Refused, Tools, tool
+from envs.desk.tools import names
 from envs.travel.data import Order, data, image
 
 # Desk call -> the share of the operations of all houses that want it. The other operations want
@@ -33,6 +34,7 @@ DESK = {
     **dict.fromkeys(("weigh", "seal"), 0.03),
     **dict.fromkeys(("punch", "clip"), 0.01),
 }
+LOOKS = names("flights people quote orders order seats")  # tools that change nothing
 FAMILY = Family(
     "travel",
     DESK,

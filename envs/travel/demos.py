@@ -1,5 +1,8 @@
-"""Demonstrations in travel agencies (envs/desk/agent.py). The agent books without a quote, takes the
-first row of a list, cancels instead of refunding, or answers with another column."""
+"""Demonstrations in travel agencies (envs/desk/agent.py).
+
+The agent books without a quote, takes the first row of a list, cancels instead of refunding, or
+answers with another column.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ from typing import Any
 from envs.desk.agent import Careless, Demonstrations
 from envs.desk.plans import WORLDS, Plan, reply
 from envs.desk.rules import House
+from envs.desk.tools import names
 from envs.desk.world import LEVELS
 from envs.travel import plain as plain_tasks
 from envs.travel import tasks
-from envs.travel.agency import DESK
+from envs.travel.agency import DESK, LOOKS
 from envs.travel.data import CARDS, CITIES, DAYS, FARES, NAMES, SEATS, TIMES, data
 from envs.travel.plain import PREFIX
 from envs.travel.profile import attributes
@@ -56,39 +60,23 @@ def reserved() -> frozenset[tuple[int, str]]:
     return frozenset((task.seed, task.query) for task in itertools.chain(*own))
 
 
+# Goals, in combinations of which the policy learns to combine goals in general.
+SEGMENTS = names(
+    "book order.bag order.seat order.drop order.name order.to order.bag.seat order.bag.drop "
+    "order.bag.name order.bag.to order.seat.bag order.seat.drop order.seat.name order.seat.to "
+    "trip.bag trip.seat trip.drop trip.bag.seat trip.bag.drop trip.seat.bag trip.seat.drop "
+    "book.bag book.seat book.bag.seat book.seat.bag city.flights passenger.card passenger.orders"
+)
+ASKS = (".name", ".to", ".flights", ".card", ".orders")
+
+
 @functools.cache
 def compositions() -> tuple[str, ...]:
-    """Return all templates of one or two segments except the held-out ones. They are more than the
-    tasks use, so that the policy learns to combine goals in general."""
-    asks = {
-        "order": ("name", "to"),
-        "trip": (),
-        "book": (),
-        "city": ("flights",),
-        "passenger": ("card", "orders"),
-    }
-    operations = {
-        "order": ("bag", "seat", "drop"),
-        "trip": ("bag", "seat", "drop"),
-        "book": ("bag", "seat"),
-    }
-    singles = ["book"]
-    for subject, ask in asks.items():
-        does = operations.get(subject, ())
-        all_of_it = (*does, *ask)
-        singles += [f"{subject}.{one}" for one in all_of_it]
-        pairs = itertools.product(does, all_of_it)
-        singles += [f"{subject}.{one}.{two}" for one, two in pairs if one not in (two, "drop")]
-    both = [
-        f"{one}+{two}"
-        for one, two in itertools.combinations_with_replacement(singles, 2)
-        if not (_asks(one) and _asks(two))
-    ]
-    return tuple(t for t in singles + both if frozenset(t.split("+")) not in held_out())
-
-
-def _asks(template: str) -> bool:
-    return template.endswith((".name", ".to", ".flights", ".card", ".orders"))
+    """Return all templates of one or two segments with one question at most, except the held-out
+    ones. They are more than the tasks use."""
+    pairs = itertools.combinations_with_replacement(SEGMENTS, 2)
+    both = ["+".join(pair) for pair in pairs if not all(one.endswith(ASKS) for one in pair)]
+    return tuple(t for t in (*SEGMENTS, *both) if frozenset(t.split("+")) not in held_out())
 
 
 def any_plan(
@@ -123,7 +111,7 @@ class Agent(Careless):
     # An experience lists the tools in order, but not which row to choose.
     heeding = {"choose": 0.5, "swap": 0.5, "answer": 0.5}
     swaps = {"cancel": "refund", "refund": "cancel"}
-    looks = frozenset(("flights", "people", "quote", "orders", "order", "seats"))
+    looks = LOOKS
     keeps = True
 
     def __init__(self, *args: Any):
@@ -231,8 +219,6 @@ class Agent(Careless):
 class Agencies(Demonstrations):
     """Tasks of training worlds."""
 
-    world, agent = Travel, Agent
-
     def plan(self, rng: random.Random, plain: bool, house: House | None) -> tuple[Plan, Task]:
         level, template = rng.choice(LEVELS), None
         if plain:
@@ -270,4 +256,4 @@ def _kind(tool: str) -> str:
     return "drop" if tool in Agent.swaps else tool
 
 
-demonstrate = functools.partial(Agencies().demonstrate, care=CARE)
+demonstrate = functools.partial(Agencies(Travel, Agent).demonstrate, care=CARE)

@@ -14,19 +14,38 @@ import itertools
 import math
 import random
 import re
+from collections.abc import Sequence
 
 from envs.desk.plans import Plan, Planner, Unfit, reply, words
 from envs.desk.rules import House
-from envs.travel.agency import Agency
-from envs.travel.data import data
+from envs.desk.tools import names
+from envs.travel.agency import LOOKS, Agency
+from envs.travel.data import Data
 from envs.travel.tasks import held_out
 
 PREFIX = "plain/"
 MOST_CALLS = 6
 
-_CHANGES = ("bag", "seat", "cancel", "refund", "move")
-_ASKS = ("flights", "quote", "people", "orders", "order", "seats")
-_LENGTHS = {"seat": 2, "move": 2, "": 2}  # calls of a tool besides those of `_looks`
+CHANGES = names(
+    "order.bag order.seat order.cancel order.refund order.move trip.bag trip.seat trip.cancel "
+    "trip.refund trip.move book"
+)
+ASKS = names(
+    "city.flights city.quote passenger.people passenger.orders order.order order.seats trip.order "
+    "trip.seats"
+)
+SAME = names("same.bag same.seat same.cancel same.refund same.move same.order same.seats")
+# The look-ups of subjects and of tools, which other goals may share, and the calls of a tool
+# besides them.
+_LOOKS = {
+    "order": {"order"},
+    "trip": {"people", "orders"},
+    "book": {"people", "flights"},
+    "orders": {"people"},
+    "quote": {"flights"},
+    "move": {"flights"},
+}
+_LENGTHS = {"seat": 2, "move": 2, "": 2}
 _WEIGHTS = {"quote": 3, "flights": 2, "": 3}  # how often a goal is shown, compared to the others
 # Tool -> its name in the written templates.
 _WRITTEN = {"cancel": "drop", "refund": "drop", "people": "card", "order": "name"}
@@ -39,14 +58,9 @@ def templates(calls: int) -> tuple[str, ...]:
 
     Pairs that the held-out templates of the tasks combine are left out.
     """
-    pairs = list(itertools.product(("order", "trip"), _CHANGES))
-    changes = [*map(".".join, pairs), "book"]
-    asks = ["city.flights", "city.quote", "passenger.people", "passenger.orders"]
-    asks += map(".".join, itertools.product(("order", "trip"), ("order", "seats")))
-    same = [f"same.{tool}" for tool in (*_CHANGES, "order", "seats")]
-    both = map("+".join, itertools.product(changes, changes + asks + same))
+    pairs = map("+".join, itertools.product(CHANGES, CHANGES + ASKS + SAME))
     shown: list[str] = []
-    for name in [*(changes + asks) * 3, *both]:
+    for name in [*(CHANGES + ASKS) * 3, *pairs]:
         if _length(name) == calls and _written(name) not in held_out():
             weights = [_WEIGHTS.get(goal.partition(".")[2], 1) for goal in name.split("+")]
             shown += [PREFIX + name] * math.prod(weights)
@@ -57,18 +71,10 @@ def _length(template: str) -> int:
     """Return the number of calls of a solution whose goals share no look-up, or `MOST_CALLS` if
     they have to."""
     goals = [goal.partition(".") for goal in template.split("+")]
-    looks = [_looks(subject, tool) for subject, _, tool in goals]
+    looks = [(_LOOKS.get(s, set()) | _LOOKS.get(t, set())) - {t} for s, _, t in goals]
     most = sum(_LENGTHS.get(tool, 1) for _, _, tool in goals) + sum(map(len, looks))
     least = most - len(set.intersection(*looks)) * (len(looks) - 1)
     return MOST_CALLS if least <= MOST_CALLS < most else most
-
-
-def _looks(subject: str, tool: str) -> set[str]:
-    """Return the look-ups of a goal which another goal may share."""
-    looks = {"trip": {"people", "orders"}, "book": {"people", "flights"}}.get(subject, set())
-    looks = looks | ({"order"} if subject == "order" and tool != "order" else set())
-    looks |= {"people"} if tool == "orders" else set()
-    return looks | ({"flights"} if tool in ("quote", "move") else set())
 
 
 def _written(template: str) -> frozenset[str]:
@@ -87,40 +93,31 @@ def _written(template: str) -> frozenset[str]:
 def plan(world: int, rng: random.Random, template: str, house: House | None = None) -> Plan:
     """Plan and word a task. Raises Unfit if none of many attempts fits the world."""
     for _ in range(20):
-        planner = _Planner(world, rng, template, house)
+        errand = _Errand(world, rng, template.removeprefix(PREFIX), house)
         try:
-            return planner.write()
+            plan = errand.write(plain=True)
         except Unfit:
             continue
         finally:
-            planner.tools.close()
+            errand.tools.close()
+        if plan.level <= MOST_CALLS:
+            plan.template = template
+            return plan
     raise Unfit(f"world {world} has nothing for {template}")
 
 
-class _Planner(Planner):
-    """Makes the calls of one task, and words them from what they showed."""
+class _Errand(Planner):
+    """Makes the calls of one task."""
 
     kind = Agency
     ids = re.compile(r"[FPO]\d\d|\d[ABC]")
+    order = person = city = ""  # of the last goal
 
-    def write(self) -> Plan:
-        self.data, plan = data(self.plan.seed), self.plan
-        self.order = self.person = self.city = ""  # of the last goal
-        targets = []
-        for self.goal, goal in enumerate(plan.template.removeprefix(PREFIX).split("+")):
-            subject, _, tool = goal.partition(".")
-            self._reach(subject, tool)
-            targets.append(len(plan.calls) - 1)
-        goals, text = self.described(targets), self.texts[-1]
-        if plan.tools[-1] in _ASKS:
-            plan.wanted = self._question(text, words(" ".join(goals)))
-            plan.answer = reply(plan.wanted, text)
-        plan.query = self.joined(goals, plan.wanted or "")
-        if plan.level > MOST_CALLS:
-            raise Unfit
-        return plan
+    @property
+    def data(self) -> Data:
+        return self.tools.start
 
-    def _reach(self, subject: str, tool: str) -> None:
+    def reach(self, subject: str, tool: str) -> str:
         if tool == "quote":
             self.call("quote", flight=self._flight())
         elif subject == "city":
@@ -135,6 +132,7 @@ class _Planner(Planner):
             self.call("order", id=self._order(subject, look=False), again=True)
         else:
             self._change(self._order(subject), tool)
+        return ""
 
     def _change(self, order: str, tool: str) -> None:
         """Change an order, or list its seats."""
@@ -194,12 +192,15 @@ class _Planner(Planner):
             self.city = self.rng.choice(self.data.cities)
         return self.city
 
-    def _question(self, text: str, stated: set[str]) -> str:
-        """Draw what to reply with from an answer, whose value the query must not hold."""
+    def question(self, goals: Sequence[str]) -> None:
+        """Draw what to reply with from the last answer, whose value the query must not hold."""
+        if self.plan.tools[-1] not in LOOKS:
+            return
+        text, stated = self.texts[-1], words(" ".join(goals))
         options = ["the first word", "the last word"]
         if "\n" in text:
             options = ["the number of lines"]
         options = [option for option in options if reply(option, text) not in stated]
         if not options:
             raise Unfit
-        return self.rng.choice(options)
+        self.ask(self.rng.choice(options))
