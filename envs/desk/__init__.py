@@ -13,8 +13,8 @@ docs/environments.md shows a whole world. `envs.travel` and `envs.home` are two 
 from envs.desk.agent import Careless, Demonstrations
 from envs.desk.plans import Plan, Planner, Unfit
 from envs.desk.rules import Family, House
-from envs.desk.tools import Refused, Tools, tool
-from envs.desk.verify import Answers
+from envs.desk.tools import Refused, Tools, names, tool
+from envs.desk.verify import Answers, any_of
 from envs.desk.world import DeskWorld
 
 __all__ = [
@@ -29,5 +29,7 @@ __all__ = [
     "Refused",
     "Tools",
     "Unfit",
+    "any_of",
+    "names",
     "tool",
 ]

@@ -256,4 +256,5 @@ def _kind(tool: str) -> str:
     return "drop" if tool in Agent.swaps else tool
 
 
-demonstrate = functools.partial(Agencies(Travel, Agent).demonstrate, care=CARE)
+AGENCIES = Agencies(Travel, Agent)
+demonstrate = functools.partial(AGENCIES.demonstrate, care=CARE)

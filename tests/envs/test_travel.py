@@ -1,8 +1,7 @@
 """The travel agency: success depends on the final state and the answer only, and inaction never
-succeeds."""
+succeeds. What it shares with other worlds is in test_desk.py."""
 
 import collections
-import itertools
 import json
 import random
 import re
@@ -13,29 +12,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envs
-from envs.hints import hint_text, when_text
-from envs.probed import cells
+from envs.desk.plans import WORLDS, Unfit
+from envs.desk.tools import required
+from envs.desk.verify import verify
+from envs.hints import when_text
 from envs.toolcalls import call_text, parse
-from envs.travel import SYSTEM, Travel, plain, verify
-from envs.travel.agency import TOOLS, arguments_of
+from envs.travel import SYSTEM, Travel, demos, plain
+from envs.travel.agency import Agency
 from envs.travel.data import data, image
-from envs.travel.demos import SLIPS, compositions, demonstrate, demonstration, odds, reserved
-from envs.travel.profile import OPERATIONS, PROFILE, QUESTIONS, describe
-from envs.travel.tasks import (
-    HELD_OUT,
-    LEVELS,
-    TEMPLATES,
-    WORLDS,
-    Unfit,
-    generate,
-    is_training_world,
-    task_of,
+from envs.travel.demos import compositions, demonstrate, reserved
+from envs.travel.profile import (
+    PHRASES,
+    PROFILE,
+    QUESTIONS,
+    attributes,
+    flight_phrases,
+    trip_phrases,
 )
-from envs.travel.verify import answers
+from envs.travel.tasks import HELD_OUT, TEMPLATES, held_out, plan
 from envs.world import Task
 
 SPLITS = ("train", "dev", "test")
-ARGUMENTS = arguments_of(TOOLS)
+ARGUMENTS = required(Agency.schemas)
+LEVELS = tuple(TEMPLATES)
 CHANGING = {"book", "cancel", "refund", "seat", "bag", "move"}
 
 
@@ -161,11 +160,12 @@ def test_progress_grows_with_the_goal_and_shrinks_with_damage(world, tasks):
         seen.append(world.evaluate().components["progress"])
     assert seen == sorted(seen) and seen[0] == 0.0 and 0.5 in seen and seen[-1] == 1.0
     wrong = [["orders", "O00", "bag", 0, 1]]
-    assert verify(task.verifier, task.verifier["state"] + wrong, None).components["progress"] == 0.5
-    assert verify(task.verifier, wrong, None).components["progress"] == 0.0
-    assert not verify(
-        {"state": [], "answer": None}, [], "done"
-    ).success  # a task without a goal never succeeds
+    state = task.verifier["state"]
+    for reached, progress in ((state + wrong, 0.5), (wrong, 0.0)):
+        graded = verify(state, reached, None, None, Travel.answers)
+        assert graded.components["progress"] == progress and not graded.success
+    # A task without a goal never succeeds.
+    assert not verify([], [], None, "done", Travel.answers).success
 
 
 def test_the_path_does_not_matter(world, tasks):
@@ -204,32 +204,29 @@ def test_two_bookings_in_either_order_make_the_same_difference():
     assert differences[0] == differences[1] and len(differences[0]) == 2
 
 
-def test_splits_are_stable_graded_and_disjoint(tasks):
+def test_a_third_of_dev_and_test_is_held_out(tasks):
     assert {split: len(found) for split, found in tasks.items()} == {
         "train": 64,
         "dev": 48,
         "test": 96,
     }
-    assert [task.id for task in tasks["train"]][3] == "travel/train/0003"
     assert len({task.id for task in every(tasks)}) == len(every(tasks))
-    worlds = {split: {task.seed for task in found} for split, found in tasks.items()}
-    for one, other in itertools.combinations(SPLITS, 2):
-        assert not worlds[one] & worlds[other]
-    assert all(is_training_world(seed) for seed in worlds["train"])
-    assert not any(is_training_world(seed) for seed in worlds["dev"] | worlds["test"])
     for found in tasks.values():
         assert {task.difficulty for task in found} == set(LEVELS)
-    held_out = {template for found in HELD_OUT.values() for template in found}
-    assert not held_out & {template for found in TEMPLATES.values() for template in found}
-    assert not held_out & {task.meta["template"] for task in tasks["train"]}
+    held = {template for found in HELD_OUT.values() for template in found}
+    assert not held & {template for found in TEMPLATES.values() for template in found}
+    assert not held & {task.meta["template"] for task in tasks["train"]}
     for split in ("dev", "test"):
-        share = sum(task.meta["template"] in held_out for task in tasks[split]) / len(tasks[split])
+        share = sum(task.meta["template"] in held for task in tasks[split]) / len(tasks[split])
         assert 0.2 <= share <= 0.35
-    # A smaller split is a prefix of a larger one, and another seed gives other tasks.
-    assert Travel(n_train=10).tasks("train") == tasks["train"][:10]
-    assert Travel(seed=1).tasks("train") != tasks["train"]
-    with pytest.raises(ValueError, match="no split"):
-        Travel().tasks("nope")
+
+
+def test_all_tasks_may_be_of_one_level():
+    for split in ("train", "dev"):
+        found = Travel(n_train=8, n_dev=8, rules=0, level=4).tasks(split)
+        assert {task.difficulty for task in found} == {4}
+    with pytest.raises(ValueError, match="one of 1, 2, 3, 4, 5, 6, or 0 for all, not 7"):
+        Travel(level=7)
 
 
 def test_queries_are_short_and_worded_in_several_ways(tasks):
@@ -237,15 +234,14 @@ def test_queries_are_short_and_worded_in_several_ways(tasks):
     rng = random.Random(0)
     for level in LEVELS:
         for template in TEMPLATES[level] + HELD_OUT[level]:
-            queries = {when_text(generate(i % 40, rng, template=template).query) for i in range(30)}
+            queries = {when_text(plan(i % 40, rng, template=template).query) for i in range(30)}
             assert len(queries) >= 4, template
-    for operation in OPERATIONS:
-        assert len(operation["phrases"]) >= 4
+    assert all(len(phrases) >= 4 for phrases in PHRASES.values())
 
 
 def test_tasks_from_the_generator_are_deterministic_and_solvable(world):
     for seed in range(60):
-        one, other = (generate(seed, random.Random(seed)) for _ in range(2))
+        one, other = (Travel.task_of(plan(seed, random.Random(seed))) for _ in range(2))
         assert one == other
         assert Task.from_dict(json.loads(json.dumps(one.to_dict()))) == one
         assert play(world, one, one.reference).success
@@ -265,50 +261,6 @@ def test_an_episode_opens_with_a_short_system_message(world, tasks):
     json.dumps(observation.to_dict())
 
 
-def test_the_same_task_gives_the_same_episode(tasks):
-    for task in tasks["train"][:12]:
-        one, other = Travel(), Travel()
-        assert one.reset(task, 0) == other.reset(task, 0)
-        assert [one.step(turn) for turn in task.reference] == [
-            other.step(turn) for turn in task.reference
-        ]
-        assert one.snapshot() == other.snapshot()
-
-
-def test_snapshots_restore_in_any_instance(tasks):
-    for task in tasks["dev"]:
-        one = Travel()
-        one.reset(task)
-        for i, turn in enumerate(task.reference):
-            saved = json.loads(json.dumps(one.snapshot()))
-            other = Travel()
-            other.restore(saved)
-            assert other.evaluate() == one.evaluate() and other.difference() == one.difference()
-            rest = [other.step(turn) for turn in task.reference[i:]]
-            assert other.evaluate().success
-            other.restore(saved)
-            assert [other.step(turn) for turn in task.reference[i:]] == rest
-            one.step(turn)
-        finished = one.snapshot()
-        one.reset(tasks["dev"][0])
-        one.restore(finished)
-        assert one.evaluate().success
-        with pytest.raises(RuntimeError, match="over"):
-            one.step("more")
-
-
-def test_a_world_must_be_reset_first(tasks):
-    for use in ("evaluate", "snapshot", "difference"):
-        with pytest.raises(RuntimeError, match="reset"):
-            getattr(Travel(), use)()
-    with pytest.raises(RuntimeError, match="reset"):
-        Travel().step("done")
-    with pytest.raises(ValueError, match="verifier"):
-        Travel().reset(Task("t", "travel", "q"))
-    with pytest.raises(ValueError, match="malformed"):
-        Travel(malformed="maybe")
-
-
 def test_malformed_turns_are_answered_or_end_the_episode():
     broken = "<tool_call>\n{nope}\n</tool_call>"
     world = Travel()
@@ -321,6 +273,10 @@ def test_malformed_turns_are_answered_or_end_the_episode():
     strict.reset(free_task())
     result = strict.step(broken)
     assert result.info["parse_error"] and result.terminated and result.messages
+    with pytest.raises(ValueError, match="malformed"):
+        Travel(malformed="maybe")
+    with pytest.raises(RuntimeError, match="reset"):
+        Travel().difference()
     many = world.step(call_text("people", {"name": "x"}) * 9)
     assert len(many.info["calls"]) == 8 and "at most" in many.messages[-1]["content"]
 
@@ -550,7 +506,7 @@ def test_worlds_are_seeded_and_unambiguous():
     ],
 )
 def test_an_answer_names_one_value_of_its_type(text, expected, right):
-    assert answers(text, expected) is right
+    assert Travel.answers.accept(text, expected) is right
 
 
 # The profile.
@@ -565,221 +521,124 @@ def test_the_profile_covers_the_tools_and_its_slots_fit():
     assert "phrases" not in json.dumps(
         PROFILE
     )  # explorers do not know the words of the hand-written tasks
-    for operation in OPERATIONS:
-        assert list(operation["arguments"]) == ARGUMENTS[operation["tool"]]
-        assert set(operation["arguments"].values()) <= set(kinds)
-        for phrase in operation["phrases"]:
+    tools = {"drop": "cancel"}
+    for operation, phrases in PHRASES.items():
+        for phrase in phrases:
             slots = {name for _, name, _, _ in string.Formatter().parse(phrase) if name}
-            assert slots == set(operation["arguments"])
-    for question in QUESTIONS:
-        assert question["attribute"] in kinds[question["entity"]]["attributes"]
-        assert set(question["tools"]) <= set(ARGUMENTS)
-        assert all("{it}" in text for text in question["phrases"] + question["questions"])
+            assert slots == set(ARGUMENTS[tools.get(operation, operation)]) <= set(kinds)
+    for (entity, attribute), texts in QUESTIONS.items():
+        assert attribute in kinds[entity]["attributes"]
+        assert all("{it}" in text for text in texts[0] + texts[1])
 
 
-def test_descriptions_name_one_entity_each():
+def test_phrases_name_one_entity_each():
     for seed in range(30):
         agency = data(seed)
-        kinds = {"flight": agency.flights, "passenger": agency.passengers, "order": agency.orders}
-        for kind, ids in kinds.items():
-            texts = [
-                phrase["text"] for id in ids for phrase in describe(agency, kind, id)["phrases"]
-            ]
-            assert len(set(texts)) == len(texts)
-            attributes = next(entity for entity in PROFILE["entities"] if entity["name"] == kind)[
-                "attributes"
-            ]
-            for id in ids:
-                described = describe(agency, kind, id)
-                assert set(attributes) <= set(described)
-                assert kind == "order" or not any(
-                    id in phrase["text"] for phrase in described["phrases"]
-                )
-    assert (
-        describe(agency, "order", "O00") == {}
-        and describe(agency, "seat", "9Z", {"order": "O00"}) == {}
-    )
+        for ids, phrases in ((agency.flights, flight_phrases), (agency.orders, trip_phrases)):
+            texts = [(id, text) for id in ids for text in phrases(agency, id)]
+            assert len({text for _, text in texts}) == len(texts)
+            assert not any(id in text for id, text in texts)
+        entities = {"city": agency.cities, "passenger": agency.passengers, "order": agency.orders}
+        for entity, ids in entities.items():
+            named = next(e for e in PROFILE["entities"] if e["name"] == entity)["attributes"]
+            assert all(set(named) <= set(attributes(agency, entity, id)) for id in ids)
 
 
-def test_orders_made_in_the_episode_are_named_relative_to_it():
-    session = Session()
-    flight, other = list(session.data.flights.values())[:2]
-    passenger = next(iter(session.data.passengers.values()))
-    session("people", name=passenger.name)
-    for n, chosen in enumerate((flight, other)):
-        session("flights", to=chosen.city)
-        session("quote", flight=chosen.id)
-        session("book", flight=chosen.id, passenger=passenger.id)
-        phrases = describe(
-            session.data, "order", session.data.spare[0], None, session.world._agency.orders()
-        )["phrases"]
-        expected = "it" if n == 0 else f"{passenger.name}'s new trip to {flight.city}"
-        assert phrases == [{"text": expected, "via": ["book"]}]
+def test_a_desk_call_needs_an_order_or_a_flight_and_is_remembered():
+    house = Agency.family.house(0, 0.1)
+    agency, desk = Agency(7, house), house.desk("bag")
+    order = next(iter(agency.start.orders))
+    assert agency.call(desk, {"id": "O00"}) == ("error: no such order or flight", False)
+    agency.call("order", {"id": order})
+    assert agency.call("bag", {"order": order}) == ("error: not cleared", False)
+    assert agency.call(desk, {"id": order}) == ("ok", True)
+    other = Agency.restored(agency.snapshot(), house)
+    assert other.call("bag", {"order": order})[1]
+    assert Agency(7).call(desk, {"id": order})[0].startswith("error: no such tool")
 
 
 # Demonstrations.
 
 
-def demos(n, **kwargs):
-    rng = random.Random(5)
-    return [demonstration(rng.randrange(60), rng, **kwargs) for _ in range(n)]
+def shown(n, **arguments):
+    return [demonstrate(random.Random(i), **arguments) for i in range(n)]
 
 
-def test_careful_demonstrations_succeed_and_careless_ones_mostly_do_not():
-    assert all(demo["success"] for demo in demos(100, care=1.0))
-    careless = demos(400)
-    assert 0.2 <= sum(demo["success"] for demo in careless) / 400 <= 0.4
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_careful_demonstrations_succeed_and_careless_ones_mostly_do_not(share):
+    assert all(demo["success"] for demo in shown(80, care=1.0, plain=share, hint=0.3))
+    careless, heeding = (shown(200, plain=share, hint=hint) for hint in (0.0, 1.0))
+    assert 0.2 <= sum(demo["success"] for demo in careless) / 200 <= 0.45
+    assert 0.55 <= sum(demo["success"] for demo in heeding) / 200 <= 0.8
     by_level = collections.defaultdict(list)
     for demo in careless:
         by_level[demo["difficulty"]].append(demo["success"])
     assert set(by_level) == set(LEVELS) and all(any(found) for found in by_level.values())
-    heeding = demos(200, hint=1.0)
-    assert 0.55 <= sum(demo["success"] for demo in heeding) / 200 <= 0.8
-    assert all(0 < p < 1 for p in odds(0.15, False).values()) and set(odds(0, True)) == set(SLIPS)
+    ends = [
+        demo["messages"][-1]["content"]
+        for demo in careless
+        if demo["template"] == "plain/passenger.people"
+    ]
+    assert not share or {"done"} < set(ends) <= {"done", "gold", "silver", "blue"} | set(ends)
 
 
 def test_all_pairs_of_goals_except_held_out_ones_are_demonstrated():
-    held_out = {
-        frozenset(template.split("+")) for templates in HELD_OUT.values() for template in templates
-    }
-    shown = {frozenset(template.split("+")) for template in compositions()}
-    assert (
-        not shown & held_out
-        and {frozenset(t.split("+")) for level in LEVELS for t in TEMPLATES[level]} <= shown
-    )
-    found = [demonstrate(random.Random(i), care=1.0, plain=0.0) for i in range(300)]
-    assert all(demo["success"] for demo in found) and {demo["difficulty"] for demo in found} == set(
-        LEVELS
-    )
+    pairs = {frozenset(template.split("+")) for template in compositions()}
+    own = {frozenset(template.split("+")) for level in LEVELS for template in TEMPLATES[level]}
+    assert not pairs & held_out() and own <= pairs
+    found = shown(300, care=1.0, plain=0.0)
+    assert all(demo["success"] for demo in found)
+    assert {demo["difficulty"] for demo in found} == set(LEVELS)
     assert len({demo["template"] for demo in found}) > 80
 
 
-def test_demonstrations_are_well_formed_and_limited_to_training_worlds():
-    tools = {tool["function"]["name"]: tool["function"]["parameters"]["required"] for tool in TOOLS}
-    for demo in demos(100, hint=0.5):
-        roles = [message["role"] for message in demo["messages"]]
-        assert roles[:2] == ["system", "user"] and roles[2::2] == ["assistant"] * len(roles[2::2])
-        assert set(roles[3::2]) <= {"tool"} and roles[-1] == "assistant"
-        assert demo["hinted"] == demo["messages"][1]["content"].startswith("<EXP>When asked ")
-        *acts, final = [
-            message["content"] for message in demo["messages"] if message["role"] == "assistant"
-        ]
-        for act in acts:
-            (call,) = parse(act).calls
-            assert (
-                act == call_text(call.name, call.arguments)
-                and list(call.arguments) == tools[call.name]
-            )
-        assert not parse(final).calls and not parse(final).errors
-    with pytest.raises(ValueError, match="not a training world"):
-        demonstration(WORLDS, random.Random(0))
-
-
-def test_no_task_of_the_splits_is_demonstrated(tasks):
+def test_no_task_of_the_splits_is_demonstrated(tasks, monkeypatch):
     assert reserved() == {(task.seed, task.query) for task in every(tasks)}
-    drawn = demonstration(7, random.Random(1))["messages"][1]["content"]
-    assert demonstration(7, random.Random(1))["messages"][1]["content"] == drawn
-    assert (
-        demonstration(7, random.Random(1), exclude=frozenset({(7, drawn)}))["messages"][1][
-            "content"
-        ]
-        != drawn
-    )
-
-
-def test_experience_text():
-    assert when_text("Add a bag to order O12.") == "When asked to add a bag to order X"
-    assert (
-        when_text("Who travels on Ann's trip to Rome?") == "When asked who travels on X's trip to X"
-    )
-    described = "Take a seat for an order: order Ann Rome. Then get a quote for a flight: flight Oslo noon. Reply with it."
-    assert when_text(described) == (
-        "When asked to take a seat for an order order X X then get a quote for a flight flight X noon reply with it"
-    )
-    assert (
-        hint_text(["order", "bag"], "When asked to add a bag")
-        == "When asked to add a bag: order, bag."
-    )
+    for share, n in ((False, 2), (True, 1)):
+        drawn, task = demos.AGENCIES.plan(random.Random(n), share, None)
+        assert 0 <= drawn.seed < WORLDS and task.query == drawn.query
+        pair = {(drawn.seed, drawn.query)}
+        monkeypatch.setattr(demos, "reserved", lambda pair=pair: pair)
+        other, _ = demos.AGENCIES.plan(random.Random(n), share, None)
+        assert other.seed == drawn.seed and other.query != drawn.query
 
 
 # Demonstrations in the words of the tools' descriptions.
 
 
-def plain_drafts(n, seed=0):
-    rng = random.Random(seed)
+def plain_plans(n):
+    rng = random.Random(0)
     while n:
+        template = rng.choice(plain.templates(rng.choice(LEVELS)))
         try:
-            yield plain.draft(
-                rng.randrange(WORLDS), rng, rng.choice(plain.templates(rng.choice(LEVELS)))
-            )
+            yield plain.plan(rng.randrange(WORLDS), rng, template)
             n -= 1
         except Unfit:
             continue
 
 
-def test_a_plain_reference_solves_its_task_and_every_change_is_needed(world):
-    for plan in plain_drafts(200):
-        task = task_of(plan)
-        assert play(world, task, task.reference).success, plan
-        assert not play(world, task, [*task.reference[:-1], "nothing"]).success or plan.ask is None
-        for i, call in enumerate(plan.calls):
+def test_every_change_of_a_plain_solution_is_needed(world):
+    found = list(plain_plans(200))
+    for one in found:
+        task = Travel.task_of(one)
+        assert not play(world, task, [*task.reference[:-1], "nothing"]).success or not one.wanted
+        for i, call in enumerate(one.calls):
             if call.tool in CHANGING:
-                assert not play(
-                    world, task, task.reference[:i] + task.reference[i + 1 :]
-                ).success, (plan, i)
-    assert {call.tool for plan in plain_drafts(200) for call in plan.calls} == set(ARGUMENTS)
-
-
-def test_a_plain_query_names_what_its_calls_need_and_nothing_that_they_have_to_find():
-    ids = re.compile(r"\b(?:[FPO]\d\d|\d[ABC])\b")
-    for plan in plain_drafts(200, seed=1):
-        known = set(ids.findall(plan.query))
-        session = Session(plan.world)
-        for call in plan.calls:
-            assert known.issuperset(
-                value for value in call.arguments.values() if ids.match(value)
-            ), plan
-            known |= set(ids.findall(session(call.tool, **call.arguments)))
-        assert all(f" {value}" in plan.query for call in plan.calls for key, value in call.arguments.items()
-                   if key in ("to", "name")), plan  # fmt: skip
-        assert plan.answer is None or not re.search(rf"\b{plan.answer}\b", plan.query)
-        assert plain.SUMMARIES[plan.calls[-1].tool].lower() in plan.query.lower()
-
-
-def test_a_plain_query_is_worded_as_the_explorer_words_it(world):
-    """The calls of a draft, as events of a walk, get the same query from the explorer."""
-    from evolver.questioning.calls import Event, operations_of
-    from evolver.questioning.goals import Goal
-    from evolver.questioning.phrasing import Option, Phrasing
-
-    operations = operations_of(world, world.reset(free_task()))
-    phrasing = Phrasing(operations, {"F99", "P99", "O99", "9A", "9B", "9C"})
-    assert phrasing.summaries.items() >= plain.SUMMARIES.items()
-    phrasing.question = lambda event, query, rng, fits: Option(plan.ask[2], plan.answer, [])
-    for plan in plain_drafts(100, seed=2):
-        session = Session(plan.world)
-        events = [
-            Event(c.tool, c.arguments, "", session(c.tool, **c.arguments), ok=True)
-            for c in plan.calls
-        ]
-        assert events[0].cells == cells(events[0].name, events[0].result)
-        targets = [n for n, call in enumerate(plan.calls) if call.tool in CHANGING]
-        goal = Goal(events, targets, len(events) - 1 if plan.ask else None)
-        queries = {phrasing.query(goal, random.Random(seed))[0] for seed in range(8)}
-        assert plan.query in queries, plan
+                rest = task.reference[:i] + task.reference[i + 1 :]
+                assert not play(world, task, rest).success, (one, i)
+            values = [call.arguments[key] for key in ("to", "name") if key in call.arguments]
+            assert all(f" {value}" in one.query for value in values), one
+    assert {tool for one in found for tool in one.tools} == set(ARGUMENTS)
 
 
 def test_plain_demonstrations_combine_no_held_out_goals():
-    held_out = {
-        frozenset(template.split("+")) for templates in HELD_OUT.values() for template in templates
-    }
     written = {
         "order.bag+same.order": "order.bag.name",
         "trip.refund+passenger.people": "trip.drop+passenger.card",
     }
     shown = {name for level in LEVELS for name in plain.templates(level)}
     for name, segments in written.items():
-        assert frozenset(segments.split("+")) in held_out and plain.PREFIX + name not in shown
+        assert frozenset(segments.split("+")) in held_out() and plain.PREFIX + name not in shown
     assert not {f"{plain.PREFIX}order.{drop}+city.flights" for drop in ("cancel", "refund")} & shown
     assert (
         not {f"{plain.PREFIX}{pair}" for pair in ("order.seat+order.bag", "order.bag+order.seat")}
@@ -789,45 +648,6 @@ def test_plain_demonstrations_combine_no_held_out_goals():
         f"{plain.PREFIX}{pair}"
         for pair in ("order.bag+trip.seat", "trip.seat+order.bag", "book+book")
     } <= shown
-
-
-def test_half_of_the_demonstrations_are_plain_and_their_agents_slip_alike():
-    found = [demonstrate(random.Random(i), care=0.33) for i in range(150)]
-    assert 0.4 < sum(demo["template"].startswith(plain.PREFIX) for demo in found) / 150 < 0.6
-    assert not any(
-        demonstrate(random.Random(i), plain=0.0)["template"].startswith(plain.PREFIX)
-        for i in range(30)
-    )
-    careful = [demonstrate(random.Random(i), care=1.0, plain=1.0, hint=0.3) for i in range(80)]
-    assert all(demo["success"] for demo in careful) and {
-        demo["difficulty"] for demo in careful
-    } == set(LEVELS)
-    careless, heeding = (
-        [demonstrate(random.Random(i), care=0.15, plain=1.0, hint=hint) for i in range(150)]
-        for hint in (0.0, 1.0)
-    )
-    assert 0.2 <= sum(demo["success"] for demo in careless) / 150 <= 0.45
-    assert 0.55 <= sum(demo["success"] for demo in heeding) / 150 <= 0.8
-    ends = [
-        demo["messages"][-1]["content"]
-        for demo in careless
-        if demo["template"] == "plain/passenger.people"
-    ]
-    assert {"done"} < set(ends) and any(end in ("gold", "silver", "blue") for end in ends)
-    assert demonstrate(random.Random(3), plain=1.0, hint=0.5) == demonstrate(
-        random.Random(3), plain=1.0, hint=0.5
-    )
-    for demo in heeding[:50]:
-        hint, _, query = demo["messages"][1]["content"].partition("</EXP>\n")
-        assert hint.startswith("<EXP>When asked ") and query[0].isupper()
-
-
-def test_no_plain_task_of_the_splits_is_demonstrated():
-    template = plain.PREFIX + "passenger.people"
-    drawn = demonstration(7, random.Random(1), template=template)["messages"][1]["content"]
-    assert drawn.startswith("Look a passenger up by first name: name ")
-    other = demonstration(7, random.Random(1), template=template, exclude=frozenset({(7, drawn)}))
-    assert other["messages"][1]["content"] != drawn
 
 
 def test_the_registry_makes_it():

@@ -24,10 +24,9 @@ from configs import base
 from envs.probed import Probed
 from envs.toolcalls import call_text, parse
 from envs.travel import Travel
-from envs.travel.agency import TOOLS
+from envs.travel.agency import DESK, FAMILY, Agency
 from envs.travel.data import data
-from envs.travel.profile import OPERATIONS
-from envs.travel.rules import DESK, house
+from envs.travel.profile import PHRASES
 from envs.world import Evaluation, Task, World
 from evolver.build import RunError, make_tasks
 from evolver.config import plugs
@@ -215,9 +214,9 @@ class TestTasks:
             )
 
     def test_no_phrase_of_the_hand_written_tasks_is_known(self, tasks):
-        phrases = {phrase for operation in OPERATIONS for phrase in operation["phrases"]}
+        phrases = itertools.chain(*PHRASES.values())
         wordings = {" ".join(re.sub(r"{\w+}", " ", phrase).split()[:3]) for phrase in phrases}
-        descriptions = " ".join(tool["function"]["description"].lower() for tool in TOOLS)
+        descriptions = " ".join(tool["function"]["description"].lower() for tool in Agency.schemas)
         for wording in wordings:
             if wording not in descriptions:
                 assert not any(wording in the_task.query.lower() for the_task in tasks), wording
@@ -281,7 +280,7 @@ class TestTasks:
 class TestRoles:
     def test_what_changes_the_world_is_found_out(self, questioning):
         stats = questioning.explorer.walker.stats
-        tools = [tool["function"]["name"] for tool in TOOLS]
+        tools = [tool["function"]["name"] for tool in Agency.schemas]
         changing = {"book", "cancel", "refund", "seat", "bag", "move"}
         assert {name for name in tools if stats.roles[name].changes} <= changing
         assert {name for name in tools if stats.roles[name].reads} == set(tools) - changing
@@ -413,7 +412,7 @@ class TestHouseRules:
         return made
 
     def test_the_explorer_finds_the_desk_calls_of_every_kind_of_operation_on_the_way(self, made):
-        here, found = house(5, 0.1), Counter()
+        here, found = FAMILY.house(5, 0.1), Counter()
         for one in made.pool.tasks.values():
             calls = [made_call for action in calls_of(one) for made_call in parse(action).calls]
             for n, this in enumerate(calls):

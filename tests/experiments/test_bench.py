@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from envs.travel import agency as travel
+from envs.travel.agency import Agency
 from evolver.llm.client import Chat
 from evolver.llm.embedders import EndpointEmbedder
 from evolver.llm.questions import Role
@@ -61,7 +61,7 @@ def test_each_case_is_measured_in_its_own_process(monkeypatch):
 
 def test_every_tool_of_a_world_is_timed():
     found = reset.by_tool("travel", {}, "train", 8)
-    names = {tool["function"]["name"] for tool in travel.TOOLS}
+    names = {tool["function"]["name"] for tool in Agency.schemas}
     assert names <= set(found) and "" in found
 
 
