@@ -34,14 +34,15 @@ class House:
 class Family:
     """The houses of a world.
 
-    name: seeds its houses. desk: {desk call: share of the operations of all houses that want it};
-    the other operations want none. tools: {tool: its operation}; tools of one operation want the
-    same desk call. subject, id: what a desk call is made for, and what its argument is, for the
-    descriptions of the tools. refusal: the error of an operation without its desk call.
+    name: seeds its houses. shares: {share of the operations of all houses: the desk calls that so
+    many want each}; the other operations want none. tools: {tool: its operation}; tools of one
+    operation want the same desk call. subject, id: what a desk call is made for, and what its
+    argument is, for the descriptions of the tools. refusal: the error of an operation without its
+    desk call.
     """
 
     name: str
-    desk: Mapping[str, float]
+    shares: Mapping[float, str]
     tools: Mapping[str, str]
     subject: str
     id: str
@@ -53,11 +54,19 @@ class Family:
 
     @property
     def rarities(self) -> tuple[float, ...]:
-        return tuple(dict.fromkeys(self.desk.values()))
+        return tuple(self.shares)
+
+    @functools.cached_property
+    def desk(self) -> dict[str, float]:
+        """The desk calls with their shares."""
+        desk: dict[str, float] = {}
+        for share, calls in self.shares.items():
+            desk |= dict.fromkeys(calls.split(), share)
+        return desk
 
     def house(self, rules: int, rarity: float) -> House:
-        """Return the house number `rules`, whose operations want desk calls of one rarity: a value
-        of `desk`.
+        """Return the house number `rules`, whose operations want desk calls of one rarity: a share
+        of `shares`.
 
         Each of these desk calls is wanted by about as many operations. Raises ValueError for a
         house that does not exist.
@@ -72,7 +81,7 @@ class Family:
                 f"rarity must be one of {', '.join(map(str, self.rarities))}, not {rarity!r}"
             )
         rng = random.Random(f"{self.name} house {rules} {rarity}")
-        desks = [desk for desk, share in self.desk.items() if share == rarity]
+        desks = self.shares[rarity].split()
         drawn: list[str] = []
         while len(drawn) < len(self.operations):
             drawn += rng.sample(desks, len(desks))

@@ -6,7 +6,7 @@ import itertools
 
 from envs.desk.agent import MAX_CALLS, Careless, Demonstrations
 from envs.home.data import KINDS, PEOPLE, ROOMS, VALUES
-from envs.home.devices import CHANGES, DESK, LOOKS
+from envs.home.devices import CHANGES, HOMES, LOOKS
 from envs.home.world import SYSTEM, SmartHome
 
 # Words that are copied from observations get one token each, so that copying takes one token for
@@ -20,7 +20,7 @@ TOKENS = (
     *PEOPLE,
     *KINDS,
     *(value for value in itertools.chain(*VALUES.values()) if not value.isdigit()),
-    *DESK,
+    *HOMES.desk,
     *CHANGES,
     *(tool["function"]["name"] for tool in LOOKS),
 )

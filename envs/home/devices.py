@@ -10,14 +10,6 @@ from __future__ import annotations
 from envs.desk import Family, House, Refused, Tools, tool
 from envs.home.data import LETTERS, VALUES, Device, data
 
-# Desk call -> the share of the kinds of devices of all houses that want it. The other kinds want
-# none.
-DESK = {
-    **dict.fromkeys(("wake", "pair"), 0.25),
-    **dict.fromkeys(("ping", "link", "arm"), 0.1),
-    **dict.fromkeys(("sync", "bind"), 0.03),
-    **dict.fromkeys(("prime", "greet"), 0.01),
-}
 # Tool -> the kind of devices that it changes, its description, and its argument besides the device,
 # or what it sets.
 CHANGES = {
@@ -30,7 +22,11 @@ CHANGES = {
 }
 _DEVICE = "device id, like L12, H12, S12, B12 or D12"
 HOMES = Family(
-    "home", DESK, {tool: kind for tool, (kind, *_) in CHANGES.items()}, "a device", _DEVICE
+    "home",
+    {0.25: "wake pair", 0.1: "ping link arm", 0.03: "sync bind", 0.01: "prime greet"},
+    {tool: kind for tool, (kind, *_) in CHANGES.items()},
+    subject="a device",
+    id=_DEVICE,
 )
 LOOKS = [
     tool("rooms", "List the rooms and who is in them."),

@@ -23,26 +23,24 @@ from collections import Counter
 from typing import Any
 
 from envs.desk import Family, House, Refused, Tools, tool
-from envs.desk.tools import names
+from envs.desk.tools import names, required
 from envs.travel.data import Order, data, image
 
-# Desk call -> the share of the operations of all houses that want it. The other operations want
-# none.
-DESK = {
-    **dict.fromkeys(("check", "stamp"), 0.25),
-    **dict.fromkeys(("scan", "sign", "tag"), 0.1),
-    **dict.fromkeys(("weigh", "seal"), 0.03),
-    **dict.fromkeys(("punch", "clip"), 0.01),
-}
 LOOKS = names("flights people quote orders order seats")  # tools that change nothing
 FAMILY = Family(
     "travel",
-    DESK,
-    {name: name for name in ("book", "bag", "seat")}
-    | {"cancel": "drop", "refund": "drop", "move": "move"},
-    "an order or a flight",
-    "order or flight id",
-    "not cleared",
+    {0.25: "check stamp", 0.1: "scan sign tag", 0.03: "weigh seal", 0.01: "punch clip"},
+    {
+        "book": "book",
+        "bag": "bag",
+        "seat": "seat",
+        "cancel": "drop",
+        "refund": "drop",
+        "move": "move",
+    },
+    subject="an order or a flight",
+    id="order or flight id",
+    refusal="not cleared",
 )
 _FLIGHT, _PASSENGER, _ORDER = "flight id, like F12", "passenger id, like P12", "order id, like O12"
 
@@ -272,3 +270,6 @@ class Agency(Tools):
         if status != "open":
             raise Refused("the order is closed")
         return flight
+
+
+ARGUMENTS = required(Agency.schemas)

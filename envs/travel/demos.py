@@ -19,7 +19,7 @@ from envs.desk.tools import names
 from envs.desk.world import LEVELS
 from envs.travel import plain as plain_tasks
 from envs.travel import tasks
-from envs.travel.agency import DESK, LOOKS
+from envs.travel.agency import ARGUMENTS, FAMILY, LOOKS
 from envs.travel.data import CARDS, CITIES, DAYS, FARES, NAMES, SEATS, TIMES, data
 from envs.travel.plain import PREFIX
 from envs.travel.profile import attributes
@@ -43,7 +43,7 @@ TOKENS = (
     *TIMES,
     *FARES,
     *CARDS,
-    *DESK,
+    *FAMILY.desk,
     *(row + letter for row, letter in itertools.product("123456789", SEATS)),
 )
 ORIGIN = (
@@ -172,19 +172,19 @@ class Agent(Careless):
 
     def wander(self) -> tuple[str, dict[str, str]]:
         ids = sorted(set(re.findall(r"[FPO]\d\d", self.seen)))
-        names = [p.name for p in self.data.passengers.values() if p.name in self.seen]
-        cities = [city for city in self.data.cities if city in self.seen]
-        looks = (
-            ("orders", "passenger", [id for id in ids if id[0] == "P"]),
-            ("order", "id", [id for id in ids if id[0] == "O"]),
-            ("seats", "order", [id for id in ids if id[0] == "O"]),
-            ("quote", "flight", [id for id in ids if id[0] == "F"]),
-            ("people", "name", names),
-            ("flights", "to", cities),
-        )
+        passengers, orders, flights = ([id for id in ids if id[0] == kind] for kind in "POF")
+        seen = {
+            "passenger": passengers,
+            "id": orders,
+            "order": orders,
+            "flight": flights,
+            "name": [p.name for p in self.data.passengers.values() if p.name in self.seen],
+            "to": [city for city in self.data.cities if city in self.seen],
+        }
         calls: list[tuple[str, dict[str, str]]] = []
-        for tool, argument, values in looks:
-            calls += [(tool, {argument: value}) for value in values]
+        for tool in names("orders order seats quote people flights"):
+            (argument,) = ARGUMENTS[tool]
+            calls += [(tool, {argument: value}) for value in seen[argument]]
         return self.rng.choice(calls)
 
     def closing(self) -> str:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from envs.desk.tools import required
-from envs.travel.agency import Agency
+from envs.travel.agency import ARGUMENTS
 from envs.travel.data import CITIES, NAMES, Data
 
 # Operation -> phrases with slots for its arguments.
@@ -68,7 +67,6 @@ QUESTIONS = {
     ),
 }
 
-_ARGUMENTS = required(Agency.schemas)
 _TOOLS = (
     ("book", "book"),
     ("bag", "bag"),
@@ -98,7 +96,7 @@ PROFILE: dict[str, Any] = {
         {"name": "seat", "id": r"\d[ABC]", "attributes": ["kind"]},
     ],
     "operations": [
-        {"name": name, "tool": tool, "arguments": {entity: entity for entity in _ARGUMENTS[tool]}}
+        {"name": name, "tool": tool, "arguments": {entity: entity for entity in ARGUMENTS[tool]}}
         for name, tool in _TOOLS
     ],
     "preference": {

@@ -24,7 +24,7 @@ from configs import base
 from envs.probed import Probed
 from envs.toolcalls import call_text, parse
 from envs.travel import Travel
-from envs.travel.agency import DESK, FAMILY, Agency
+from envs.travel.agency import FAMILY, Agency
 from envs.travel.data import data
 from envs.travel.profile import PHRASES
 from envs.world import Evaluation, Task, World
@@ -427,7 +427,7 @@ class TestHouseRules:
             for one in made.pool.tasks.values()
             for word in re.findall(r"\w+", one.query.lower())
         }
-        assert not words & set(DESK)
+        assert not words & set(FAMILY.desk)
 
     def test_it_goes_on_from_a_saved_state_as_if_it_had_not_stopped(self, made):
         again = Questioning(made.make_world, made.pool.seeds, most=8)
