@@ -319,23 +319,23 @@ def _share(passed: list[bool], default: float) -> float:
 
 
 def _mini_tasks(split: str) -> list[Task]:
-    from envs.appworld.mini import scenarios
+    from envs.appworld.mini import data
 
-    if split not in scenarios.SPLITS:
+    if split not in data.SPLITS:
         raise ValueError(
-            f"AppWorld's mini data has no split {split!r}; it has {', '.join(scenarios.SPLITS)}"
+            f"AppWorld's mini data has no split {split!r}; it has {', '.join(data.SPLITS)}"
         )
     return [
         Task(
             id=task.id,
             env=AppWorld.name,
-            query=task.draft.instruction,
+            query=task.instruction,
             split=split,
             reference=task.turns,
             difficulty=len(task.turns),
             meta={"data": "mini", "scenario": scenario_of(task.id), "apps": task.apps},
         )
-        for task in scenarios.mini_tasks()
+        for task in data.tasks()
         if task.split == split
     ]
 

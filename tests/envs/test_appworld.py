@@ -11,7 +11,7 @@ import pytest
 from envs import conformance, make
 from envs.appworld import AppWorld, goal_completion, prompt
 from envs.appworld.mini import data, evaluation
-from envs.appworld.mini.scenarios import SPLITS, mini_tasks
+from envs.appworld.mini.data import SPLITS
 from envs.process import ROOT, Deadlines
 from envs.source import Source
 from envs.toolcalls import call_text
@@ -432,13 +432,13 @@ def test_mini_has_scenarios_of_three_over_five_apps_and_more():
 def test_doing_nothing_solves_no_mini_task():
     """Each task has an answer or changes, so that doing nothing fails one of its tests, and all
     tasks differ."""
-    for task in mini_tasks():
-        private = {"changes": task.draft.changes, "touched": task.draft.touched}
-        tests = evaluation.requirements(private, task.draft.answer)
+    for task in data.tasks():
+        private = {"changes": task.changes, "touched": task.touched}
+        tests = evaluation.requirements(private, task.answer)
         assert any(test["label"] == "no_op_fail" for test in tests), task.id
         assert len({test["requirement"] for test in tests}) == len(tests), task.id
-        assert all(code.strip() for code in task.draft.solution)
-    asked = [(task.person, task.draft.instruction) for task in mini_tasks()]
+        assert all(code.strip() for code in task.solution)
+    asked = [(task.person, task.instruction) for task in data.tasks()]
     assert len(set(asked)) == len(asked)
 
 
@@ -461,8 +461,6 @@ def test_mini_rows_refer_to_existing_rows():
         for row in found:
             for key in set(row) & set(targets):
                 assert 1 <= row[key] <= len(tables[f"{app}.{targets[key]}"]), (table, row)
-    with pytest.raises(KeyError):
-        data.rows("phone.Alarm", no_such_field=1)
 
 
 # ----------------------------------------------------------------------------------------- the real engine
@@ -630,7 +628,7 @@ def test_the_score_is_out_of_reach_of_the_code(world):
     starts in another."""
     task = world.tasks("train")[0]
     tricks = [
-        "import os\nprint(os.sys.modules['envs.appworld.mini.scenarios'].mini_tasks()[0].turns)",
+        "import os\nprint(os.sys.modules['envs.appworld.mini.data'].tasks()[0].turns)",
         "import os\nprint(os.sys.modules['envs.appworld.world'].AppWorld._active._task.reference)",
         "import os\nos.sys.modules['envs.appworld.engine'].Engine.tests = lambda self: [('no_op_fail', True)]",
         "import os\nos.sys.modules['envs.appworld.world']._score = lambda tests, reward: 1 / 0",

@@ -22,9 +22,8 @@ import sys
 from typing import Any
 
 from envs.appworld.mini import data, evaluation
-from envs.appworld.mini.scenarios import SPLITS, MiniTask, mini_tasks, person_fields
+from envs.appworld.mini.data import HERE, SPLITS, MiniTask
 
-HERE = pathlib.Path(__file__).resolve().parent
 CACHE = HERE.parents[2] / ".cache" / "appworld"
 
 
@@ -34,7 +33,7 @@ def default_root() -> pathlib.Path:
     Raises PackageNotFoundError if AppWorld is not installed.
     """
     digest = hashlib.blake2b(importlib.metadata.version("appworld").encode(), digest_size=6)
-    for path in sorted(HERE.glob("*.py")):
+    for path in sorted([*HERE.glob("*.py"), *HERE.glob("*.json")]):
         digest.update(path.read_bytes())
     return CACHE / f"mini-{digest.hexdigest()}"
 
@@ -99,10 +98,10 @@ def build(root: pathlib.Path) -> None:
     base.mkdir()
     models.save(str(base), format="full", app_names=apps, delete_if_exists=True)
     models.close()
-    for task in mini_tasks():
+    for task in data.tasks():
         _write_task(target, task, apps, ModelCollection)
     for split in SPLITS:
-        ids = [task.id for task in mini_tasks() if task.split == split]
+        ids = [task.id for task in data.tasks() if task.split == split]
         _write(target / "datasets" / f"{split}.txt", "\n".join(ids) + "\n")
     clock.stop()
     target.rename(root / "data")
@@ -113,24 +112,22 @@ def _write_task(
 ) -> None:
     from appworld.common.constants import DB_VERSION
 
-    draft, folder, person = task.draft, target / "tasks" / task.id, task.person
-    supervisor = person_fields(person)
-    own = [
-        "admin",
-        "supervisor",
-    ]  # apps to which a task adds rows; the files of the others are empty
+    folder = target / "tasks" / task.id
+    user, passwords = data.person(task.person)
+    # Apps to which a task adds rows; the files of the others are empty.
+    own = ["admin", "supervisor"]
     models = model_collection.load(
         to_db_home_path=f":memory:task_input-{task.id}",
         from_db_home_path=str(target / "base_dbs"),
         load_apps=own,
     )
     models.start_db_tracker()
-    models.supervisor.Supervisor.create_save(**supervisor, birthday=data.PEOPLE[person - 1][2])
-    for app in data.APPS:
+    models.supervisor.Supervisor.create_save(**user)
+    for app, password in passwords.items():
         models.supervisor.AccountPassword.create_save(
-            supervisor_id=1, account_name=app, password=data.password(person, app)
+            supervisor_id=1, account_name=app, password=password
         )
-    models.supervisor.Task.create_save(supervisor_id=1, instruction=draft.instruction)
+    models.supervisor.Task.create_save(supervisor_id=1, instruction=task.instruction)
     folder.mkdir(parents=True)
     models.save(str(folder / "dbs"), format="changes", app_names=own, delete_if_exists=True)
     models.stop_db_tracker()
@@ -138,24 +135,24 @@ def _write_task(
     for app in set(apps) - set(own):
         (folder / "dbs" / f"{app}.jsonl").touch()
     specs = {
-        "instruction": draft.instruction,
-        "supervisor": supervisor,
+        "instruction": task.instruction,
+        "supervisor": {key: value for key, value in user.items() if key != "birthday"},
         "datetime": data.NOW.isoformat(),
         "db_version": DB_VERSION,
     }
-    private = {"changes": draft.changes, "touched": draft.touched}
+    private = {"changes": task.changes, "touched": task.touched}
     truth = {
         "metadata": {
             "mode": "minimal",
             "difficulty": min(len(task.apps), 3),
             "num_apps": len(task.apps),
-            "num_apis": "\n".join(draft.solution).count("apis."),
-            "num_solution_code_lines": sum(len(code.splitlines()) for code in draft.solution),
+            "num_apis": "\n".join(task.solution).count("apis."),
+            "num_solution_code_lines": sum(len(code.splitlines()) for code in task.solution),
         },
         "public_data": {},
         "private_data": private,
-        "answer": draft.answer,
-        "test_data": evaluation.requirements(private, draft.answer),
+        "answer": task.answer,
+        "test_data": evaluation.requirements(private, task.answer),
     }
     _write(folder / "specs.json", json.dumps(specs))
     for name, value in truth.items():
