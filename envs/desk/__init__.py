@@ -15,12 +15,13 @@ from envs.desk.plans import Plan, Planner, Unfit
 from envs.desk.rules import Family, House
 from envs.desk.tools import Refused, Tools, names, tool
 from envs.desk.verify import Answers, any_of
-from envs.desk.world import DeskWorld
+from envs.desk.world import Desk, DeskWorld
 
 __all__ = [
     "Answers",
     "Careless",
     "Demonstrations",
+    "Desk",
     "DeskWorld",
     "Family",
     "House",

@@ -19,9 +19,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from envs.desk.plans import SPLITS, Plan, PlannedCall, Unfit, reply
+from envs.desk.plans import LEVELS, SPLITS, Plan, PlannedCall, Unfit, reply
 from envs.desk.rules import House
-from envs.desk.world import LEVELS, DeskWorld
+from envs.desk.world import Desk, DeskWorld
 from envs.hints import experience_block, hint_text, when_text
 from envs.toolcalls import call_text
 from envs.world import Task
@@ -51,10 +51,8 @@ class Careless:
     looks: ClassVar[Sequence[str]] = ()  # tools whose calls can be skipped, as desk calls
     keeps = False  # a skipped call is made up for, and a wrong choice is kept after an error
 
-    def __init__(
-        self, world: type[DeskWorld], plan: Plan, rng: random.Random, care: float, hinted: bool
-    ):
-        self.family, self.plan, self.rng = world.tools.family, plan, rng
+    def __init__(self, desk: Desk, plan: Plan, rng: random.Random, care: float, hinted: bool):
+        self.family, self.plan, self.rng = desk.tools.family, plan, rng
         self.odds = odds(type(self), care, hinted)
         self.pending = list(plan.calls)
         self.planned: PlannedCall | None = None  # the planned call behind the last call
@@ -164,21 +162,21 @@ class Demonstrations:
     """What is demonstrated in a world."""
 
     def __init__(self, world: type[DeskWorld], agent: type[Careless] = Careless):
-        self.world, self.agent = world, agent
+        self.world, self.desk, self.agent = world, world.desk, agent
 
     def plan(self, rng: random.Random, plain: bool, house: House | None) -> tuple[Plan, Task]:
         """Draw a task that no split has. plain: with a plain query. Raises Unfit."""
-        template = rng.choice(self.world.templates(rng.choice(LEVELS), plain=plain))
-        plan = self.world.planner.any_plan(SPLITS[-1], rng, template, house, plain=plain)
-        return plan, self.world.task_of(plan, house=house)
+        template = rng.choice(self.desk.planner.templates(rng.choice(LEVELS), plain=plain))
+        plan = self.desk.planner.any_plan(SPLITS[-1], rng, template, house, plain=plain)
+        return plan, self.desk.task_of(plan, house=house)
 
     def similar(self, plan: Plan, rng: random.Random, house: House | None) -> list[Plan]:
         """Return the plans whose experience is shown: one with the same goals in another world, and
         sometimes an unrelated one. May put the calls of `plan` into another order. Raises Unfit."""
-        any_plan, plain = self.world.planner.any_plan, plan.drawn["plain"]
+        any_plan, plain = self.desk.planner.any_plan, plan.drawn["plain"]
         plans = [any_plan(SPLITS[-1], rng, plan.template, house, **plan.drawn)]
         if rng.random() < 0.2:
-            other = rng.choice(self.world.templates(rng.choice(LEVELS), plain=plain))
+            other = rng.choice(self.desk.planner.templates(rng.choice(LEVELS), plain=plain))
             place = rng.randrange(2)
             plans.insert(place, any_plan(SPLITS[-1], rng, other, house, plain=plain))
         return plans
@@ -208,7 +206,7 @@ class Demonstrations:
         hinted = rng.random() < hint
         house = None
         if houses and (hinted or care < 1):
-            house = self.world.tools.family.any_house(rng)
+            house = self.desk.tools.family.any_house(rng)
         as_described = rng.random() < plain
         while True:
             try:
@@ -218,7 +216,7 @@ class Demonstrations:
             except Unfit:
                 continue
         return {
-            **self._play(plan, task, shown, self.agent(self.world, plan, rng, care, hinted), house),
+            **self._play(plan, task, shown, self.agent(self.desk, plan, rng, care, hinted), house),
             "difficulty": task.difficulty,
             "template": plan.template,
             "hinted": hinted,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,6 +19,7 @@ from envs.probed import cells
 from envs.wording import distinguishing, goal_text, joined
 
 SPLITS = ("train", "dev", "test", "demonstrations")
+LEVELS = (1, 2, 3, 4, 5, 6)  # numbers of calls in the shortest solution
 WORLDS = 1_000_000  # world seeds of a split: train starts at 0, dev at WORLDS
 
 
@@ -59,8 +60,8 @@ class Plan:
 
 
 class Planner:
-    """Makes the calls of one task in its world, and words them. A subclass defines `kind`, `ids`
-    and `reach`.
+    """Makes the calls of one task in its world, and words them. A subclass defines `kind`, `ids`,
+    `templates` and `reach`.
 
     A plain query has the words of the tools' descriptions, as those of an explorer that knows no
     phrases of the world (`envs.wording`): "Add a bag to an order: order Ann Rome. Then get a quote
@@ -79,6 +80,21 @@ class Planner:
     @functools.cached_property
     def tools(self) -> Any:
         return self.kind(self.plan.seed, self.house)
+
+    @classmethod
+    def templates(cls, level: int, plain: bool = False) -> Sequence[str]:
+        """Return the templates of a level, as often as they should be drawn. plain: for plain
+        queries."""
+        raise NotImplementedError
+
+    @classmethod
+    def own_plans(
+        cls, split: str, index: int, level: int, seed: int, house: House | None
+    ) -> Iterator[Plan]:
+        """Yield plans for the task of a split that has this index and level, of which the first
+        that fits is taken."""
+        rng = random.Random(f"{cls.kind.family.name} {split} task {index} {seed}")
+        yield cls.any_plan(split, rng, rng.choice(cls.templates(level)), house)
 
     @classmethod
     def any_plan(

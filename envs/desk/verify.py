@@ -39,8 +39,8 @@ def any_of(words: Iterable[str]) -> str:
 
 def verify(
     expected: list[list[Any]],
-    reached: list[list[Any]],
     wanted: str | None,
+    reached: list[list[Any]],
     answer: str | None,
     answers: Answers,
 ) -> Evaluation:

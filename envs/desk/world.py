@@ -2,24 +2,57 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import random
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from envs.desk.plans import Plan, Planner, Unfit
+from envs.desk.plans import LEVELS, Plan, Planner, Unfit
 from envs.desk.rules import House
 from envs.desk.tools import Tools
 from envs.desk.verify import Answers, verify
 from envs.toolcalls import call_text, parse, run_calls
 from envs.world import Evaluation, Observation, StepResult, Task, World
 
-LEVELS = (1, 2, 3, 4, 5, 6)  # numbers of calls in the shortest solution
+
+@dataclass(frozen=True)
+class Desk:
+    """What a world is made of. rows: the key of a verifier that holds the changes."""
+
+    name: str
+    system: str  # the system message
+    tools: type[Tools]
+    planner: type[Planner]
+    answers: Answers
+    rows: str = "changes"
+
+    def task_of(self, plan: Plan, split: str = "train", house: House | None = None) -> Task:
+        """Return the task of a plan; executing its calls gives the verifier. Raises Unfit if a call
+        is refused."""
+        tools = self.tools(plan.seed, house)
+        for call in plan.calls:
+            text, ok = tools.call(call.tool, call.arguments)
+            if not ok:
+                raise Unfit(f"{plan.template} in world {plan.seed}: {call}: {text}")
+        changes = tools.changes()
+        tools.close()
+        assert changes or plan.answer, f"{plan}: doing nothing succeeds"
+        calls = [call_text(call.tool, call.arguments) for call in plan.calls]
+        return Task(
+            id=f"{self.name}/world/{plan.seed}",
+            env=self.name,
+            query=plan.query,
+            split=split,
+            seed=plan.seed,
+            reference=[*calls, plan.answer or "done"],
+            verifier={self.rows: changes, "answer": plan.answer},
+            difficulty=plan.level,
+            meta={"template": plan.template},
+        )
 
 
 class DeskWorld(World):
-    """A small world of tools. A subclass defines the attributes below.
+    """A small world of tools. A subclass defines `desk`.
 
     The agent writes one or several tool calls per turn (envs/toolcalls.py); a turn without a call
     ends the episode, and its text is the answer. A call that cannot be parsed or is refused is
@@ -27,11 +60,7 @@ class DeskWorld(World):
     episode instead. The seed of `reset` has no effect: the task's own seed selects the data.
     """
 
-    system: ClassVar[str]
-    tools: ClassVar[type[Tools]]
-    answers: ClassVar[Answers]
-    planner: ClassVar[type[Planner]]
-    rows: ClassVar[str] = "changes"  # the key of a verifier that holds the changes
+    desk: ClassVar[Desk]
 
     def __init__(
         self,
@@ -57,74 +86,38 @@ class DeskWorld(World):
             raise ValueError(
                 f"level must be one of {', '.join(map(str, LEVELS))}, or 0 for all, not {level!r}"
             )
+        self.name = self.desk.name
         self._sizes = {"train": n_train, "dev": n_dev, "test": n_test}
         self._seed, self._level = seed, level
         self._malformed, self._max_calls = malformed, max_calls
-        self.house = None if rules is None else self.tools.family.house(rules, rarity)
+        self.house = None if rules is None else self.desk.tools.family.house(rules, rarity)
         self._tools: Tools | None = None
         self._verifier: dict[str, Any] = {}
         self._answer: str | None = None
         self._over = False
 
-    @classmethod
-    def templates(cls, level: int, plain: bool = False) -> Sequence[str]:
-        """Return the templates of a level, as often as they should be drawn. plain: for plain
-        queries."""
-        raise NotImplementedError
-
-    @classmethod
-    def own_task(cls, split: str, index: int, level: int, seed: int, house: House | None) -> Task:
-        """Return the task of a split that has this index and level. `seed` draws it."""
-        rng = random.Random(f"{cls.name} {split} task {index} {seed}")
-        plan = cls.planner.any_plan(split, rng, rng.choice(cls.templates(level)), house)
-        return cls.task_of(plan, split, house)
-
-    @classmethod
-    def task_of(cls, plan: Plan, split: str = "train", house: House | None = None) -> Task:
-        """Return the task of a plan; executing its calls gives the verifier. Raises Unfit if a call
-        is refused."""
-        tools = cls.tools(plan.seed, house)
-        for call in plan.calls:
-            text, ok = tools.call(call.tool, call.arguments)
-            if not ok:
-                raise Unfit(f"{plan.template} in world {plan.seed}: {call}: {text}")
-        verifier = {cls.rows: tools.changes(), "answer": plan.answer}
-        tools.close()
-        assert verifier[cls.rows] or plan.answer, f"{plan}: doing nothing succeeds"
-        calls = [call_text(call.tool, call.arguments) for call in plan.calls]
-        return Task(
-            id=f"{cls.name}/world/{plan.seed}",
-            env=cls.name,
-            query=plan.query,
-            split=split,
-            seed=plan.seed,
-            reference=[*calls, plan.answer or "done"],
-            verifier=verifier,
-            difficulty=plan.level,
-            meta={"template": plan.template},
-        )
-
     def tasks(self, split: str) -> list[Task]:
         if split not in self._sizes:
             raise ValueError(f"{self.name} has no split {split!r}; it has {', '.join(self._sizes)}")
         n = self._sizes[split]
-        tasks = split_tasks(type(self), split, n, self._seed, self.house, self._level)
+        tasks = split_tasks(self.desk, split, n, self._seed, self.house, self._level)
         return [Task.from_dict(task.to_dict()) for task in tasks]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        if set(task.verifier) != {self.rows, "answer"}:
+        desk = self.desk
+        if set(task.verifier) != {desk.rows, "answer"}:
             raise ValueError(
-                f"task {task.id}: a verifier of {self.name} has the keys {self.rows} and answer, "
+                f"task {task.id}: a verifier of {desk.name} has the keys {desk.rows} and answer, "
                 f"not {sorted(task.verifier)}"
             )
         self.close()
-        self._tools = self.tools(task.seed, self.house)
+        self._tools = desk.tools(task.seed, self.house)
         self._verifier, self._answer, self._over = task.verifier, None, False
         messages = [
-            {"role": "system", "content": self.system},
+            {"role": "system", "content": desk.system},
             {"role": "user", "content": task.query},
         ]
-        return Observation(messages, self.tools.offered(self.house))
+        return Observation(messages, desk.tools.offered(self.house))
 
     def step(self, action: str) -> StepResult:
         """Run the turn's calls. `info["calls"]` lists them in order, each with "result" and "ok"
@@ -141,8 +134,8 @@ class DeskWorld(World):
         return StepResult(messages, reward=reward, terminated=self._over, info=info)
 
     def evaluate(self) -> Evaluation:
-        reached, verifier = self._open().changes(), self._verifier
-        return verify(verifier[self.rows], reached, verifier["answer"], self._answer, self.answers)
+        wanted = self._verifier[self.desk.rows], self._verifier["answer"]
+        return verify(*wanted, self._open().changes(), self._answer, self.desk.answers)
 
     def snapshot(self) -> dict[str, Any]:
         episode = {"verifier": self._verifier, "answer": self._answer, "over": self._over}
@@ -150,7 +143,7 @@ class DeskWorld(World):
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         self.close()
-        self._tools = self.tools.restored(snapshot, self.house)
+        self._tools = self.desk.tools.restored(snapshot, self.house)
         self._verifier, self._answer, self._over = (
             snapshot[key] for key in ("verifier", "answer", "over")
         )
@@ -168,11 +161,17 @@ class DeskWorld(World):
 
 @functools.lru_cache(maxsize=64)
 def split_tasks(
-    world: type[DeskWorld], split: str, n: int, seed: int, house: House | None, level: int
+    desk: Desk, split: str, n: int, seed: int, house: House | None, level: int
 ) -> tuple[Task, ...]:
     """Return n tasks that cycle through the levels, or are of one `level`."""
     tasks = []
     for index in range(n):
-        task = world.own_task(split, index, level or LEVELS[index % len(LEVELS)], seed, house)
-        tasks.append(replace(task, id=f"{world.name}/{split}/{index:04d}"))
+        wanted = level or LEVELS[index % len(LEVELS)]
+        for plan in desk.planner.own_plans(split, index, wanted, seed, house):
+            with contextlib.suppress(Unfit):
+                task = desk.task_of(plan, split, house)
+                tasks.append(replace(task, id=f"{desk.name}/{split}/{index:04d}"))
+                break
+        else:
+            raise RuntimeError(f"{desk.name}: no plan fits task {index} of {split}")
     return tuple(tasks)

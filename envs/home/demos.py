@@ -7,13 +7,13 @@ import itertools
 from envs.desk.agent import MAX_CALLS, Careless, Demonstrations
 from envs.home.data import KINDS, PEOPLE, ROOMS, VALUES
 from envs.home.devices import CHANGES, HOMES, LOOKS
-from envs.home.world import SYSTEM, SmartHome
+from envs.home.world import SmartHome
 
 # Words that are copied from observations get one token each, so that copying takes one token for
 # every kind of id. So do the letters of ids: behind a space, "H" would be another token than behind
 # a quotation mark.
 TOKENS = (
-    SYSTEM,
+    SmartHome.desk.system,
     *"RDLHSB",
     *(str(number) for number in range(10, 100)),
     *ROOMS,

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from envs.desk.plans import Plan, Planner, Unfit
+from envs.desk.plans import LEVELS, Plan, Planner, Unfit
+from envs.desk.rules import House
 from envs.home.data import KINDS, VALUES
 from envs.home.devices import Home, change
 
@@ -72,11 +74,23 @@ def _calls(goal: str) -> int:
     return 1 + named * (wanted in _DEVICES) + (named or subject == "number") * (wanted == "set")
 
 
-class Errands(Planner):
+class Errand(Planner):
     """Makes the calls of one task in its home, and words them."""
 
     kind = Home
     ids = re.compile(r"[RLHSBD]\d\d")
+
+    templates = staticmethod(templates)
+
+    @classmethod
+    def own_plans(
+        cls, split: str, index: int, level: int, seed: int, house: House | None
+    ) -> Iterator[Plan]:
+        rng = random.Random(f"home {split} task {index} {seed}")
+        pairs = [template for template in templates(level) if template.count(".set") == 2]
+        held_out = split != "train" and bool(pairs) and index // len(LEVELS) % 2 == 0
+        template = rng.choice(pairs if held_out else templates(level))
+        yield cls.any_plan(split, rng, template, house, held_out=held_out)
 
     def write(
         self, *, plain: bool = False, held_out: bool = False, kinds: Sequence[str] = ()

@@ -1,6 +1,6 @@
 """A small simulated travel agency: twelve tools with undocumented preconditions over a seeded
 SQLite database."""
 
-from envs.travel.world import SYSTEM, Travel
+from envs.travel.world import Travel
 
-__all__ = ["SYSTEM", "Travel"]
+__all__ = ["Travel"]

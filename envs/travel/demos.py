@@ -13,10 +13,9 @@ import re
 from typing import Any
 
 from envs.desk.agent import Careless, Demonstrations
-from envs.desk.plans import WORLDS, Plan, reply
+from envs.desk.plans import LEVELS, WORLDS, Plan, reply
 from envs.desk.rules import House
 from envs.desk.tools import names
-from envs.desk.world import LEVELS
 from envs.travel import plain as plain_tasks
 from envs.travel import tasks
 from envs.travel.agency import ARGUMENTS, FAMILY, LOOKS
@@ -24,7 +23,7 @@ from envs.travel.data import CARDS, CITIES, DAYS, FARES, NAMES, SEATS, TIMES, da
 from envs.travel.plain import PREFIX
 from envs.travel.profile import attributes
 from envs.travel.tasks import held_out
-from envs.travel.world import SYSTEM, Travel
+from envs.travel.world import Travel
 from envs.world import Task
 
 CARE = 0.15
@@ -35,7 +34,7 @@ COMPOSED = 0.6
 # Words that are copied from observations get one token each, so that copying takes one token for
 # every kind of id.
 TOKENS = (
-    SYSTEM,
+    Travel.desk.system,
     *(str(number) for number in range(10, 100)),
     *CITIES,
     *NAMES,
@@ -230,7 +229,7 @@ class Agencies(Demonstrations):
             plan = any_plan(world, rng, house, template, level)
             if (world, plan.query) not in reserved():
                 break
-        task = Travel.task_of(plan, house=house)
+        task = Travel.desk.task_of(plan, house=house)
         rng.random()  # a draw of earlier versions: without it a seed gives another episode
         return plan, task
 

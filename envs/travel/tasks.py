@@ -10,15 +10,15 @@ question.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from envs.desk.plans import SPLITS, WORLDS, Plan, Planner, Unfit, sentence
+from envs.desk.plans import LEVELS, SPLITS, WORLDS, Plan, Planner, Unfit, sentence
 from envs.desk.rules import House
 from envs.desk.tools import names
-from envs.desk.world import LEVELS
 from envs.travel.agency import Agency
 from envs.travel.data import Order, data
 from envs.travel.profile import PHRASES, QUESTIONS, attributes, flight_phrases, trip_phrases
@@ -68,7 +68,7 @@ def plan(
         chosen = template or rng.choice(TEMPLATES[level or rng.choice(LEVELS)])
         levels = [n for n in LEVELS if chosen in TEMPLATES[n] + HELD_OUT[n]] or LEVELS
         try:
-            plan = _Writer(world, rng, chosen, house).write()
+            plan = Errand(world, rng, chosen, house).write()
         except Unfit:
             continue
         if plan.level in levels:
@@ -76,7 +76,7 @@ def plan(
     raise Unfit(f"world {world} has nothing for {template or level}")
 
 
-class _Writer(Planner):
+class Errand(Planner):
     """Writer of one task."""
 
     kind = Agency
@@ -93,6 +93,18 @@ class _Writer(Planner):
         alone = self.parts[0].endswith("?")
         self.plan.query = self.parts[0] if alone else self._sentence()
         return self.plan
+
+    @classmethod
+    def own_plans(
+        cls, split: str, index: int, level: int, seed: int, house: House | None
+    ) -> Iterator[Plan]:
+        rng = random.Random(f"{split} task {index} {seed}")
+        held_out = split != "train" and level > 1 and (index // len(LEVELS) + level) % 3 == 0
+        template = rng.choice((HELD_OUT if held_out else TEMPLATES)[level])
+        for attempt in range(1000):
+            with contextlib.suppress(Unfit):
+                world = world_of(split, index * 1000 + attempt, seed)
+                yield plan(world, rng, house, template=template)
 
     def call(self, tool: str, /, *, again: bool = False, **arguments: str) -> None:
         """Plan a call without making it. `task_of` finds the few that are refused."""

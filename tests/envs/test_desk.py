@@ -54,7 +54,7 @@ def demonstrate(kind):
 
 
 def family(world):
-    return world.tools.family
+    return world.desk.tools.family
 
 
 def play(world, task, actions):
@@ -78,8 +78,8 @@ def plain_plans(world, n):
             if world is Travel:
                 yield plain.plan(rng.randrange(WORLDS), rng, rng.choice(plain.templates(level)))
             else:
-                template = rng.choice(world.templates(level, plain=True))
-                yield world.planner.any_plan("train", rng, template, plain=True)
+                template = rng.choice(world.desk.planner.templates(level, plain=True))
+                yield world.desk.planner.any_plan("train", rng, template, plain=True)
             n -= 1
         except Unfit:
             continue
@@ -119,7 +119,7 @@ def test_references_succeed_in_their_house_and_fail_without_a_change_or_its_desk
                 here.house.desk(call.name) == other.house.desk(call.name) for call in calls_of(task)
             )
             assert play(other, task, task.reference).success == agree
-        assert sum(bool(task.verifier[world.rows]) for task in dev) > len(dev) / 2
+        assert sum(bool(task.verifier[world.desk.rows]) for task in dev) > len(dev) / 2
 
 
 def test_no_text_names_the_desk_call_that_a_change_wants(world):
@@ -128,12 +128,12 @@ def test_no_text_names_the_desk_call_that_a_change_wants(world):
         task for task in here.tasks("train") if calls_of(task)[-1].name in family(world).tools
     )
     *looks, _, change, _ = task.reference
-    schemas = json.dumps(world.tools.schemas).lower()
+    schemas = json.dumps(world.desk.tools.schemas).lower()
     for tried in family(world).desk:
         assert not re.search(rf"\b{tried}\b", schemas)
         opening = here.reset(task)
         assert list(required(opening.tools)) == [
-            *required(world.tools.schemas),
+            *required(world.desk.tools.schemas),
             *family(world).desk,
         ]
         for look in looks:
@@ -150,11 +150,11 @@ def test_splits_share_no_world_and_a_smaller_split_is_a_prefix(world):
     seeds = [{task.seed for task in found} for found in tasks.values()]
     assert sum(map(len, seeds)) == len(set.union(*seeds))
     assert max(seeds[0]) < WORLDS <= min(seeds[1]) and max(seeds[1]) < 2 * WORLDS <= min(seeds[2])
-    assert tasks["train"][3].id == f"{world.name}/train/0003"
+    assert tasks["train"][3].id == f"{world.desk.name}/train/0003"
     assert world(n_train=10).tasks("train") == tasks["train"][:10]
     assert world(seed=1).tasks("train") != tasks["train"]
     with pytest.raises(
-        ValueError, match=f"{world.name} has no split 'val'; it has train, dev, test"
+        ValueError, match=f"{world.desk.name} has no split 'val'; it has train, dev, test"
     ):
         world().tasks("val")
 
@@ -195,9 +195,9 @@ def test_a_world_must_be_reset_first(world):
     with pytest.raises(RuntimeError, match="reset"):
         world().step("done")
     with pytest.raises(
-        ValueError, match=f"a verifier of {world.name} has the keys {world.rows} and"
+        ValueError, match=f"a verifier of {world.desk.name} has the keys {world.desk.rows} and"
     ):
-        world().reset(Task("t", world.name, "q"))
+        world().reset(Task("t", world.desk.name, "q"))
 
 
 @pytest.mark.parametrize(
@@ -246,17 +246,17 @@ def test_demonstrated_houses_are_others_and_have_common_desk_calls_most_often(wo
 
 
 def test_a_plain_query_names_what_its_calls_need_and_nothing_that_they_have_to_find(world):
-    ids = (plain._Errand if world is Travel else world.planner).ids
+    ids = (plain._Errand if world is Travel else world.desk.planner).ids
     for plan in plain_plans(world, 150):
-        task = world.task_of(plan)
+        task = world.desk.task_of(plan)
         assert play(world(), task, task.reference).success, plan
-        tools, known = world.tools(plan.seed), set(ids.findall(plan.query))
+        tools, known = world.desk.tools(plan.seed), set(ids.findall(plan.query))
         for call in plan.calls:
             used = {value for value in call.arguments.values() if ids.fullmatch(value)}
             assert used <= known, plan
             known |= set(ids.findall(tools.call(call.tool, call.arguments)[0]))
         assert plan.answer is None or not re.search(rf"\b{plan.answer}\b", plan.query)
-        assert summaries(world.tools)[plan.tools[-1]].lower() in plan.query.lower()
+        assert summaries(world.desk.tools)[plan.tools[-1]].lower() in plan.query.lower()
 
 
 def test_a_plain_query_is_worded_as_the_explorer_words_it(world):
@@ -268,10 +268,10 @@ def test_a_plain_query_is_worded_as_the_explorer_words_it(world):
     ids = {"R99", "L99", "H99", "S99", "B99", "D99", "F99", "P99", "O99", "9A", "9B", "9C"}
     made = world()
     phrasing = Phrasing(operations_of(made, made.reset(made.tasks("train")[0])), ids)
-    assert phrasing.summaries.items() >= summaries(world.tools).items()
+    assert phrasing.summaries.items() >= summaries(world.desk.tools).items()
     phrasing.question = lambda event, query, rng, fits: Option(plan.wanted, plan.answer, [])
     for plan in plain_plans(world, 100):
-        tools = world.tools(plan.seed)
+        tools = world.desk.tools(plan.seed)
         events = [
             Event(call.tool, call.arguments, "", tools.call(call.tool, call.arguments)[0], ok=True)
             for call in plan.calls
@@ -293,7 +293,7 @@ def test_demonstrations_are_well_formed_and_as_careful_as_asked(world, demonstra
     assert {demo["difficulty"] for demo in careful} == LEVELS
     rates = [sum(demo["success"] for demo in found) / 150 for found in (careless, heeding)]
     assert 0.3 < rates[0] < 0.8 and rates[0] + 0.1 < rates[1]
-    arguments = required(world.tools.offered(family(world).house(0, 0.1)))
+    arguments = required(world.desk.tools.offered(family(world).house(0, 0.1)))
     for demo in careless + heeding:
         roles = [message["role"] for message in demo["messages"]]
         assert roles[:2] == ["system", "user"] and set(roles[3::2]) <= {"tool"}
@@ -331,7 +331,7 @@ def test_an_agent_without_the_desk_call_recovers_by_making_it(world, demonstrate
 
 
 def test_a_share_of_the_queries_is_plain(world, demonstrate):
-    texts = {text.lower() for text in summaries(world.tools).values()}
+    texts = {text.lower() for text in summaries(world.desk.tools).values()}
 
     def share(**arguments):
         queries = [demo["messages"][1]["content"].lower() for demo in demonstrate(100, **arguments)]

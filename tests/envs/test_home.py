@@ -8,7 +8,7 @@ from envs.desk.tools import Refused
 from envs.home import SmartHome
 from envs.home.data import data
 from envs.home.devices import CHANGES, Home
-from envs.home.tasks import HELD_OUT, Errands
+from envs.home.tasks import HELD_OUT, Errand
 from envs.toolcalls import parse
 
 
@@ -22,16 +22,16 @@ def test_held_out_pairs_are_changed_in_dev_only():
     assert len(dev) == 40
     assert 5 <= sum(set(kinds_changed(task)) in held_out for task in dev) <= 20
     plans = [
-        Errands.any_plan("demonstrations", random.Random(n), "room.set+id.set") for n in range(100)
+        Errand.any_plan("demonstrations", random.Random(n), "room.set+id.set") for n in range(100)
     ]
     assert min(plan.seed for plan in plans) >= 3_000_000  # no split has their homes
-    shown = [*SmartHome().tasks("train"), *map(SmartHome.task_of, plans)]
+    shown = [*SmartHome().tasks("train"), *map(SmartHome.desk.task_of, plans)]
     pairs = [kinds_changed(task) for task in shown]
     assert not [pair for pair in pairs if len(pair) == 2 and set(pair) in held_out]
 
 
 def test_an_answer_names_one_value_of_its_type():
-    accept = SmartHome.answers.accept
+    accept = SmartHome.desk.answers.accept
     assert accept("It is Red.", "Red") and accept("21 degrees", "21")
     assert accept("Anna is in the Hall", "Hall") and accept("R12", "R12")
     assert not accept("Red or Blue", "Red") and not accept("21 or 22", "21")
