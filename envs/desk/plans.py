@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from envs.desk.rules import House
-from envs.desk.tools import Tools, summaries
+from envs.desk.tools import Tools
 from envs.probed import cells
 from envs.wording import distinguishing, goal_text, joined
 
@@ -145,7 +145,11 @@ class Planner:
         text = self.rng.choice((" and ", ", then ")).join(requests)
         return " ".join([*filter(None, [sentence(text)]), *parts[len(requests) :]])
 
-    def call(self, tool: str, /, *, again: bool = False, **arguments: str) -> None:
+    def call(self, tool: str, /, **arguments: str) -> None:
+        """Make a call unless it was made."""
+        self.make(tool, arguments)
+
+    def make(self, tool: str, arguments: dict[str, str], *, again: bool = False) -> None:
         """Make a call. One that was made is not repeated, or only if its answer has changed
         (`again`). Raises Unfit if it is refused or shows nothing."""
         pairs = zip(self.plan.calls, self.texts, strict=True)
@@ -203,7 +207,7 @@ class Planner:
             parts = self._phrase(value, hidden)
             phrases[name] = " ".join([part for part in parts if part not in stated] or parts)
             stated += parts
-        return goal_text(summaries(self.kind)[call.tool], phrases)
+        return goal_text(self.kind.summaries[call.tool], phrases)
 
     def _phrase(self, value: str, hidden: dict[str, int]) -> list[str]:
         """Return the words for a value: itself, or those that lead to the call that shows it and to

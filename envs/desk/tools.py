@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -42,8 +41,13 @@ class Tools:
     schemas: ClassVar[list[Tool]]
     family: ClassVar[Family]
     remembers: ClassVar[tuple[str, ...]] = ("desk",)
+    summaries: ClassVar[dict[str, str]]  # {tool: its description in one sentence}
     start: Any  # the state before the episode
     state: dict[str, str]
+
+    def __init_subclass__(cls) -> None:
+        functions = [tool["function"] for tool in cls.schemas]
+        cls.summaries = wording.summaries({f["name"]: f["description"] for f in functions})
 
     def __init__(self, seed: int, house: House | None = None):
         """house: None = no house rules and no desk calls."""
@@ -130,10 +134,3 @@ def names(text: str) -> tuple[str, ...]:
 def required(tools: Sequence[Tool]) -> dict[str, list[str]]:
     """Return {name: required arguments} of tools."""
     return {tool["function"]["name"]: tool["function"]["parameters"]["required"] for tool in tools}
-
-
-@functools.cache
-def summaries(tools: type[Tools]) -> dict[str, str]:
-    """Return {name: description in one sentence} of a world's tools."""
-    functions = [tool["function"] for tool in tools.schemas]
-    return wording.summaries({f["name"]: f["description"] for f in functions})

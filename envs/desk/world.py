@@ -134,8 +134,10 @@ class DeskWorld(World):
         return StepResult(messages, reward=reward, terminated=self._over, info=info)
 
     def evaluate(self) -> Evaluation:
-        wanted = self._verifier[self.desk.rows], self._verifier["answer"]
-        return verify(*wanted, self._open().changes(), self._answer, self.desk.answers)
+        reached, wanted = self._open().changes(), self._verifier
+        return verify(
+            wanted[self.desk.rows], wanted["answer"], reached, self._answer, self.desk.answers
+        )
 
     def snapshot(self) -> dict[str, Any]:
         episode = {"verifier": self._verifier, "answer": self._answer, "over": self._over}

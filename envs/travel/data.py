@@ -7,7 +7,7 @@ import itertools
 import random
 import sqlite3
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from envs.desk.tools import names
 
@@ -140,7 +140,7 @@ def image(seed: int) -> bytes:
     seats: list[tuple[str, str, str]] = []
     for flight, kinds in agency.seats.items():
         seats += [(flight, seat, kind) for seat, kind in kinds.items()]
-    tables = {
+    tables: dict[str, list[Any]] = {
         "passengers": [*agency.passengers.values()],
         "flights": [*agency.flights.values()],
         "seats": seats,

@@ -121,15 +121,15 @@ class _Errand(Planner):
         if tool == "quote":
             self.call("quote", flight=self._flight())
         elif subject == "city":
-            self.call("flights", to=self._city(), again=True)
+            self.make("flights", {"to": self._city()}, again=True)
         elif subject == "passenger":
             self._person(again=tool == "people")
             if tool == "orders":
-                self.call("orders", passenger=self.person, again=True)
+                self.make("orders", {"passenger": self.person}, again=True)
         elif subject == "book":
             self._book()
         elif tool == "order":
-            self.call("order", id=self._order(subject, look=False), again=True)
+            self.make("order", {"id": self._order(subject, look=False)}, again=True)
         else:
             self._change(self._order(subject), tool)
         return ""
@@ -180,7 +180,7 @@ class _Errand(Planner):
         """Look a passenger up, often the one of the last goal."""
         if not self.person or self.rng.random() < 0.5:
             self.person = self.rng.choice(list(self.data.passengers))
-        self.call("people", name=self.data.passengers[self.person].name, again=again)
+        self.make("people", {"name": self.data.passengers[self.person].name}, again=again)
 
     def _flight(self) -> str:
         self.call("flights", to=self._city())

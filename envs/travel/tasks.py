@@ -68,7 +68,7 @@ def plan(
         chosen = template or rng.choice(TEMPLATES[level or rng.choice(LEVELS)])
         levels = [n for n in LEVELS if chosen in TEMPLATES[n] + HELD_OUT[n]] or LEVELS
         try:
-            plan = Errand(world, rng, chosen, house).write()
+            plan = Errand(world, rng, chosen, house).written()
         except Unfit:
             continue
         if plan.level in levels:
@@ -81,7 +81,8 @@ class Errand(Planner):
 
     kind = Agency
 
-    def write(self) -> Plan:
+    def written(self) -> Plan:
+        """Return the plan of the template in the words of the profile. Raises Unfit."""
         self.data = data(self.plan.seed)
         self.parts: list[str] = []
         self.used: set[str] = set()  # subjects of segments, so that no two segments have the same
@@ -106,7 +107,7 @@ class Errand(Planner):
                 world = world_of(split, index * 1000 + attempt, seed)
                 yield plan(world, rng, house, template=template)
 
-    def call(self, tool: str, /, *, again: bool = False, **arguments: str) -> None:
+    def make(self, tool: str, arguments: dict[str, str], *, again: bool = False) -> None:
         """Plan a call without making it. `task_of` finds the few that are refused."""
         if (tool, arguments) not in [call[:2] for call in self.plan.calls]:
             self.add(tool, arguments)

@@ -15,7 +15,7 @@ from envs import conformance
 from envs.desk import agent
 from envs.desk.plans import WORLDS, Unfit
 from envs.desk.rules import HOUSES
-from envs.desk.tools import required, summaries
+from envs.desk.tools import required
 from envs.gym import GymEnv
 from envs.hints import hint_text, when_text
 from envs.home import SmartHome
@@ -256,7 +256,7 @@ def test_a_plain_query_names_what_its_calls_need_and_nothing_that_they_have_to_f
             assert used <= known, plan
             known |= set(ids.findall(tools.call(call.tool, call.arguments)[0]))
         assert plan.answer is None or not re.search(rf"\b{plan.answer}\b", plan.query)
-        assert summaries(world.desk.tools)[plan.tools[-1]].lower() in plan.query.lower()
+        assert world.desk.tools.summaries[plan.tools[-1]].lower() in plan.query.lower()
 
 
 def test_a_plain_query_is_worded_as_the_explorer_words_it(world):
@@ -268,7 +268,7 @@ def test_a_plain_query_is_worded_as_the_explorer_words_it(world):
     ids = {"R99", "L99", "H99", "S99", "B99", "D99", "F99", "P99", "O99", "9A", "9B", "9C"}
     made = world()
     phrasing = Phrasing(operations_of(made, made.reset(made.tasks("train")[0])), ids)
-    assert phrasing.summaries.items() >= summaries(world.desk.tools).items()
+    assert phrasing.summaries.items() >= world.desk.tools.summaries.items()
     phrasing.question = lambda event, query, rng, fits: Option(plan.wanted, plan.answer, [])
     for plan in plain_plans(world, 100):
         tools = world.desk.tools(plan.seed)
@@ -331,7 +331,7 @@ def test_an_agent_without_the_desk_call_recovers_by_making_it(world, demonstrate
 
 
 def test_a_share_of_the_queries_is_plain(world, demonstrate):
-    texts = {text.lower() for text in summaries(world.desk.tools).values()}
+    texts = {text.lower() for text in world.desk.tools.summaries.values()}
 
     def share(**arguments):
         queries = [demo["messages"][1]["content"].lower() for demo in demonstrate(100, **arguments)]
