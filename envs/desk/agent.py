@@ -36,7 +36,7 @@ class Careless:
     # Probability of each slip at care 0; it is scaled by (1 - care). A slip that is not listed is
     # not drawn.
     slips: ClassVar[Mapping[str, float]] = {
-        "skip": 0.4,  # omit a call of `skippable`
+        "skip": 0.4,  # omit a desk call, or one of `looks`
         "desk": 0.3,  # make a desk call that other houses want
         "choose": 0.4,  # take another row of a list
         "forget": 0.4,  # end after a goal although another is left

@@ -235,8 +235,10 @@ def reply(wanted: str, text: str) -> str:
 
 
 def sentence(text: str) -> str:
+    """Return requests as a sentence."""
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def words(text: str) -> set[str]:
+    """Return the words of a text."""
     return set(re.findall(r"\w+", text))
