@@ -159,7 +159,7 @@ def odds(agent: type[Careless], care: float, hinted: bool) -> dict[str, float]:
 
 
 class Demonstrations:
-    """What is demonstrated in a world."""
+    """The demonstrations of a world, drawn and played."""
 
     def __init__(self, world: type[DeskWorld], agent: type[Careless] = Careless):
         self.world, self.desk, self.agent = world, world.desk, agent

@@ -12,7 +12,7 @@ from envs.world import Evaluation
 
 @dataclass(frozen=True)
 class Answers:
-    """How the answers of a world are read. types: patterns of its types of values, in small
+    """A way to read the answers of a world. types: patterns of its types of values, in small
     letters. word: pattern of a word. whole: a value of no type must be all that an answer says,
     else one of its words."""
 

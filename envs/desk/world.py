@@ -17,7 +17,7 @@ from envs.world import Evaluation, Observation, StepResult, Task, World
 
 @dataclass(frozen=True)
 class Desk:
-    """What a world is made of. rows: the key of a verifier that holds the changes."""
+    """The parts of a world. rows: the key of a verifier that holds the changes."""
 
     name: str
     system: str  # the system message
