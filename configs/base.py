@@ -95,6 +95,9 @@ class Template(Plug):
     """List the tools in the system message; False for a policy that has memorised them."""
     render: Literal["auto", "qwen2.5", "qwen3"] = "auto"
     """The chat template: auto = the checkpoint's own."""
+    calls: str = "auto"
+    """hermes, llama3_json, mistral, or your CallFormat as module:attribute; auto = as saved, or as
+    the chat template writes calls."""
     thinking: Literal["auto", "on", "off"] = "auto"
     """Thoughts, where the chat template has a switch; auto = as it was saved."""
     parse_error: Literal["continue", "end"] = "continue"

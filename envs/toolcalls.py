@@ -11,6 +11,9 @@ rules:
 - A call is an object with the key "name" and, unless it has no arguments, "arguments". Any other
   key, a key that occurs twice at any depth, a number that a float cannot hold and half of a
   surrogate pair are errors: a call that is not understood is never run as another one.
+
+A policy that calls tools in another format is read by envs/call_formats.py, which writes its turns
+in this one.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from envs.values import MAX_DEPTH, Repeated, TooDeep, json_value, without_repeat
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 ESCAPED_CLOSE = r"<\/tool_call>"
+REFUSED = "\ufdd0"  # the key of a call that a reader refused; Unicode keeps it out of all texts
 THINK, END_THINK = "<think>", "</think>"
 
 _TAG = re.compile("|".join((OPEN, THINK, END_THINK)))
@@ -42,6 +46,7 @@ class Call:
 
     name: str
     arguments: dict[str, Any]
+    id: str = field(default="", compare=False)  # that the model gave it, in some formats
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, "arguments": self.arguments}
@@ -60,7 +65,16 @@ class ParsedTurn:
 
 def call_text(name: str, arguments: dict[str, Any]) -> str:
     """Return the text of one call, which `parse` reads back unchanged."""
-    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return _tagged({"name": name, "arguments": arguments})
+
+
+def refusal_text(error: str, text: str) -> str:
+    """Return the text of a call that `parse` reads as an error. text: what could not be read."""
+    return _tagged({REFUSED: error, "text": text})
+
+
+def _tagged(record: dict[str, Any]) -> str:
+    body = json.dumps(record, ensure_ascii=False)
     # A closing tag inside a string would end the call. JSON lets a slash in a string be escaped.
     return f"{OPEN}\n{body.replace(CLOSE, ESCAPED_CLOSE)}\n{CLOSE}"
 
@@ -148,10 +162,16 @@ def parse(text: str) -> ParsedTurn:
     return turn
 
 
+def loads(body: str) -> Any:
+    """Return the value of the JSON text of a call. Raises ValueError with a message for the model
+    if it is not JSON that is safe to compute with."""
+    _check(body)
+    return json.loads(body)  # not kept: the world may change the arguments
+
+
 @functools.lru_cache(maxsize=4096)
 def _check(body: str) -> None:
-    """Raise ValueError, with a message for the model, if the text of a call is not JSON that is
-    safe to compute with. Replays repeat the same texts."""
+    """Raise what `loads` does. Replays repeat the same texts."""
     try:
         record = json.loads(body, object_pairs_hook=without_repeats)
         json_value(record)
@@ -173,21 +193,28 @@ def _check(body: str) -> None:
         raise ValueError("tool call has a number out of range") from None
 
 
-def _call(body: str) -> Call:
-    """Return the call that a text describes. Raises ValueError with a message for the model."""
-    _check(body)
-    record = json.loads(body)  # not kept: the world may change the arguments
+def call_of(record: Any, key: str = "arguments", *others: str) -> Call:
+    """Return the call that a JSON value describes, whose arguments are under `key`. Raises
+    ValueError with a message for the model. others: further keys that it may have."""
     if not isinstance(record, dict):
         raise ValueError("tool call is not a JSON object")
-    name, arguments = record.pop("name", None), record.pop("arguments", {})
-    if record:
-        unknown = ", ".join(json.dumps(key)[:60] for key in list(record)[:5])
-        raise ValueError(f'tool call has the keys "name" and "arguments", and no {unknown}')
+    record = dict(record)
+    name, arguments = record.pop("name", None), record.pop(key, {})
+    if unknown := [json.dumps(other)[:60] for other in record if other not in others][:5]:
+        raise ValueError(f'tool call has the keys "name" and "{key}", and no {", ".join(unknown)}')
     if not isinstance(name, str) or not name:
         raise ValueError('tool call has no name: "name" is a text that is not empty')
     if not isinstance(arguments, dict):
-        raise ValueError("arguments must be a JSON object")
+        raise ValueError(f"{key} must be a JSON object")
     return Call(name, arguments)
+
+
+def _call(body: str) -> Call:
+    """Return the call that a text describes. Raises ValueError with a message for the model."""
+    record = loads(body)
+    if isinstance(record, dict) and isinstance(record.get(REFUSED), str):
+        raise ValueError(record[REFUSED])
+    return call_of(record)
 
 
 def run_calls(

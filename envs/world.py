@@ -154,7 +154,8 @@ class World:
         raise NotImplementedError
 
     def step(self, action: str) -> StepResult:
-        """Process the assistant's raw text. Never raises, whatever the model wrote."""
+        """Process the assistant's text, whose calls are written as envs/toolcalls.py says. Never
+        raises, whatever the model wrote."""
         raise NotImplementedError
 
     def evaluate(self) -> Evaluation:

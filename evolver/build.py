@@ -290,10 +290,11 @@ def check_memory(config: Any, workdir: Path) -> None:
 
 
 def load_tokenizer(config: Any) -> Tokenizer:
-    """Return the policy's tokenizer, with chat template and thinking switch as the config says.
-    Raises TokenizerError."""
-    render, thinking = config.template.render, config.template.thinking
-    tokenizer = Tokenizer.load(model_folder(config.model.tokenizer or config.model.path), render)
+    """Return the policy's tokenizer, with chat template, format of calls and thinking switch as the
+    config says. Raises TokenizerError."""
+    c, thinking = config.template, config.template.thinking
+    folder = model_folder(config.model.tokenizer or config.model.path)
+    tokenizer = Tokenizer.load(folder, c.render, c.calls)
     return tokenizer if thinking == "auto" else tokenizer.with_thinking(thinking == "on")
 
 

@@ -17,9 +17,9 @@ import optax
 
 from envs.world import Message, Observation, Tool
 from evolver.files.progress import LOG_EVERY
-from models import chat, qwen
+from models import qwen
 from models.tokenizer import Tokenizer
-from rl import learner, optim, samples
+from rl import calls, learner, optim, samples
 from rl.contexts import Context, Opening
 from rl.forward import Forward
 from rl.losses.nll import nll
@@ -214,7 +214,7 @@ async def turns_of(
     context = template(Opening(tokenizer, opening))
     turns = []
     for i, following in zip(places, [*places[1:], None]):
-        tokens = chat.reply(tokenizer, messages[i])
+        tokens = calls.reply(tokenizer, messages[i])
         said = Completion(tokens, [0.0] * len(tokens), "stop", 0)
         turns.append(Turn(context.prompt, said, messages[i]["content"], []))
         if following:

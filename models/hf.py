@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from models import chat, hf_config, qwen
 from models.files import replacing, write_atomically
-from models.hf_config import TOKENIZER_FILES, ModelError
+from models.hf_config import ModelError
 from models.mesh import RULES, shardings
 from models.tokenizer import Tokenizer
 
@@ -379,16 +378,17 @@ def save(
 ) -> None:
     """Write a directory that `transformers` and vLLM load: weights, configs, tokenizer, README.md.
 
-    tokenizer: a Tokenizer, or a model directory whose tokenizer files are copied. card: the text of
-    README.md. system: the system message with which the model was trained. dtype: of the weights in
-    the files; None = as they are. Each file is replaced atomically, and the host holds one tensor
-    at a time. In a run of several processes all must call
-    this, and the first one writes. Raises ModelError where Hugging Face has no such architecture.
+    tokenizer: a Tokenizer, or the directory of one. card: the text of README.md. system: the system
+    message with which the model was trained. dtype: of the weights in the files; None = as they
+    are. Each file is replaced atomically, and the host holds one tensor at a time. In a run of
+    several processes all must call this, and the first one writes. Raises ModelError where Hugging
+    Face has no such architecture.
     """
     folder = Path(path)
-    source = Tokenizer.load(tokenizer) if isinstance(tokenizer, (str, Path)) else tokenizer
     dtype = np.dtype(dtype or params["embed"].dtype)
-    record = hf_config.record_of(config, dtype.name, source)
+    if isinstance(tokenizer, (str, Path)):
+        tokenizer = Tokenizer.load(tokenizer)
+    record = hf_config.record_of(config, dtype.name, tokenizer)
     if jax.process_index():
         for _ in to_hf(config, params):  # takes part in the gathering of each tensor
             pass
@@ -396,17 +396,15 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     _save_weights(folder, config, params, dtype, shard_bytes)
     write_atomically(folder / "config.json", json.dumps(record, indent=2) + "\n")
-    if source is not None:
+    if tokenizer is not None:
         generation = {
-            "eos_token_id": list(source.stops),
-            "pad_token_id": source.pad,
+            "eos_token_id": list(tokenizer.stops),
+            "pad_token_id": tokenizer.pad,
+            "bos_token_id": tokenizer.bos,
+            "do_sample": True,
         }
-        generation |= {"bos_token_id": source.bos, "do_sample": True}
         write_atomically(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
-        if isinstance(tokenizer, (str, Path)):
-            _copy_tokenizer(Path(tokenizer), folder)
-        else:
-            source.save(folder)
+        tokenizer.save(folder)
     if card is not None:
         write_atomically(folder / "README.md", card)
     if system:
@@ -472,11 +470,3 @@ def _write_tensors(
             written, array = next(tensors)
             assert written == name
             out.write(np.ascontiguousarray(array).view(np.uint8).data)
-
-
-def _copy_tokenizer(source: Path, folder: Path) -> None:
-    source = source if source.is_dir() else source.parent
-    for name in TOKENIZER_FILES:
-        if (source / name).is_file() and source.resolve() != folder.resolve():
-            with replacing(folder / name) as temporary:
-                shutil.copyfile(source / name, temporary)

@@ -8,40 +8,48 @@ which the tokenizer knows it.
 
 What was sampled is never rendered. The text that follows a turn (its end, the messages that answer
 it, the header of the next one) is that which the template writes after a turn of a short
-conversation. `ChatTemplate` checks on probes that longer conversations go on in the same way.
+conversation. `ChatTemplate.check` tries on probes that longer conversations go on in the same way.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from models.template import ChatError
-
 Message = dict[str, Any]
 Tool = dict[str, Any]
 
+# The template that shipped policies are saved with, and Qwen3's own (Apache-2.0).
+QWEN25, QWEN3 = (Path(__file__).with_name(f"{n}.jinja").read_text() for n in ("qwen2_5", "qwen3"))
+SWITCH = "enable_thinking"  # the variable by which `transformers` switches thoughts off
 MARK = "\ufdd0"  # stands before a control token; Unicode keeps it out of all texts
 MASKS = [chr(0xFDD1 + i) for i in range(30)]  # stand for characters that could begin one
 ROLES = ("system", "user", "assistant", "tool")
-SAID = "What-the-turn-says-7Q"
+SAID, CALLED = "What-the-turn-says-7Q", "look-7Q"
+UNREADABLE = "unreadable"  # stands for the name of a call that could not be read
 ASKED = {"role": "user", "content": "Go."}
 TOOL: Tool = {
     "type": "function",
     "function": {
-        "name": "look-7Q",
+        "name": CALLED,
         "description": "Look.",
         "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
     },
 }
+
+
+class ChatError(ValueError):
+    """A message that the chat template cannot write, or a template that cannot be used."""
 
 
 def user(text: str) -> Message:
@@ -54,29 +62,33 @@ def answer(text: str) -> Message:
     return {"role": "tool", "content": text}
 
 
-def said(calls: int = 0, thought: str = "") -> Message:
-    """Return a turn that says SAID and calls a function of that name."""
-    call = {"type": "function", "function": {"name": SAID, "arguments": {"at": "x"}}}
-    turn = {"role": "assistant", "content": thought + SAID}
-    return turn | ({"tool_calls": [call] * calls} if calls else {})
+def said(*calls: tuple[str, str], thought: str = "", text: str = SAID) -> Message:
+    """Return a turn that says a text, and calls functions, each a name and an id, with it."""
+    turn = {"role": "assistant", "content": thought + text}
+    made = [{"id": id, "name": name, "arguments": {"at": text}} for name, id in calls]
+    return turn | ({"tool_calls": made} if made else {})
 
 
-# Conversations with several answers in a row and with empty ones. A text like a marker is added.
-PROBES: tuple[list[Message], ...] = (
-    [ASKED, said(), user("One."), said(), user("Two."), said(), user("")],
-    [ASKED, said(), user("One."), user("Two.")],
-    [ASKED, said(calls=1), answer("1"), said(calls=1), answer("")],
-    [ASKED, said(calls=2), answer("1"), answer("2"), said(calls=1), answer("3")],
-    [ASKED, said(thought="<think>\nHm.\n</think>\n\n"), user("One."), said(), user("Two.")],
+CALL = (CALLED, "")
+Turn = tuple[Message, list[Message]]  # and the messages that answer it
+# What follows the first question. A text like a marker is added.
+PROBES: tuple[list[Turn], ...] = (
+    [(said(), [user("One.")]), (said(), [user("Two.")]), (said(), [user("")])],
+    [(said(), [user("One."), user("Two.")])],
+    [(said(CALL), [answer("1")]), (said(), [user("One.")])],
+    [(said(CALL, CALL), [answer("1"), answer("2")])],
+    [(said(thought="<think>\nHm.\n</think>\n\n"), [user("One.")]), (said(), [user("Two.")])],
 )
 
 
 class ChatTemplate:
     """A chat template in Jinja.
 
-    Attributes: `end`, the control token that ends a turn; `ends`, all that may; `lists_tools`;
-    `refused`, why messages of a role cannot be written; `rewrites`, how it changes what it wrote
-    before, "" if it only appends.
+    Attributes: `end`, the control token that ends a turn; `ends`, all that may; `header`, the text
+    that begins one; `lists_tools`; `refused`, why messages of a role cannot be written; `call`, how
+    it writes a call of CALLED with SAID, "" if it does not; `repeats_calls`: it writes the name or
+    the id of a call before the answer; `rewrites`, how it changes what it wrote before, "" if it
+    only appends.
 
     tokens: its variables, such as `bos_token`; controls: the spelling of all control tokens; ends:
     of those that may end a turn, besides that of the template. Raises ChatError for a template that
@@ -96,27 +108,24 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ChatError(f"the chat template is no Jinja template: {error}") from None
         self._tokens = dict(tokens)
-        self._control = re.compile("|".join(map(re.escape, _longest_first(controls))) or "(?!)")
+        longest = sorted(controls, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, longest)) or "(?!)")
         firsts = sorted({control[0] for control in controls})
         if len(firsts) > len(MASKS):
             raise ChatError(f"control tokens begin with {len(firsts)} different characters")
-        masks = dict(zip(firsts, MASKS))
+        self._masks = dict(zip(firsts, MASKS))
+        self._unmasked = str.maketrans(dict(zip(MASKS, firsts)))
         kept = [
             literal
-            for literal in literals
-            if literal[:1] in masks
+            for literal in sorted(literals, key=len, reverse=True)
+            if literal[:1] in self._masks
             and not self._control.search(literal)
             and not any(control.startswith(literal) for control in controls)
         ]
-        self._unsafe = re.compile(
-            "|".join([*map(re.escape, _longest_first(kept)), f"[{re.escape(''.join(firsts))}]"])
-            if firsts
-            else "(?!)"
-        )
-        self._masks, self._unmasked = masks, str.maketrans({m: c for c, m in masks.items()})
+        self._unsafe = re.compile("|".join(map(re.escape, [*kept, *firsts])) or "(?!)")
+        self.rewrites = ""
         self._find_end(ends)
         self._find_limits()
-        self.rewrites = ""
 
     def text(
         self,
@@ -134,8 +143,8 @@ class ChatTemplate:
         messages = _prepared(messages)
         try:
             text = self._template.render(
-                messages=[self._masked(message) for message in messages],
-                tools=[self._masked(tool) for tool in tools] or None,
+                messages=self._masked(messages),
+                tools=self._masked(tools) or None,
                 documents=None,
                 add_generation_prompt=header,
                 **self._tokens,
@@ -143,7 +152,7 @@ class ChatTemplate:
             )
         except Exception as error:  # a template may fail in any way
             raise ChatError(f"the chat template cannot write this conversation: {error}") from None
-        return self._control.sub(lambda found: MARK + found[0], text).translate(self._unmasked)
+        return self._control.sub(rf"{MARK}\g<0>", text).translate(self._unmasked)
 
     def opening(self, messages: Sequence[Message], tools: Sequence[Tool], **switches: Any) -> str:
         """Return a conversation up to the header of the next turn. Raises ChatError for what the
@@ -156,11 +165,26 @@ class ChatTemplate:
         self._refuse(messages)
         return self.text(messages, tools, **switches)
 
-    def following(self, messages: Sequence[Message], **switches: Any) -> str:
+    def following(
+        self, messages: Sequence[Message], calls: Sequence[tuple[str, str]] = (), **switches: Any
+    ) -> str:
         """Return what follows a turn: the control token that ends it, the messages that answer it,
-        and the header of the next turn. Raises ChatError."""
+        and the header of the next turn. calls: the name and the id of each call of the turn; only
+        some templates write them. Raises ChatError."""
         self._refuse(messages)
-        return self._following(messages, **switches)
+        answers = next((i for i, m in enumerate(messages) if m["role"] != "tool"), len(messages))
+        made = [*calls[:answers], *[(UNREADABLE, "")] * (answers - len(calls))]
+        mark, others = SAID, f"{messages}{made}"
+        while mark in others:  # whoever wrote that
+            mark += "."
+        try:
+            text = self.text([ASKED, said(*made, text=mark), *messages], **switches)
+        except ChatError:
+            if not made:
+                raise
+            # some refuse several calls of one turn
+            text = self.text([ASKED, said(text=mark), *messages], **switches)
+        return self._after(text, mark)
 
     def reply(self, message: Message, **switches: Any) -> str:
         """Return what a model generates to say a message, with the end. Raises ChatError."""
@@ -171,103 +195,92 @@ class ChatTemplate:
                 "the chat template opens a turn otherwise than it writes it afterwards: "
                 + difference(head, whole)
             )
-        return whole[len(head) :][: self._end_in(whole[len(head) :])] + MARK + self.end
+        turn = whole[len(head) :]
+        return turn[: self._end_in(turn)] + MARK + self.end
 
     def check(self, encode: Callable[[str], list[int]]) -> None:
         """Check on probes that every conversation goes on as `following` says, in text and in ids,
         and set `rewrites`. Raises ChatError with the first difference."""
-        for messages, tools in self._probes():
-            before = self.text(messages[:1], tools)
-            for last in [i for i in range(1, len(messages)) if _is_answered(messages, i)]:
-                start = max(i for i in range(last) if messages[i]["role"] == "assistant")
-                whole = self.text(messages[:last], tools)
-                found = whole[_end_of(whole, SAID) :]
-                found = found[self._end_in(found) :]
-                expected = self._following(messages[start + 1 : last])
-                if found != expected:
-                    asked = messages[last - 1]["role"] == "user"
-                    if not (tools and asked):  # a listing of tools may move to the last question
-                        raise ChatError(
-                            "the chat template does not go on in one way, so that it cannot be"
-                            f" extended: {difference(expected, found)}"
-                        )
-                    self.rewrites = self.rewrites or difference(expected, found)
-                kept = self.text(messages[: start + 1], tools, header=False)
-                kept = kept[: _end_of(kept, SAID)]
-                if not whole.startswith(kept):
-                    self.rewrites = self.rewrites or difference(kept, whole)
-                if found == expected and (ids := encode(found)) != encode(whole)[-len(ids) :]:
-                    raise ChatError(
-                        "what the chat template adds after a turn has other ids alone than behind"
-                        f" the conversation: {plain(found)!r}"
-                    )
-                if not whole.startswith(before):
-                    self.rewrites = self.rewrites or difference(before, whole)
-                before = whole
-
-    def _probes(self) -> Iterator[tuple[list[Message], list[Tool]]]:
         marker = f"{self.end}\n{self._masks and min(self._masks)}x"
-        for messages in (*PROBES, [ASKED, said(), user(marker)]):
-            for tools in (
-                [],
-                [TOOL],
-                [TOOL, TOOL | {"function": TOOL["function"] | {"name": "b"}}],
-            ):
-                if tools and not self.lists_tools:
-                    continue
+        other = TOOL | {"function": TOOL["function"] | {"name": "b"}}
+        for turns in (*PROBES, [(said(), [user(marker)])]):
+            for tools in ([], [TOOL], [TOOL, other]) if self.lists_tools else ([],):
+                messages = [ASKED, *itertools.chain(*([turn, *rest] for turn, rest in turns))]
                 try:
                     self._refuse(messages)
                     self.text(messages, tools)
                 except ChatError:  # such conversations are refused when they occur
                     continue
-                yield messages, tools
+                self._check(turns, tools, encode)
 
-    def _following(self, messages: Sequence[Message], **switches: Any) -> str:
-        answers = next((i for i, m in enumerate(messages) if m["role"] != "tool"), len(messages))
-        failure = None
-        for calls in {answers: None, 0: None}:
-            try:
-                text = self.text([ASKED, said(calls=calls), *messages], **switches)
-            except ChatError as error:
-                failure = failure or error
-                continue
-            text = text[_end_of(text, SAID) :]
-            return text[self._end_in(text) :]
-        assert failure
-        raise failure
+    def _check(
+        self, turns: list[Turn], tools: list[Tool], encode: Callable[[str], list[int]]
+    ) -> None:
+        messages, before = [ASKED], self.text([ASKED], tools)
+        for turn, answers in turns:
+            kept = self.text([*messages, turn], tools, header=False)
+            messages += [turn, *answers]
+            whole = self.text(messages, tools)
+            found = self._after(whole)
+            expected = self.following(answers, [CALL] * len(turn.get("tool_calls", ())))
+            for earlier in (before, kept[: _end_of(kept)], whole[: -len(found)] + expected):
+                if not whole.startswith(earlier):
+                    self.rewrites = self.rewrites or difference(earlier, whole)
+            # A listing of tools may move to the last question.
+            if found != expected and not (tools and answers[-1]["role"] == "user"):
+                raise ChatError(
+                    "the chat template does not go on in one way, so that it cannot be extended: "
+                    + difference(expected, found)
+                )
+            if found == expected and (ids := encode(found)) != encode(whole)[-len(ids) :]:
+                raise ChatError(
+                    "what the chat template adds after a turn has other ids alone than behind the"
+                    f" conversation: {found.replace(MARK, '')!r}"
+                )
+            before = whole
 
     def _find_end(self, ends: Sequence[str]) -> None:
-        """Set `end` and `ends`. Raises ChatError if a plain conversation cannot be written."""
+        """Set `end`, `ends` and `header`. Raises ChatError if a plain conversation cannot be
+        written."""
         text = self.text([ASKED, said(), user("One.")])
-        if SAID not in text:
-            raise ChatError("the chat template does not write what the assistant said")
-        found = re.compile(f"{MARK}({self._control.pattern})").search(text, _end_of(text, SAID))
-        if not found or "One." in text[_end_of(text, SAID) : found.start()]:
+        found = re.compile(f"{MARK}({self._control.pattern})").search(text, _end_of(text))
+        if not found or "One." in text[_end_of(text) : found.start()]:
             raise ChatError(
                 "the chat template writes no control token after what the assistant said: no token"
                 " could end a turn"
             )
         self.end = found[1]
         self.ends = list(dict.fromkeys([self.end, *ends]))
+        opened, asked = self.text([ASKED]), self.text([ASKED], header=False)
+        self.header = opened[len(asked) :] if opened.startswith(asked) else ""
 
     def _find_limits(self) -> None:
-        """Set `lists_tools` and `refused`."""
+        """Set `lists_tools`, `refused`, `call` and `repeats_calls`."""
         self.refused: dict[str, str] = {}
-        try:
-            self.lists_tools = TOOL["function"]["name"] in self.text([ASKED], [TOOL])
-        except ChatError:
-            self.lists_tools = False
         probe = "Text-of-a-role-7Q"
-        for role in ("system", "tool"):
+        system, tool = {"role": "system", "content": probe}, answer(probe)
+
+        def tried(write: Callable[..., str], *arguments: Any, **more: Any) -> tuple[str, str]:
+            """Return (the text that a method writes, why it writes none)."""
             try:
-                message = {"role": role, "content": probe}
-                text = self._following([message]) if role == "tool" else self.text([message, ASKED])
-                if probe not in text:
-                    self.refused[role] = "it leaves them out"
-                elif SAID in text:
-                    self.refused[role] = "it repeats the name of the call, which they lack"
+                return write(*arguments, **more), ""
             except ChatError as error:
-                self.refused[role] = str(error)
+                return "", str(error)
+
+        written = {
+            "system": tried(self.text, [system, ASKED]),
+            "tool": tried(self.following, [tool]),
+        }
+        for role, (text, why) in written.items():
+            if probe not in text:
+                self.refused[role] = why or "it leaves them out"
+        self.lists_tools = CALLED in tried(self.text, [ASKED], [TOOL])[0]
+        whole = tried(self.text, [ASKED, said(CALL)], header=False)[0]
+        turn = tried(self.reply, said(CALL))[0] or whole  # some open a turn in another way
+        turn = turn.removesuffix(MARK + self.end).replace(MARK, "")
+        self.call = turn if CALLED in whole else ""
+        named = {tried(self.following, [tool], [call])[0] for call in (CALL, ("b", "b00000000"))}
+        self.repeats_calls = len(named) == 2
 
     def _refuse(self, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -276,6 +289,11 @@ class ChatTemplate:
                     f"the chat template cannot write messages of the role {message['role']}:"
                     f" {reason}"
                 )
+
+    def _after(self, text: str, mark: str = SAID) -> str:
+        """Return what follows the turn that says a text, from its end on. Raises ChatError."""
+        text = text[_end_of(text, mark) :]
+        return text[self._end_in(text) :]
 
     def _end_in(self, text: str) -> int:
         """Return where a marked end of a turn begins in a text. Raises ChatError."""
@@ -298,14 +316,17 @@ class ChatTemplate:
 _NO_MARKS = str.maketrans(dict.fromkeys([MARK, *MASKS], "\ufffd"))
 
 
-def plain(text: str) -> str:
-    """Return a text without marks."""
-    return text.replace(MARK, "")
+def thoughtless(template: str) -> str:
+    """Return a template in which the model does not think, unless the caller asks for it."""
+    return (
+        f"{{%- if {SWITCH} is not defined -%}}{{%- set {SWITCH} = false -%}}{{%- endif -%}}\n"
+        + template
+    )
 
 
 def difference(expected: str, found: str) -> str:
     """Return the first difference of two texts, with what stands before it."""
-    expected, found = plain(expected), plain(found)
+    expected, found = expected.replace(MARK, ""), found.replace(MARK, "")
     pairs = enumerate(zip(expected, found))
     n = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(found)))
     return (
@@ -313,33 +334,22 @@ def difference(expected: str, found: str) -> str:
     )
 
 
-def _is_answered(messages: Sequence[Message], end: int) -> bool:
-    """Return True if the messages before `end` answer a turn, and all of its calls."""
-    start = max((i for i in range(end) if messages[i]["role"] == "assistant"), default=end)
-    calls = len(messages[start].get("tool_calls", ())) if start < end else 0
-    return 0 < end - start - 1 >= calls
-
-
-def _end_of(text: str, part: str) -> int:
-    place = text.rfind(part)
+def _end_of(text: str, mark: str = SAID) -> int:
+    """Return where the last mark in a text ends. Raises ChatError."""
+    place = text.rfind(mark)
     if place < 0:
         raise ChatError("the chat template does not write what the assistant said")
-    return place + len(part)
-
-
-def _longest_first(texts: Sequence[str]) -> list[str]:
-    return sorted(texts, key=len, reverse=True)
+    return place + len(mark)
 
 
 def _prepared(messages: Sequence[Message]) -> list[Message]:
-    """Return messages as templates expect them: calls have ids, and answers those of their calls.
-    Raises ChatError."""
+    """Return messages as templates expect them: calls have ids, and answers the ids and names of
+    their calls. Raises ChatError."""
     result: list[Message] = []
     waiting: list[Message] = []
-    number = 0
+    ids = (f"call{number:05}" for number in itertools.count())  # nine characters, as Mistral's
     for message in messages:
         role, content = message.get("role"), message.get("content")
-        calls = message.get("tool_calls") or ()
         if role not in ROLES:
             raise ChatError(
                 f"unknown role {role!r}; the template knows system, user, assistant and tool"
@@ -351,18 +361,19 @@ def _prepared(messages: Sequence[Message]) -> list[Message]:
         one: Message = {"role": role, "content": content or ""}
         if isinstance(thought := message.get("reasoning_content"), str):
             one |= {"reasoning_content": thought, "thinking": thought}
+        calls = message.get("tool_calls") or ()
         if calls:
             one["tool_calls"] = waiting = []
         for call in calls:
             function = call.get("function", call)
-            if not isinstance(function["arguments"], dict):
+            name, arguments = function["name"], function["arguments"]
+            if not isinstance(arguments, dict):
                 raise ChatError(
                     "the arguments of a tool call must be a JSON object, not"
-                    f" {type(function['arguments']).__name__}"
+                    f" {type(arguments).__name__}"
                 )
-            id = call.get("id") or f"call{number:05}"  # Mistral's have nine characters
-            number += 1
-            function = {"name": function["name"], "arguments": function["arguments"]}
+            function = {"name": name, "arguments": arguments}
+            id = call.get("id") or next(ids)
             waiting.append({"id": id, "type": "function", "function": function})
         if role == "tool" and waiting:
             call, waiting = waiting[0], waiting[1:]

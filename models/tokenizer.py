@@ -21,10 +21,9 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, trainers
 from tokenizers import models as bpe_models
 
-from models import chat, hf_config
+from models import hf_config, jinja
 from models.files import write_atomically
-from models.jinja import ASKED, MARK, TOOL, ChatTemplate
-from models.template import JINJA, SWITCH, ChatError, thoughtless
+from models.jinja import MARK, QWEN3, QWEN25, SWITCH, ChatError, ChatTemplate, thoughtless
 
 # Qwen2/2.5's pre-tokenizer. `transformers` uses this same expression for every model of type qwen2.
 PRE_TOKENIZER = (
@@ -62,7 +61,8 @@ RUNS = "\0".join(40 * chr(code) for code in range(32, 127))
 LONG = 2**13  # characters from which encoding lets other threads run
 COMPOSED = 4  # most characters that Unicode's composition makes one of
 REQUIRED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # of ChatML
-RENDERS = ("auto", "qwen2.5", "qwen3")
+KNOWN = {"qwen2.5": QWEN25, "qwen3": QWEN3}  # chat templates that are ours, too
+NAMES = {QWEN25: "Qwen2.5's", QWEN3: "Qwen3's"}
 VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")  # of templates
 
 
@@ -74,10 +74,11 @@ class Tokenizer:
     """A tokenizer, built from the JSON of a `tokenizers.Tokenizer`.
 
     Attributes: `stops`, the ids that end a turn, first that of the template; `vocab_size`: ids are
-    below it, but a model's embedding may have more rows. `rendering` says which chat template it
-    is. `thinking` is None for one without a thinking switch, and else a bool: whether the model may
-    think before it answers. `template` is None for Qwen2.5's and Qwen3's, which models/chat.py
-    writes itself; with ChatML's tokens there are `im_start`, `im_end` and `endoftext`.
+    below it, but a model's embedding may have more rows. `template` is the chat template, and
+    `rendering` says which one. `thinking` is None for one without a thinking switch, and else a
+    bool: whether the model may think before it answers. `calls` is the name of the format in which
+    the model calls tools, "" = as the template writes calls. With ChatML's tokens there are
+    `im_start`, `im_end` and `endoftext`.
 
     template: the Jinja text of the checkpoint's own template, "" = it has none. render: "auto" =
     that, or Qwen2.5's for ChatML's tokens without one; "qwen2.5" and "qwen3" = theirs. settings:
@@ -109,13 +110,12 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception on malformed files
             raise TokenizerError(f"{source}: tokenizer.json cannot be read ({error})") from None
         missing = [name for name in REQUIRED if name not in added]
-        if missing and (render != "auto" or template in ("", JINJA)):
-            needs = "Qwen2.5's template needs"
-            needs = f"template.render={render} needs" if render != "auto" else needs
+        if missing and (render != "auto" or template in ("", QWEN25)):
+            needs = "Qwen2.5's template" if render == "auto" else f"template.render={render}"
             raise TokenizerError(
                 f"{source}: lacks the special tokens {', '.join(missing)} of ChatML, which {needs}"
-                f"{'' if template else ', and has no chat template of its own'}. Rename reserved"
-                " tokens of its tokenizer.json to these, or choose a checkpoint that has"
+                f" needs{'' if template else ', and has no chat template of its own'}. Rename"
+                " reserved tokens of its tokenizer.json to these, or choose a checkpoint that has"
                 f" {'them' if template else 'a chat_template.jinja'}"
             )
         actual = self._original.get_vocab(with_added_tokens=True)
@@ -145,79 +145,58 @@ class Tokenizer:
         self.vocab_size = 1 + max(actual.values())
         self._longest = max(map(len, actual))  # characters of a token, which spells bytes or text
         self._settings = dict(settings or {})
+        self._header: list[int] = []  # of a turn, if it has the same ids alone
+        self.calls: str = self._settings.get("call_format", "")
         if not missing:
             self.endoftext, self.im_start, self.im_end = (added[name] for name in REQUIRED)
-        self._choose(source, template, render, [id for id in ends if id in controls])
+        self._named = {
+            key: token["content"] if isinstance(token, dict) else token
+            for key in VARIABLES
+            if (token := self._settings.get(key))
+        }
+        listed = {id: name for name, id in self._control.items()}
+        self._choose(source, template, render, [listed[id] for id in ends if id in controls])
 
-    def _choose(self, source: str, template: str, render: str, ends: Sequence[int]) -> None:
+    def _choose(self, source: str, template: str, render: str, ends: Sequence[str]) -> None:
         """Set the chat template. Raises TokenizerError if there is none that can be used."""
-        self.template: ChatTemplate | None = None
-        self._source, self.switches = template or JINJA, dict[str, bool]()
-        chatml, switched = hasattr(self, "im_end"), SWITCH in template
-        off = thoughtless("") in template
-        if chatml:
-            self.stops: tuple[int, ...] = (self.im_end, self.endoftext)
-        if template in ("", JINJA) or render != "auto":
-            self.thinking = None if render != "qwen3" else not off
-            self.rendering = "Qwen3's" if render == "qwen3" else "Qwen2.5's"
-            self.rendering += ", as template.render says" if render != "auto" else ""
-            self._source = template if switched and render == "qwen3" else JINJA
-            self.rendering += ", for want of its own" if not template else ""
-            return
+        own = template.replace(thoughtless(""), "")
+        self._source = KNOWN.get(render, own or QWEN25)
+        self.rendering = NAMES.get(self._source, "the checkpoint's own")
+        if render in KNOWN:
+            self.rendering += f", as template.render={render} says"
+        elif not template:
+            self.rendering += ", for want of its own"
+        chatml, off = hasattr(self, "im_end"), own != template
         try:
-            own = self._own(template.replace(thoughtless(""), ""), ends)
-            known = [("Qwen3's", not off)] * switched + [("Qwen2.5's", None)]
-            for self.rendering, self.thinking in known if chatml else ():
-                if self._writes_as(own):
-                    return
-            own.check(self.encode_marked)
-            self.template, self.thinking = own, None
-            if switched:
-                asked = own.text([ASKED])
-                self.thinking = not off and asked != own.text([ASKED], enable_thinking=False)
-                self.switches = {SWITCH: False} if off else {}
+            listed = [] if self._source in NAMES else [self._named.get("eos_token", ""), *ends]
+            self.template = ChatTemplate(
+                self._source,
+                tokens=self._named,
+                controls=list(self._control),
+                ends=[end for end in listed if end in self._control],
+            )
+            switched: list[dict[str, Any]] = [{}, {SWITCH: True}, {SWITCH: False}]
+            asked, on, without = (self.template.text([jinja.ASKED], **s) for s in switched)
+            self.thinking = None if on == without else not off and asked != without
+            self.switches = {SWITCH: False} if self.thinking is False else {}
+            header, turn = self._encode(self.template.header), self.template.header + jinja.SAID
+            if header + self.encode(jinja.SAID) == self._encode(turn):
+                self._header = header
+            if self._source not in NAMES:
+                self.template.check(self.encode_marked)
         except ChatError as error:
             other = "template.render=qwen2.5 or qwen3 chooses a known one"
             other = other if chatml else "it lacks ChatML's tokens, which the known ones need"
             raise TokenizerError(f"{source}: {error} ({other})") from None
-        stops = [self._control[end] for end in own.ends] + ([self.endoftext] if chatml else [])
-        self.stops = tuple(dict.fromkeys(stops))
-        self.rendering = "the checkpoint's own"
-        if own.rewrites:
-            self.rendering += f", which rewrites the past ({own.rewrites}): what was sampled stays"
-
-    def _own(self, template: str, ends: Iterable[int]) -> ChatTemplate:
-        names = {id: name for name, id in self._control.items()}
-        named = {key: self._settings.get(key) for key in VARIABLES}
-        tokens = {k: v["content"] if isinstance(v, dict) else v for k, v in named.items() if v}
-        eos = [tokens["eos_token"]] if tokens.get("eos_token") in self._control else []
-        return ChatTemplate(
-            template,
-            tokens=tokens,
-            controls=list(self._control),
-            ends=[*eos, *(names[id] for id in ends)],
-        )
-
-    def _writes_as(self, own: ChatTemplate) -> bool:
-        """Return True if models/chat.py writes the same ids on all probes as a template, with
-        thoughts on and off if there is a switch."""
-        for thinking in (None,) if self.thinking is None else (True, False):
-            one = self if thinking is None else self.with_thinking(thinking)
-            switches = {} if thinking is None else {SWITCH: thinking}
-            for messages in chat.PROBES:
-                for tools in ([], [TOOL], [TOOL, TOOL]):
-                    try:
-                        ids = self.encode_marked(own.text(messages, tools, **switches))
-                    except ChatError:
-                        return False
-                    if ids != chat.opening(one, messages, tools):
-                        return False
-        return True
+        stops = [self._control[end] for end in self.template.ends]
+        self.stops = tuple(dict.fromkeys([*stops, *([self.endoftext] if chatml else [])]))
+        if rewrites := self.template.rewrites:
+            self.rendering += f", which rewrites the past ({rewrites}): what was sampled stays"
 
     @classmethod
-    def load(cls, path: str | Path, render: str = "auto") -> Tokenizer:
+    def load(cls, path: str | Path, render: str = "auto", calls: str = "auto") -> Tokenizer:
         """Load `tokenizer.json`, given its path or that of a model directory, with the chat
-        template beside it.
+        template beside it. calls: the format of calls, "auto" = that which was saved, if any.
 
         Raises TokenizerError.
         """
@@ -233,22 +212,18 @@ class Tokenizer:
         with contextlib.suppress(hf_config.ModelError):  # an older or a partial checkpoint
             ends = set[int]().union(*hf_config.end_tokens(file.parent).values())
         template = _template_of(file.parent, settings)
+        settings |= {} if calls == "auto" else {"call_format": calls}
         return cls(text, str(path), template, render=render, settings=settings, ends=sorted(ends))
 
     @property
     def bos(self) -> int:
         """The id of the token that begins a text."""
-        return self._named("bos_token")
+        return self._control.get(self._named.get("bos_token"), self.stops[-1])
 
     @property
     def pad(self) -> int:
         """The id of the token that fills up."""
-        return self._named("pad_token")
-
-    def _named(self, key: str) -> int:
-        name = self._settings.get(key) if self.template else None
-        name = name["content"] if isinstance(name, dict) else name
-        return self._control.get(name, self.stops[-1])
+        return self._control.get(self._named.get("pad_token"), self.stops[-1])
 
     def with_thinking(self, thinking: bool) -> Tokenizer:
         """Return this tokenizer with the thinking switch turned on or off. Raises TokenizerError if
@@ -259,18 +234,21 @@ class Tokenizer:
                 " switch"
             )
         other = copy.copy(self)
-        other.thinking = thinking
-        other.switches = {SWITCH: thinking} if self.template else {}
+        other.thinking, other.switches = thinking, {SWITCH: thinking}
         return other
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of text by a user, an environment or a model. No id is that of a control
         token. Raises TokenizerError where the tokenizer's own expressions fail."""
-        return self.encode_marked(text.replace(MARK, "\ufffd"))
+        return self._encode(text.replace(MARK, "\ufffd"))
 
     def encode_marked(self, text: str) -> list[int]:
-        """Return the ids of text by a template: a control token stands behind a `MARK`. Raises
-        TokenizerError."""
+        """Return the ids of text by a template: a control token stands behind a `MARK`. A turn is
+        encoded apart from its header, as when the model itself writes it. Raises TokenizerError."""
+        first, *turns = text.split(self.template.header) if self._header else [text]
+        return self._encode(first) + [id for t in turns for id in self._header + self._encode(t)]
+
+    def _encode(self, text: str) -> list[int]:
         text = _well_formed(text)
         try:
             if len(text) < LONG:
@@ -303,21 +281,19 @@ class Tokenizer:
         """Write the files from which `transformers.AutoTokenizer` builds the same tokenizer."""
         folder = Path(path)
         text = self.to_json()
-        config = dict(_TOKENIZER_CONFIG)
-        if self.template:
-            config = self._settings
-            config.pop("chat_template", None)
-        elif json.dumps(PRE_TOKENIZER, ensure_ascii=False) not in text:
-            config["tokenizer_class"] = (
-                "PreTrainedTokenizerFast"  # Qwen2Tokenizer would split text in Qwen's way
-            )
+        # Qwen2Tokenizer would split text in Qwen's way.
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        if self._source not in NAMES:
+            config |= {k: held for k, held in self._settings.items() if k != "chat_template"}
+        else:
+            split = json.dumps(PRE_TOKENIZER, ensure_ascii=False) in text
+            config = _TOKENIZER_CONFIG | ({} if split else config)
+        if self.calls:
+            config = config | {"call_format": self.calls}
         write_atomically(folder / "tokenizer.json", text)
         write_atomically(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
-        template = self._source.replace(thoughtless(""), "")
-        write_atomically(
-            folder / "chat_template.jinja",
-            thoughtless(template) if self.thinking is False else template,
-        )
+        template = thoughtless(self._source) if self.thinking is False else self._source
+        write_atomically(folder / "chat_template.jinja", template)
 
 
 _TOKENIZER_CONFIG = {
@@ -349,12 +325,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, extra_tokens: Sequence[str]
         raise TokenizerError(
             f"vocab_size {vocab_size} is too small: bytes and added tokens need {256 + len(added)}"
         )
-    model = tokenizers.Tokenizer(bpe_models.BPE())
-    model.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(PRE_TOKENIZER), behavior="isolated", invert=False)
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    model.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    model.decoder = decoders.ByteLevel()
+    model = byte_level(bpe_models.BPE())
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=budget, initial_alphabet=alphabet, show_progress=False)
     # Added tokens split the text before BPE sees it, so merges across them would never be used.
@@ -365,6 +336,17 @@ def train_bpe(texts: Iterable[str], vocab_size: int, extra_tokens: Sequence[str]
     )
     model.add_tokens(added)
     return Tokenizer(model.to_str())
+
+
+def byte_level(bpe: bpe_models.BPE) -> tokenizers.Tokenizer:
+    """Return a tokenizer that splits text in Qwen's way."""
+    model = tokenizers.Tokenizer(bpe)
+    model.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(PRE_TOKENIZER), behavior="isolated", invert=False)
+    of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    model.pre_tokenizer = pre_tokenizers.Sequence([split, of_bytes])
+    model.decoder = decoders.ByteLevel()
+    return model
 
 
 def _settings_of(folder: Path) -> dict[str, Any]:

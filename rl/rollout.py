@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from envs import boundary
+from envs.call_formats import as_hermes
 from envs.world import StepResult, Task, World, WorldTimeout
 from models.tokenizer import Tokenizer
+from rl.calls import format_of
 from rl.contexts import Context, Limits, Opening, cut
 from rl.contexts.causal import Causal
 from rl.engines import ContextFull, Engine, EngineFault
@@ -254,7 +256,10 @@ class _Episode:
         if completion is None:
             return StopReason.CONTEXT_FULL
         with _failures_of("template"):
-            action = context.action(tokenizer.decode(completion.text_tokens))
+            text = tokenizer.decode(completion.text_tokens)
+            if not context.managing:
+                text = as_hermes(text, format_of(tokenizer))
+            action = context.action(text)
         turn = Turn(prompt, completion, action, [], stripped=stripped)
         trajectory.turns.append(turn)
         if context.managing:

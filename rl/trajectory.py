@@ -73,7 +73,8 @@ class Turn:
 
     prompt: list[int]  # every token before the generation, as the engine saw it
     completion: Completion
-    action: str  # the decoded generation without its stop token
+    # what the world was given: the text, with its calls in the format of envs/toolcalls.py
+    action: str
     observation: list[Message]
     info: dict[str, Any] = field(default_factory=dict)
     reward: float = 0.0  # the world's, for this turn; the outcome is the trajectory's evaluation

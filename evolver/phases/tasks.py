@@ -21,6 +21,7 @@ from evolver.processes.interrupt import Interrupted
 from evolver.questioning import Explorer, TaskPool, is_verified, mixture
 from evolver.transcripts import tool_list
 from models import chat
+from rl import calls
 from rl.contexts import Opening
 from rl.rollout import Job
 from rl.seeds import seed_of
@@ -83,6 +84,11 @@ def look_ahead(run: Run) -> None:
                 f"the policy plays the {role}, whose questions with one turn have about"
                 f" {needed:,} tokens, more than the {question_context(c):,} of config.llm.context"
             )
+    if seen.tools and calls.is_unknown(actor.tokenizer):
+        found.append(
+            "the chat template writes calls of tools in no known format; they are read as hermes"
+            " (config.template.calls)"
+        )
     for text in found:
         run.progress.say(f"ALARM: {text}")
 

@@ -21,6 +21,7 @@ from evolver.plan.analytic import BYTES, kv_bytes
 from evolver.plan.text import size
 from models import hf_config, qwen
 from models.tokenizer import Tokenizer, TokenizerError
+from rl import calls
 
 
 def task_counts(config: Any) -> tuple[int, int, str]:
@@ -107,11 +108,11 @@ def sizes(config: Any) -> dict[str, str]:
 def vocabulary(config: Any) -> dict[str, str]:
     """Return what of the vocabulary can be sampled and what ends a turn, {} without a checkpoint or
     a tokenizer. Raises PlanError."""
-    path, name = config.model.path, config.model.tokenizer or config.model.path
+    c, path, name = config.template, config.model.path, config.model.tokenizer or config.model.path
     if not name:
         return {}
     try:
-        tokenizer = Tokenizer.load(model_folder(name), config.template.render)
+        tokenizer = Tokenizer.load(model_folder(name), c.render, c.calls)
         named = hf_config.end_tokens(model_folder(path)) if path else {}
     except (TokenizerError, hf_config.ModelError) as error:
         return {"vocabulary": f"unknown: {error}"}
@@ -123,7 +124,8 @@ def vocabulary(config: Any) -> dict[str, str]:
     for file, tokens in named.items():
         if others := ", ".join(map(str, sorted(tokens - own.keys()))):
             ends += f"; {others} of {file} does not end one"
-    return {"vocabulary": ids, "chat template": tokenizer.rendering, "ends of turns": ends}
+    template = f"{tokenizer.rendering}; {calls.said_of(tokenizer)}"
+    return {"vocabulary": ids, "chat template": template, "ends of turns": ends}
 
 
 def training_state(config: Any, shape: qwen.Config) -> str:

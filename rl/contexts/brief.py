@@ -9,13 +9,11 @@ from typing import Any
 from envs.world import Message, Tool
 from models import chat
 from rl.bounds import CountOrZero
+from rl.calls import format_of
 from rl.contexts import Opening, noted
 from rl.contexts.causal import Causal
 
-CALLS = (
-    'A call is <tool_call>\n{"name": TOOL, "arguments": {PARAMETER: VALUE}}\n</tool_call> and these'
-    " are the tools:"
-)
+CALLS = "A call is {} and these are the tools:"
 
 
 class Brief(Causal):
@@ -32,8 +30,9 @@ class Brief(Causal):
         if not (self.show_tools and self._tools):
             return chat.opening(self.tokenizer, messages)
         system = messages.pop(0)["content"] if messages[0]["role"] == "system" else ""
+        example = format_of(self.tokenizer).example
         lines = [line_of(tool)[: self.most or None] for tool in self._tools]
-        text = "\n".join([*filter(None, [system]), CALLS, *lines])
+        text = "\n".join([*filter(None, [system]), CALLS.format(example), *lines])
         return chat.opening(self.tokenizer, [{"role": "system", "content": text}, *messages])
 
 

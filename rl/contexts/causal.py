@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from envs.toolcalls import spoken
 from envs.world import Message, Tool
 from models import chat
+from rl import calls
 from rl.contexts import Context, Opening, inject, noted
 from rl.trajectory import Completion
 
@@ -62,8 +63,7 @@ class Causal(Context):
 
     def turn_ids(self, tokens: list[int], messages: Sequence[Message]) -> list[int]:
         """Return the ids of a turn: its generation, and the messages that answer it."""
-        ids = chat.observation(self.tokenizer, messages, closed=False)
-        return tokens + ids[tokens[-1:] == ids[:1] :]
+        return tokens + calls.observation(self.tokenizer, tokens, messages)
 
     def show(self, turns: Iterable[Sequence[int]]) -> None:
         """Set the prompt, with and without experience, to the opening followed by these turns."""

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from envs.toolcalls import spoken
+from envs.toolcalls import THINK, spoken
 from envs.world import Message, Tool
-from models.template import OPEN
 from rl.contexts import Opening
 from rl.contexts.causal import Causal
 from rl.trajectory import Completion
@@ -36,7 +35,7 @@ class ReasoningAugmented(Causal):
 
     def action(self, text: str) -> str:
         """Return the text after the thought; "" if a thought does not end."""
-        return spoken(OPEN + text if self.force else text)
+        return spoken(THINK + text if self.force else text)
 
     def add(
         self, completion: Completion, messages: Sequence[Message], tools: Sequence[Tool] | None
@@ -48,7 +47,7 @@ class ReasoningAugmented(Causal):
     def show(self, turns: Iterable[Sequence[int]]) -> None:
         super().show(turns)
         if self.force:
-            opened = self.tokenizer.encode(f"{OPEN}\n")
+            opened = self.tokenizer.encode(f"{THINK}\n")
             self.prompt, self.stripped = self.prompt + opened, self.stripped + opened
 
     def _thoughtless(self, tokens: list[int]) -> list[int]:

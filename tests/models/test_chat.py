@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.world import Observation
-from models import chat, template
+from models import chat, jinja
 from models.tokenizer import Tokenizer, train_bpe
 from rl.contexts import Opening
 from rl.contexts.causal import Causal
@@ -32,14 +32,14 @@ NAMES = ("system", "user", "tool")
 
 @pytest.fixture(scope="module")
 def small() -> Tokenizer:
-    return train_bpe([*TEXTS, template.TOOLS_BEFORE, template.TOOLS_AFTER], 500, ('\n{"name": "',))
+    return train_bpe([*TEXTS, jinja.QWEN25], 500, ('\n{"name": "',))
 
 
 def of_roles(*roles: str):
     return st.fixed_dictionaries({"role": st.sampled_from(roles), "content": wild_text})
 
 
-openings = st.lists(of_roles(*NAMES, "assistant"), max_size=3)
+openings = st.lists(of_roles(*NAMES, "assistant"), min_size=1, max_size=3)
 turns = st.lists(
     st.tuples(wild_text, st.booleans(), st.lists(of_roles(*NAMES), max_size=3)), max_size=4
 )
@@ -130,7 +130,7 @@ def rendered(template: str, messages, tools) -> str:
 
     assert jinja2
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters["tojson"] = chat._json
+    environment.filters["tojson"] = jinja._json
     return environment.from_string(template).render(
         messages=messages, tools=tools, add_generation_prompt=True
     )
@@ -139,7 +139,7 @@ def rendered(template: str, messages, tools) -> str:
 @given(conversation, st.booleans())
 def test_equals_the_template_we_ship(small, messages, with_tools):
     tools = [TOOL] if with_tools else []
-    assert template_ids(small, rendered(template.JINJA, messages, tools)) == chat.opening(
+    assert template_ids(small, rendered(jinja.QWEN25, messages, tools)) == chat.opening(
         small, messages, tools
     )
 
@@ -157,7 +157,7 @@ def test_equals_qwens_own_template(qwens_own, messages, with_tools):
     tokenizer, template = qwens_own
     tools = [TOOL] if with_tools else []
     text = rendered(template, messages, tools)
-    assert text == rendered(template.JINJA, messages, tools)
+    assert text == rendered(jinja.QWEN25, messages, tools)
     assert template_ids(tokenizer, text) == chat.opening(tokenizer, messages, tools)
 
 

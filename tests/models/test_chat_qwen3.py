@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.world import Observation
-from models import chat, hf, qwen, template
+from models import chat, hf, jinja, qwen
 from models.tokenizer import Tokenizer, TokenizerError, train_bpe
 from rl.contexts import Opening
 from rl.contexts.causal import Causal
@@ -22,13 +22,12 @@ from tests.models.make_golden_chat import FILE, TOOL, rendered, template_of
 from tests.models.test_chat import assistant, canonical, message
 from tests.models.test_tokenizer import TEXTS, template_ids
 
-SWITCHED = FILE.with_name("qwen3.jinja").read_text()  # Qwen3's own (Apache-2.0)
+SWITCHED = jinja.QWEN3
 
 
 @pytest.fixture(scope="module")
 def small() -> Tokenizer:
-    extra = (template.OPEN, template.CLOSE)
-    plain = train_bpe([*TEXTS, template.TOOLS_BEFORE, template.TOOLS_AFTER], 500, extra)
+    plain = train_bpe([*TEXTS, jinja.QWEN3], 500, ("<think>", "</think>"))
     return Tokenizer(plain._original.to_str(), template=SWITCHED)
 
 
@@ -117,7 +116,11 @@ def test_the_world_is_not_given_thoughts(small):
         and context.action("search") == "search"
     )
     assert context.action("<think>\nHm") == ""
-    plain = Causal(Opening(Tokenizer(small._original.to_str()), Observation([])))
+    plain = Causal(
+        Opening(
+            Tokenizer(small._original.to_str()), Observation([{"role": "user", "content": "Go."}])
+        )
+    )
     assert plain.action("<think>\nHm\n</think>\n\nsearch").startswith("<think>")
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from configs import base
 from envs.world import Observation
 from evolver.config.checks.model import model_problems
-from models import chat, template
+from models import chat, jinja
 from models.tokenizer import Tokenizer, TokenizerError, train_bpe
 from rl.contexts import Opening
 from rl.contexts.causal import Causal
@@ -182,10 +182,10 @@ def test_a_template_that_rewrites_the_past_is_recognised_and_what_was_sampled_st
     assert context.prompt[: len(before) + len(generated)] == before + generated
 
 
-def test_only_a_template_that_writes_the_same_is_qwens(tmp_path):
-    assert real("qwen2_5").template is None and real("qwen2_5").rendering == "Qwen2.5's"
-    assert real("qwen3").template is None and real("qwen3").rendering == "Qwen3's"
-    assert real("qwen3_instruct_2507").rendering == "the checkpoint's own"
+def test_a_tokenizer_says_which_template_it_is(tmp_path):
+    assert real("qwen2_5").rendering == "the checkpoint's own"
+    assert made(jinja.QWEN25).rendering == "Qwen2.5's" and made(jinja.QWEN3).rendering == "Qwen3's"
+    assert made("").rendering == "Qwen2.5's, for want of its own"
     smol = made(SMOL)
     assert smol.decode(chat.opening(smol, [USER])) == (
         "<|im_start|>system\nYou are SmolLM.<|im_end|>\n<|im_start|>user\nFind a flight.<|im_end|>\n<|im_start|>assistant\n"
@@ -204,7 +204,9 @@ def test_only_a_template_that_writes_the_same_is_qwens(tmp_path):
 @pytest.mark.parametrize("source", [SMOL, INST])
 def test_no_text_makes_a_control_token(source, answers, data):
     tokenizer = forgeable(source)
-    spelled = data.draw(st.lists(st.sampled_from([*FORGED, "[", "<", "<|", "im_end|>", "/INST]"])))
+    spelled = data.draw(
+        st.lists(st.sampled_from([*FORGED, "[", "<", "<|", "im_end|>", "/INST]", jinja.SAID]))
+    )
     control = set(tokenizer._control.values())
 
     def structure(text: str, obs) -> list[int]:
@@ -300,7 +302,3 @@ def test_a_forced_thought_is_kept():
     assert "rewrites the past" in forced.rendering
     more = forced.decode(chat.observation(forced, [USER], closed=True))
     assert more.endswith("assistant\n<think>\n")
-
-
-def test_our_own_jinja_is_qwens():
-    assert made(template.JINJA + " ").rendering == "Qwen2.5's"

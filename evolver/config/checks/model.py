@@ -105,14 +105,19 @@ def tokenizer_problems(config: ConfigDict, vocab: int, ends: dict[str, set[int]]
     whose files say that turns end with the tokens `ends`, see `hf_config.end_tokens`."""
     from models import chat
     from models.tokenizer import Tokenizer, TokenizerError
+    from rl import calls
 
     path, rollout, thinking = config.model.path, config.rollout, config.template.thinking
     name = config.model.tokenizer or path
     try:
-        loaded = Tokenizer.load(model_folder(name), config.template.render)
+        loaded = Tokenizer.load(model_folder(name), config.template.render, config.template.calls)
     except (TokenizerError, OSError) as error:
         yield f"config.model.{'tokenizer' if config.model.tokenizer else 'path'}: {error}"
         return
+    try:
+        calls.format_of(loaded)
+    except calls.UnknownFormat as error:
+        yield f"config.template.calls={config.template.calls}: {error}"
     if thinking != "auto":
         try:
             loaded = loaded.with_thinking(thinking == "on")

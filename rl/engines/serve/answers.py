@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from envs import toolcalls
 from models.tokenizer import Tokenizer
+from rl.calls import format_of
 from rl.engines.serve.requests import ChatRequest, Generation, Json, TextRequest
 
 MAX_MESSAGE = 2000  # characters of an error, which may quote the request
@@ -37,7 +38,7 @@ class Answers:
 
     def __init__(self, request: Generation, model: str, tokenizer: Tokenizer):
         self.request, self.tokenizer = request, tokenizer
-        self.chat = isinstance(request, ChatRequest)
+        self.chat, self.format = isinstance(request, ChatRequest), format_of(tokenizer)
         self.head: Json = {
             "id": ("chatcmpl-" if self.chat else "cmpl-") + uuid.uuid4().hex,
             "object": "chat.completion" if self.chat else "text_completion",
@@ -87,11 +88,11 @@ class Answers:
     def read(self, text: str) -> toolcalls.ParsedTurn:
         """Return a text as the worlds read it, if the request has tools. A text that holds errors
         stays whole."""
-        turn = toolcalls.parse(text) if self.request.parses_tools else None
+        turn = self.format.read(text) if self.request.parses_tools else None
         if turn is None or turn.errors:
             return toolcalls.ParsedTurn(text)
         if not turn.calls:
-            turn.content = toolcalls.spoken(text)
+            turn.content = text[len(turn.thought) :].lstrip() if turn.thought else text
         return turn
 
     def _choice(self, index: int, g: Generated) -> Json:
@@ -191,7 +192,7 @@ def _thought(turn: toolcalls.ParsedTurn) -> Json:
 
 def _call(call: toolcalls.Call) -> Json:
     return {
-        "id": f"call_{uuid.uuid4().hex[:24]}",
+        "id": call.id or uuid.uuid4().hex[:9],  # as Mistral's templates ask for
         "type": "function",
         "function": {
             "name": call.name,

@@ -44,6 +44,7 @@ from envs.packages import how_to_install
 from models import chat, hf, qwen
 from models.logp import logits, token_logp
 from models.tokenizer import Tokenizer
+from rl.calls import format_of
 from rl.engines import EngineFault
 from rl.engines.grammar import GrammarError, Grammars
 from rl.engines.jax.engine import JaxEngine
@@ -457,6 +458,7 @@ def load(
     if not Path(model).is_dir():
         raise ValueError(f"--model={model} is not a directory")
     tokenizer = Tokenizer.load(model)
+    format_of(tokenizer)  # raises ValueError for one that is nowhere
     shape, params = hf.load(model)
     shape = hf.for_tokenizer(shape, tokenizer)
     if context > shape.max_positions:
