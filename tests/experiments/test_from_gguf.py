@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.from_gguf import _halves, convert, find, main
 from models import chat, hf, qwen
-from models.from_gguf import _halves, convert, find, main
 from models.hf_config import ModelError
 from models.tokenizer import PRE_TOKENIZER, Tokenizer
 
@@ -61,7 +61,7 @@ def write(
     for key, value in (values or {}).items():
         kinds = {str: writer.add_string, float: writer.add_float32, list: writer.add_array}
         kinds.get(type(value), writer.add_uint32)(key, value)
-    from models.from_gguf import _names
+    from experiments.from_gguf import _names
 
     for name, (hf_name, shape) in zip(_names(config), hf.shapes(config)):
         array = rng.normal(size=shape).astype(np.float32) * (0.1 if len(shape) > 1 else 1.0)
