@@ -8,15 +8,16 @@ Prints the times of `adca` and of a Python loop over turns on the same arrays.
 
 from __future__ import annotations
 
-import argparse
+import functools
 import math
 import statistics
-import time
+import sys
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
+from experiments import commands
+from experiments.bench.harness import clocked
 from rl import advantages
 
 
@@ -58,30 +59,20 @@ def naive(
     return result
 
 
-def clock(
-    function: Callable[..., np.ndarray], *arguments: np.ndarray, **options: Any
-) -> tuple[float, np.ndarray]:
-    """Return the median time in milliseconds, and the result of the function."""
-    times = []
-    for _ in range(9):
-        start = time.perf_counter()
-        result = function(*arguments, **options)
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times), result
+def median_ms(call: Callable[[], np.ndarray]) -> float:
+    """Return the median time of nine calls in milliseconds."""
+    return 1e3 * statistics.median(clocked(call, 9))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--trajectories", type=int, default=256)
-    parser.add_argument("--turns", type=int, default=30)
-    flags = parser.parse_args()
-    arrays = batch(flags.trajectories, flags.turns)
-    here, advantage_NK = clock(advantages.adca, *arrays, alpha=0.1, norm="reference")
-    loop, expected_NK = clock(naive, *arrays, alpha=0.1)
-    np.testing.assert_allclose(advantage_NK, expected_NK, atol=1e-5)
-    print(f"{flags.trajectories} trajectories x {flags.turns} turns, milliseconds, median of 9")
-    print(f"here {here:.2f}, Python loop {loop:.2f}")
+def main(*, trajectories: int = 256, turns: int = 30) -> None:
+    """Print both times, after a comparison of the results."""
+    arrays = batch(trajectories, turns)
+    here = functools.partial(advantages.adca, *arrays, alpha=0.1, norm="reference")
+    loop = functools.partial(naive, *arrays, alpha=0.1)
+    np.testing.assert_allclose(here(), loop(), atol=1e-5)
+    print(f"{trajectories} trajectories x {turns} turns, milliseconds, median of 9")
+    print(f"here {median_ms(here):.2f}, Python loop {median_ms(loop):.2f}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(commands.run(main))

@@ -13,15 +13,25 @@ measured: memory is that of the compiled program, speed is the roofline.
 
 from __future__ import annotations
 
-import argparse
-import json
+import itertools
 import sys
-import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-from configs import base
-from experiments.bench.train import SIZES, chip_of
+from evolver.plan import analytic, targets
+from experiments import commands
+from experiments.bench.accelerator import (
+    SIZES,
+    Record,
+    bfloat16_config,
+    chip_of,
+    compiled_for,
+    kind_of,
+    told,
+)
+from experiments.bench.harness import clocked
+from experiments.compare import markdown
+from models import qwen
 
 CONTEXTS = (2048, 8192, 16384)
 BLOCK = 32  # tokens decoded in one call
@@ -30,12 +40,7 @@ MEMORY_SHARE = 0.9  # share of the memory for weights and cache; the rest is for
 
 def config_of(size: str, context: int, slots: int) -> Any:
     """Return a config with the engine's settings."""
-    config = base.get_config()
-    config.model.preset, config.model.dtype, config.engine.cache_dtype = (
-        size,
-        "bfloat16",
-        "bfloat16",
-    )
+    config = bfloat16_config(size)
     config.rollout.context, config.rollout.max_tokens = context, context // 8
     config.engine.slots, config.engine.decode_block = slots, BLOCK
     return config
@@ -44,9 +49,6 @@ def config_of(size: str, context: int, slots: int) -> Any:
 def batch_of(size: str, context: int, usable: float, wanted: int) -> int:
     """Return `wanted` if it is not 0, else the largest power of two of rows that fits beside the
     weights."""
-    from evolver.plan import analytic
-    from models import qwen
-
     shape = qwen.PRESETS[size]
     room = MEMORY_SHARE * usable - 2 * qwen.parameter_count(shape)
     most = min(256, analytic.sequences_that_fit(room, shape, context, "bfloat16"))
@@ -55,9 +57,6 @@ def batch_of(size: str, context: int, usable: float, wanted: int) -> int:
 
 def roofline(size: str, context: int, batch: int, chip: Any) -> float:
     """Return the tokens/s that the memory bandwidth allows."""
-    from evolver.plan import analytic
-    from models import qwen
-
     moved = analytic.decode_bytes(
         qwen.PRESETS[size], batch, context, dtype="bfloat16", cache_dtype="bfloat16"
     )
@@ -71,7 +70,7 @@ def measure(size: str, context: int, batch: int, repeats: int) -> float:
     import jax.numpy as jnp
     import numpy as np
 
-    from models import kv_cache, qwen
+    from models import kv_cache
     from rl.engines.jax import decoding
 
     shape = qwen.PRESETS[size]
@@ -91,106 +90,74 @@ def measure(size: str, context: int, batch: int, repeats: int) -> float:
         np.arange(batch, dtype=np.int32), ones, ones * (context - BLOCK), ones * BLOCK,
         np.full((batch, 8), -1, np.int32), draw,
     )  # fmt: skip
-    seconds = []
-    for _ in range(repeats + 2):
-        began = time.perf_counter()
+
+    def step() -> None:
+        nonlocal cache
         tokens, *_, cache = decoding.decode(
-            weights,
-            cache,
-            rows,
-            np.int32(batch),
-            config=shape,
-            window=context,
-            block=BLOCK,
-            truncate=False,
-            in_place=True,
-        )
+            weights, cache, rows, np.int32(batch), config=shape, window=context, block=BLOCK,
+            truncate=False, in_place=True,
+        )  # fmt: skip
         jax.block_until_ready((tokens, cache))
-        seconds.append(time.perf_counter() - began)
-    return batch * BLOCK / min(seconds[2:])
+
+    return batch * BLOCK / min(clocked(step, repeats + 2)[2:])
 
 
-def planned(size: str, context: int, batch: int, target: Any) -> dict[str, Any]:
-    """Return the peak memory of the compiled step, or a note if it does not compile."""
-    from evolver.plan import compilers
-
-    config = config_of(size, context, batch)
-    compiled = compilers.compile_programs(
-        config, target, phases=["decode"], slots=batch, micro_batches=1
-    )
-    record = compiled.get("phases", {}).get("decode", {})
-    if "memory" not in record:
-        return {
-            "note": (compiled.get("error") or record.get("error", "no program")).splitlines()[0][
-                :100
-            ]
-        }
-    memory = record["memory"]
-    return {
-        "peak_gb": (memory["argument"] + memory["output"] - memory["alias"] + memory["temp"]) / 1e9
-    }
+def cells(record: Record) -> list[str]:
+    """Return the row of the table."""
+    result = record.get("note", "")
+    if "tokens_per_s" in record:
+        share = record["tokens_per_s"] / record["roofline"]
+        result = f"{record['tokens_per_s']:,.0f} tokens/s, {share:.0%} of the roofline"
+    elif "peak_gb" in record:
+        result = f"peak memory {record['peak_gb']:.1f} GB"
+    bound = f"{record['roofline']:,.0f}" if "roofline" in record else ""
+    return [record["size"], f"{record['context']:,}", str(record["batch"]), bound, result]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--sizes", nargs="+", default=SIZES)
-    parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS)
-    parser.add_argument("--batch", type=int, default=0, help="number of rows; 0 = as many as fit")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--planned", default="", metavar="CHIP:COUNT", help="plan for this target, do not measure"
-    )
-    parser.add_argument("--json", default="", help="file to which the records are written too")
-    args = parser.parse_args()
-    from evolver.plan import targets
+def chip_here() -> targets.Chip:
+    """Return the accelerator of this machine. Raises commands.Problems."""
+    import jax
 
-    if args.planned:
-        target = targets.parse(args.planned)
-        chip = target.chip
-    else:
-        import jax
-
-        chip = chip_of(jax.devices()[0].device_kind)
-        if chip is None:
-            sys.exit(
-                "this machine has no accelerator of a known type; "
-                "plan for one with --planned h100:1"
-            )
-    records = []
-    for size in args.sizes:
-        for context in args.contexts:
-            batch = batch_of(size, context, chip.usable, args.batch)
-            record = {"size": size, "context": context, "batch": batch, "note": "no sequence fits"}
-            if batch:
-                record = {"size": size, "context": context, "batch": batch}
-                record["roofline"] = roofline(size, context, batch, chip)
-                if args.planned:
-                    record |= planned(size, context, batch, target)
-                else:
-                    record["tokens_per_s"] = measure(size, context, batch, args.repeats)
-            records.append(record)
-            print(json.dumps(record), file=sys.stderr, flush=True)
-    print(
-        table(records, f"planned for {args.planned}, not measured" if args.planned else "measured")
-    )
-    if args.json:
-        Path(args.json).write_text(json.dumps(records, indent=1) + "\n")
+    chip = chip_of(jax.devices()[0].device_kind)
+    if chip is None:
+        hint = "plan for one with --planned h100:1"
+        raise commands.Problems([f"this machine has no accelerator of a known type; {hint}"])
+    return chip
 
 
-def table(records: list[dict[str, Any]], kind: str) -> str:
-    """Return the records as a Markdown table. kind: the last column's heading."""
-    lines = [f"| model | context | batch | roofline tokens/s | {kind} |", "|---|---|---|---|---|"]
-    for r in records:
-        result = r.get("note", "")
-        if "tokens_per_s" in r:
-            share = r["tokens_per_s"] / r["roofline"]
-            result = f"{r['tokens_per_s']:,.0f} tokens/s, {share:.0%} of the roofline"
-        elif "peak_gb" in r:
-            result = f"peak memory {r['peak_gb']:.1f} GB"
-        bound = f"{r['roofline']:,.0f}" if "roofline" in r else ""
-        lines.append(f"| {r['size']} | {r['context']:,} | {r['batch']} | {bound} | {result} |")
-    return "\n".join(lines)
+def main(
+    *,
+    sizes: tuple[str, ...] = SIZES,
+    contexts: tuple[int, ...] = CONTEXTS,
+    batch: int = 0,
+    repeats: int = 5,
+    planned: str = "",
+) -> None:
+    """Print a table of all sizes and contexts.
+
+    batch: number of rows; 0 = as many as fit
+    planned: CHIP:COUNT to plan for; nothing is measured
+    """
+    target = targets.parse(planned) if planned else None
+    chip = target.chip if target else chip_here()
+
+    def records() -> Iterator[Record]:
+        for size, context in itertools.product(sizes, contexts):
+            rows = batch_of(size, context, chip.usable, batch)
+            record: Record = {"size": size, "context": context, "batch": rows}
+            if not rows:
+                yield record | {"note": "no sequence fits"}
+                continue
+            record["roofline"] = roofline(size, context, rows, chip)
+            if target:
+                config = config_of(size, context, rows)
+                yield record | compiled_for(config, target, "decode", rows, 1)
+            else:
+                yield record | {"tokens_per_s": measure(size, context, rows, repeats)}
+
+    head = ["model", "context", "batch", "roofline tokens/s", kind_of(planned)]
+    print(markdown([head, *map(cells, told(records()))]), end="")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(commands.run(main))

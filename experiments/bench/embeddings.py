@@ -10,7 +10,7 @@ package index alone.
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import importlib.util
 import json
 import sys
@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
+
+from experiments import commands
 
 
 class Vectors:
@@ -75,27 +77,18 @@ def handler(vectors: Vectors) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--port", type=int, default=8012)
-    args = parser.parse_args()
+def main(*, port: int = 8012) -> None:
+    """Serve until Ctrl-C."""
     spec = importlib.util.find_spec("wordllama")
     if spec is None or spec.origin is None:
-        print(
-            "wordllama is not installed: pip install --no-deps 'wordllama>=0.4,<0.5'",
-            file=sys.stderr,
-        )
-        return 1
-    server = ThreadingHTTPServer(
-        ("127.0.0.1", args.port), handler(Vectors(Path(spec.origin).parent))
-    )
-    print(f"embeddings on http://127.0.0.1:{server.server_port}/v1", flush=True)
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        server.server_close()
-    return 0
+        hint = "pip install --no-deps 'wordllama>=0.4,<0.5'"
+        raise commands.Problems([f"wordllama is not installed: {hint}"])
+    vectors = Vectors(Path(spec.origin).parent)
+    with ThreadingHTTPServer(("127.0.0.1", port), handler(vectors)) as server:
+        print(f"embeddings on http://127.0.0.1:{server.server_port}/v1", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(commands.run(main))

@@ -1,7 +1,6 @@
 """Generated tokens/s of `transformers` generate on a workload. Runs under the peer's own Python:
 
-    .bench/trl/bin/python experiments/bench/peer_transformers.py --model DIR \\
-        --workload FILE.json [--batch 16]
+    .bench/trl/bin/python -m experiments.bench.peer_transformers DIR WORKLOAD.json [--batch 16]
 
 Each turn is one static left-padded batch of all episodes, or batches of `--batch` episodes of
 similar length, as in trainers without a serving engine: a batch lasts as long as its longest row,
@@ -10,20 +9,21 @@ log-probabilities are computed, which favours this peer. Rows never stop early, 
 the workload count.
 """
 
-import argparse
-import json
+from __future__ import annotations
+
 import os
-import time
+import sys
 
 import torch
 import transformers
-import workload as workloads
 
-PAD = 0
+from experiments import commands
+from experiments.bench.harness import clocked, report
+from experiments.bench.workload import Workload, load, padded
 
 
 @torch.inference_mode()
-def play(model: transformers.PreTrainedModel, workload: workloads.Workload, batch: int) -> None:
+def play(model: transformers.PreTrainedModel, workload: Workload, batch: int) -> None:
     """Generate every turn of every episode, `batch` episodes at a time."""
     histories = [list(episode.prompt) for episode in workload.episodes]
     for turn in range(max(len(episode.turns) for episode in workload.episodes)):
@@ -35,62 +35,41 @@ def play(model: transformers.PreTrainedModel, workload: workloads.Workload, batc
 
 def generate(
     model: transformers.PreTrainedModel,
-    workload: workloads.Workload,
+    workload: Workload,
     histories: list[list[int]],
     turn: int,
     rows: list[int],
 ) -> None:
     """Generate one turn of the episodes `rows` as one batch and append it to their histories."""
-    width = max(len(histories[row]) for row in rows)
-    tokens = torch.full((len(rows), width), PAD)
-    mask = torch.zeros((len(rows), width), dtype=torch.long)
-    for index, row in enumerate(rows):
-        tokens[index, width - len(histories[row]) :] = torch.tensor(histories[row])
-        mask[index, width - len(histories[row]) :] = 1
+    tokens = torch.tensor(padded([histories[row] for row in rows], left=True))
+    mask = torch.tensor(padded([[1] * len(histories[row]) for row in rows], left=True))
+    width = tokens.shape[1]
     longest = max(workload.episodes[row].turns[turn].new_tokens for row in rows)
     out = model.generate(
         input_ids=tokens, attention_mask=mask, max_new_tokens=longest, do_sample=True,
-        temperature=1.0, top_k=0, eos_token_id=None, pad_token_id=PAD,
+        temperature=1.0, top_k=0, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     assert out.shape[1] == width + longest, "a row ended early"
-    for index, row in enumerate(rows):
+    for row, generated in zip(rows, out[:, width:].tolist()):
         wanted = workload.episodes[row].turns[turn]
-        histories[row] += out[index, width : width + wanted.new_tokens].tolist() + list(
-            wanted.observation
-        )
+        histories[row] += generated[: wanted.new_tokens] + wanted.observation
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--workload", required=True)
-    parser.add_argument("--batch", type=int, default=0, help="episodes per batch; 0 = all")
-    parser.add_argument("--repeats", type=int, default=3)
-    args = parser.parse_args()
+def main(model: str, workload: str, *, batch: int = 0, repeats: int = 3) -> None:
+    """Report seconds and tokens/s. The first round is a warm-up.
+
+    batch: episodes per batch; 0 = all
+    """
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     transformers.logging.set_verbosity_error()
-    workload = workloads.load(args.workload)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        args.model, dtype=torch.float32
-    ).eval()
-    model.generation_config.eos_token_id = None
-    batch = args.batch or len(workload.episodes)
-    seconds = []
-    for _ in range(args.repeats + 1):  # the first round is a warm-up
-        start = time.perf_counter()
-        play(model, workload, batch)
-        seconds.append(time.perf_counter() - start)
-    result = {
-        "name": f"transformers generate (batches of {batch})",
-        "version": transformers.__version__,
-        "workload": workload.name,
-        "new_tokens": workload.new_tokens,
-        "seconds": seconds[1:],
-        "first_seconds": seconds[0],
-        "tokens_per_second": workload.new_tokens / min(seconds[1:]),
-    }
-    print(json.dumps(result))
+    work = load(workload)
+    peer = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    peer.generation_config.eos_token_id = None
+    size = batch or len(work.episodes)
+    seconds = clocked(lambda: play(peer, work, size), repeats + 1)
+    name = f"transformers {transformers.__version__} generate (batches of {size})"
+    report(name, work.new_tokens, seconds)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(commands.run(main))

@@ -1,15 +1,16 @@
 """Trained tokens/s of TRL's GRPO trainer on a batch. Runs under the peer's own Python:
 
-    .bench/trl/bin/python experiments/bench/peer_trl.py --model DIR --batch FILE.json [--micro 16]
+    .bench/trl/bin/python -m experiments.bench.peer_trl DIR BATCH.json [--micro 16]
 
 Runs GRPOTrainer.train() with its generation replaced by the given batch; a step is loss, backward
 pass, clipping and AdamW. Configured for speed: no gradient checkpointing, no reference model, and
 old log-probabilities from the same forward pass. The last line of the output is one JSON object.
 """
 
-import argparse
-import json
+from __future__ import annotations
+
 import os
+import sys
 import tempfile
 import time
 from typing import Any
@@ -19,7 +20,10 @@ import tokenizers
 import torch
 import transformers
 import trl
-import workload as workloads
+
+from experiments import commands
+from experiments.bench.harness import report
+from experiments.bench.workload import Batch, load_batch, padded
 
 
 class Trainer(trl.GRPOTrainer):
@@ -44,26 +48,20 @@ class Clock(transformers.TrainerCallback):
         self.seconds.append(time.perf_counter() - self.start)
 
 
-def tensors(batch: workloads.Batch) -> dict[str, torch.Tensor]:
+def tensors(batch: Batch) -> dict[str, torch.Tensor]:
     """Return the result of _generate_and_score_completions: prompts padded on the left, completions
     on the right."""
-    rows, prompt, completion = len(batch.rows), batch.max_prompt, batch.max_completion
-    out = {
-        "prompt_ids": torch.zeros(rows, prompt, dtype=torch.long),
-        "prompt_mask": torch.zeros(rows, prompt, dtype=torch.long),
-        "completion_ids": torch.zeros(rows, completion, dtype=torch.long),
-        "completion_mask": torch.zeros(rows, completion, dtype=torch.long),
-        "tool_mask": torch.zeros(rows, completion, dtype=torch.long),
+    prompts = torch.tensor(padded([row.prompt for row in batch.rows], left=True))
+    completions = torch.tensor(padded([row.completion for row in batch.rows]))
+    return {
+        "prompt_ids": prompts,
+        "prompt_mask": (prompts != 0).long(),
+        "completion_ids": completions,
+        "completion_mask": (completions != 0).long(),
+        "tool_mask": torch.tensor(padded([row.mask for row in batch.rows])),
         "advantages": torch.tensor([row.advantage for row in batch.rows]),
         "num_items_in_batch": torch.tensor(float(batch.trained_tokens)),
     }
-    for index, row in enumerate(batch.rows):
-        out["prompt_ids"][index, prompt - len(row.prompt) :] = torch.tensor(row.prompt)
-        out["prompt_mask"][index, prompt - len(row.prompt) :] = 1
-        out["completion_ids"][index, : len(row.completion)] = torch.tensor(row.completion)
-        out["completion_mask"][index, : len(row.completion)] = 1
-        out["tool_mask"][index, : len(row.mask)] = torch.tensor(row.mask)
-    return out
 
 
 def tokenizer_of(vocab: int) -> transformers.PreTrainedTokenizerFast:
@@ -75,47 +73,35 @@ def tokenizer_of(vocab: int) -> transformers.PreTrainedTokenizerFast:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--batch", required=True)
-    parser.add_argument("--micro", type=int, default=0, help="rows per forward pass; 0 = all")
-    parser.add_argument("--repeats", type=int, default=5)
-    args = parser.parse_args()
+def main(model: str, batch: str, *, micro: int = 0, repeats: int = 5) -> None:
+    """Report seconds and tokens/s of a step.
+
+    micro: rows per forward pass; 0 = all
+    """
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     transformers.logging.set_verbosity_error()
-    batch = workloads.load_batch(args.batch)
-    micro = args.micro or len(batch.rows)
-    model = transformers.AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
-    clock = Clock()
+    work, clock = load_batch(batch), Clock()
+    rows = micro or len(work.rows)
     with tempfile.TemporaryDirectory() as folder:
         config = trl.GRPOConfig(
-            output_dir=folder, max_steps=args.repeats + 2, per_device_train_batch_size=micro,
-            gradient_accumulation_steps=len(batch.rows) // micro, num_generations=2,
-            learning_rate=1e-5, max_completion_length=batch.max_completion,
+            output_dir=folder, max_steps=repeats + 2, per_device_train_batch_size=rows,
+            gradient_accumulation_steps=len(work.rows) // rows, num_generations=2,
+            learning_rate=1e-5, max_completion_length=max(len(row.completion) for row in work.rows),
             gradient_checkpointing=False, bf16=False, use_cpu=True, logging_strategy="no",
             save_strategy="no", report_to="none", disable_tqdm=True,
         )  # fmt: skip
         trainer = Trainer(
-            model=model, reward_funcs=lambda prompts, **kwargs: [0.0] * len(prompts), args=config,
+            model=transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+            reward_funcs=lambda prompts, **kwargs: [0.0] * len(prompts), args=config,
             callbacks=[clock],
-            train_dataset=datasets.Dataset.from_dict({"prompt": ["w2"] * len(batch.rows)}),
-            processing_class=tokenizer_of(batch.vocab),
+            train_dataset=datasets.Dataset.from_dict({"prompt": ["w2"] * len(work.rows)}),
+            processing_class=tokenizer_of(work.vocab),
         )  # fmt: skip
-        trainer.fixed = tensors(batch)
+        trainer.fixed = tensors(work)
         trainer.train()
-    steady = clock.seconds[2:]
-    result = {
-        "name": f"TRL GRPO (micro {micro})",
-        "version": trl.__version__,
-        "batch": batch.name,
-        "trained_tokens": batch.trained_tokens,
-        "seconds": steady,
-        "first_seconds": clock.seconds[0],
-        "tokens_per_second": batch.trained_tokens / min(steady),
-    }
-    print(json.dumps(result), flush=True)
+    name = f"TRL {trl.__version__} GRPO (micro {rows})"
+    report(name, work.trained_tokens, clock.seconds, warm_up=2)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(commands.run(main))

@@ -1,26 +1,25 @@
 """Trained tokens/s of tunix's GRPO step on a batch. Runs under the peer's own Python:
 
-    .bench/tunix/bin/python experiments/bench/peer_tunix.py --model DIR --batch FILE.json \\
+    .bench/tunix/bin/python -m experiments.bench.peer_tunix DIR BATCH.json \\
         [--packed TOKENS] [--micro 16]
 
 Runs the jitted train step of its RL trainer with its GRPO loss: loss, gradient, clipping and AdamW.
 Configured for speed: no reference model, old log-probabilities from the same forward pass, and with
---packed rows filled by first fit and separated by segment ids. The last line of the output is one
+--packed rows filled as ours are and separated by segment ids. The last line of the output is one
 JSON object.
 """
 
-import argparse
+from __future__ import annotations
+
 import importlib.metadata
 import json
-import time
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-import workload as workloads
 from flax import nnx
 from tunix.models.qwen2 import model as qwen2
 from tunix.models.qwen2 import params as qwen2_params
@@ -28,59 +27,38 @@ from tunix.rl import algo_core, common, trainer
 from tunix.rl.grpo import grpo_learner
 from tunix.sft import peft_trainer
 
+from experiments import commands
+from experiments.bench.harness import clocked, report
+from experiments.bench.samples import samples_of
+from experiments.bench.workload import Batch, load_batch
+from experiments.bench.workload import padded as filled
+from rl.packing import pack
+
 PAD, END = 0, 1
 
 
-def padded(batch: workloads.Batch) -> common.TrainExample:
+def padded(batch: Batch) -> common.TrainExample:
     """Return one row per sample: prompts padded on the left, completions on the right."""
-    rows, prompt, completion = len(batch.rows), batch.max_prompt, batch.max_completion
-    prompts, completions = (
-        np.full((rows, prompt), PAD, np.int32),
-        np.full((rows, completion), PAD, np.int32),
-    )
-    mask = np.zeros((rows, completion), np.int32)
-    for index, row in enumerate(batch.rows):
-        prompts[index, prompt - len(row.prompt) :] = row.prompt
-        completions[index, : len(row.completion)] = row.completion
-        mask[index, : len(row.mask)] = row.mask
-    advantages = np.array([row.advantage for row in batch.rows], np.float32)
+    prompts = jnp.array(filled([row.prompt for row in batch.rows], left=True), jnp.int32)
     return common.TrainExample(
-        prompt_ids=jnp.array(prompts), prompt_mask=jnp.array(prompts != PAD),
-        completion_ids=jnp.array(completions), completion_mask=jnp.array(mask),
-        advantages=jnp.array(advantages), ref_per_token_logps=None, old_per_token_logps=None,
+        prompt_ids=prompts, prompt_mask=prompts != PAD,
+        completion_ids=jnp.array(filled([row.completion for row in batch.rows]), jnp.int32),
+        completion_mask=jnp.array(filled([row.mask for row in batch.rows]), jnp.int32),
+        advantages=jnp.array([row.advantage for row in batch.rows], jnp.float32),
+        ref_per_token_logps=None, old_per_token_logps=None,
     )  # fmt: skip
 
 
-def packed(batch: workloads.Batch, width: int) -> common.TrainExample:
+def packed_rows(batch: Batch, width: int) -> common.TrainExample:
     """Return rows of `width` tokens with several samples each, distinguished by segment ids."""
-    bins: list[list[workloads.Row]] = []
-    room: list[int] = []
-    for row in sorted(batch.rows, key=lambda row: -len(row.prompt) - len(row.completion)):
-        size = len(row.prompt) + len(row.completion)
-        place = next((index for index, free in enumerate(room) if free >= size), None)
-        if place is None:
-            bins, room, place = [*bins, []], [*room, width], len(bins)
-        bins[place].append(row)
-        room[place] -= size
-    shape = (len(bins), width)
-    tokens, mask, segments, positions = (np.zeros(shape, np.int32) for _ in range(4))
-    advantages = np.zeros(shape, np.float32)
-    for index, rows in enumerate(bins):
-        start = 0
-        for number, row in enumerate(rows, 1):
-            middle, end = start + len(row.prompt), start + len(row.prompt) + len(row.completion)
-            tokens[index, start:end] = row.prompt + row.completion
-            mask[index, middle:end] = row.mask
-            advantages[index, middle:end] = row.advantage
-            segments[index, start:end] = number
-            positions[index, start:end] = np.arange(end - start)
-            start = end
-    empty = jnp.zeros((len(bins), 0), jnp.int32)
+    rows = pack(samples_of(batch), width)
+    empty = jnp.zeros((rows.rows, 0), jnp.int32)
     return common.TrainExample(
-        prompt_ids=empty, prompt_mask=empty, completion_ids=jnp.array(tokens),
-        completion_mask=jnp.array(mask), advantages=jnp.array(advantages), ref_per_token_logps=None,
-        old_per_token_logps=None, segment_ids=jnp.array(segments),
-        segment_positions=jnp.array(positions),
+        prompt_ids=empty, prompt_mask=empty, completion_ids=jnp.array(rows.tokens_RT),
+        completion_mask=jnp.array(rows.mask_RT, jnp.int32),
+        advantages=jnp.array(rows.advantage_RT), ref_per_token_logps=None,
+        old_per_token_logps=None, segment_ids=jnp.array(rows.segments_RT),
+        segment_positions=jnp.array(rows.positions_RT),
     )  # fmt: skip
 
 
@@ -102,29 +80,25 @@ def load(folder: str) -> tuple[Any, jax.sharding.Mesh]:
     ), mesh
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--batch", required=True)
-    parser.add_argument(
-        "--packed", type=int, default=0, help="tokens of a packed row; 0 = one sample per row"
-    )
-    parser.add_argument("--micro", type=int, default=0, help="rows per forward pass; 0 = all")
-    parser.add_argument("--repeats", type=int, default=5)
-    args = parser.parse_args()
-    batch = workloads.load_batch(args.batch)
-    example = packed(batch, args.packed) if args.packed else padded(batch)
+def main(model: str, batch: str, *, packed: int = 0, micro: int = 0, repeats: int = 5) -> None:
+    """Report seconds and tokens/s of a step.
+
+    packed: tokens of a packed row; 0 = one sample per row
+    micro: rows per forward pass; 0 = all
+    """
+    work = load_batch(batch)
+    example = packed_rows(work, packed) if packed else padded(work)
     rows = example.completion_ids.shape[0]
-    micro = args.micro or rows
+    micro = micro or rows
     parts = [jax.tree.map(lambda x, i=i: x[i : i + micro], example) for i in range(0, rows, micro)]
-    model, mesh = load(args.model)
+    policy, mesh = load(model)
     config = grpo_learner.GRPOConfig(beta=0.0, loss_agg_mode="token-mean")
     config.temperature = 1.0  # its learner copies this from the rollout config
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-5))
     training = peft_trainer.TrainingConfig(
         eval_every_n_steps=1000, gradient_accumulation_steps=len(parts) if len(parts) > 1 else None
     )
-    peer = trainer.Trainer(model, optimizer, training, custom_checkpoint_metadata_fn=dict)
+    peer = trainer.Trainer(policy, optimizer, training, custom_checkpoint_metadata_fn=dict)
     peer.with_loss_fn(
         lambda model, train_example, algo_config: algo_core.grpo_loss_fn(
             model, train_example, config, PAD, END
@@ -132,27 +106,20 @@ def main() -> None:
         has_aux=True,
     )
     peer.with_gen_model_input_fn(lambda x: {"train_example": x, "algo_config": config})
-    seconds = []
     with mesh:
         step, _ = peer.jit_train_and_eval_step(cache_nnx_graph=True)
-        for _ in range(args.repeats + 2):
-            start = time.perf_counter()
-            for part in parts:
-                out = step(part)
-            jax.block_until_ready((out, nnx.state(model)))
-            seconds.append(time.perf_counter() - start)
-    layout = f"packed {args.packed}" if args.packed else "padded"
-    result = {
-        "name": f"tunix GRPO ({layout}, micro {micro})",
-        "version": importlib.metadata.version("google-tunix"),
-        "batch": batch.name,
-        "trained_tokens": batch.trained_tokens,
-        "seconds": seconds[2:],
-        "first_seconds": seconds[0],
-        "tokens_per_second": batch.trained_tokens / min(seconds[2:]),
-    }
-    print(json.dumps(result), flush=True)
+
+        def update() -> None:
+            out = [step(part) for part in parts][-1]
+            jax.block_until_ready((out, nnx.state(policy)))
+
+        seconds = clocked(update, repeats + 2)
+    layout = f"packed {packed}" if packed else "padded"
+    version = importlib.metadata.version("google-tunix")
+    report(
+        f"tunix {version} GRPO ({layout}, micro {micro})", work.trained_tokens, seconds, warm_up=2
+    )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(commands.run(main))

@@ -13,11 +13,11 @@ object.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -26,12 +26,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from configs import quickstart
+from configs.keys import use
 from envs.travel.world import Travel
 from envs.world import Observation, StepResult, Task
 from evolver import loop
 from evolver.attributing import ABSTAIN, Label, TurnJudge
 from evolver.build import open_run
 from evolver.phases.record import Recorder
+from experiments import commands
 from rl.bounds import NotNegative
 from rl.trajectory import Trajectory
 
@@ -73,31 +75,27 @@ class SlowJudge(TurnJudge):
         return [[Label(ABSTAIN)] * len(trajectory.turns) for trajectory in trajectories]
 
 
-def config_of(args: argparse.Namespace, depth: int) -> Any:
+def config_of(depth: int, *, steps: int, tasks: int, turn: float, tail: float, judge: float) -> Any:
     """Return the quickstart's config with the slow world and the slow judge as its only
     mechanism."""
     config = quickstart.get_config("grpo")
-    config.steps = args.steps + WARM_UP
-    config.env.name = "experiments.bench.pipelining:SlowTravel"
-    with config.env.args.unlocked():
-        config.env.args.update({"turn": args.turn, "tail": args.tail})
-    config.rollout.tasks, config.rollout.group, config.rollout.async_depth = args.tasks, 4, depth
+    config.steps = steps + WARM_UP
+    use(config.env, "experiments.bench.pipelining:SlowTravel", turn=turn, tail=tail)
+    config.rollout.tasks, config.rollout.group, config.rollout.async_depth = tasks, 4, depth
     config.rollout.max_turns, config.rollout.max_tokens = 6, 32
     config.learner.max_staleness = 2 * depth
     config.eval.every, config.eval.tasks = 0, 1
     config.checkpoint.every, config.log.trajectories = 1000, 0
     config.attributing.enabled = True
-    config.attributing.judge.name = "experiments.bench.pipelining:SlowJudge"
-    with config.attributing.judge.args.unlocked():
-        config.attributing.judge.args.update({"seconds": args.judge})
+    use(config.attributing.judge, "experiments.bench.pipelining:SlowJudge", seconds=judge)
     return config
 
 
-def seconds_of(args: argparse.Namespace, depth: int) -> tuple[list[float], float]:
+def seconds_of(config: Any) -> tuple[list[float], float]:
     """Return (seconds of each step after the warm-up, mean rollouts per step)."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        open_run(config_of(args, depth), Path(folder) / "run") as run,
+        open_run(config, Path(folder) / "run") as run,
         Recorder(run) as recorder,
     ):
         SlowTravel.episodes.clear()
@@ -111,21 +109,20 @@ def seconds_of(args: argparse.Namespace, depth: int) -> tuple[list[float], float
         return seconds[WARM_UP:], statistics.mean(rollouts)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--tasks", type=int, default=6)
-    parser.add_argument(
-        "--turn", type=float, default=0.4, help="mean seconds of a call into the world"
-    )
-    parser.add_argument(
-        "--tail", type=float, default=4.0, help="factor on --turn in one episode of sixteen"
-    )
-    parser.add_argument("--judge", type=float, default=1.0, help="seconds of a call of the judge")
-    args = parser.parse_args()
-    result: dict[str, Any] = {"benchmark": "pipelining", **vars(args)}
+def main(
+    *, steps: int = 24, tasks: int = 6, turn: float = 0.4, tail: float = 4.0, judge: float = 1.0
+) -> None:
+    """Print one JSON object.
+
+    turn: mean seconds of a call into the world
+    tail: factor on --turn in one episode of sixteen
+    judge: seconds of a call of the judge
+    """
+    settings: dict[str, Any] = {"steps": steps, "tasks": tasks, "turn": turn}
+    settings |= {"tail": tail, "judge": judge}
+    result = {"benchmark": "pipelining", **settings}
     for depth in (0, 1):
-        seconds, rollouts = seconds_of(args, depth)
+        seconds, rollouts = seconds_of(config_of(depth, **settings))
         result[f"depth_{depth}"] = {
             "mean_s": statistics.mean(seconds),
             "seconds": [round(s, 2) for s in seconds],
@@ -136,4 +133,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(commands.run(main))

@@ -9,7 +9,7 @@ step exceeds.
 
 from __future__ import annotations
 
-import argparse
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from experiments import commands
 
 SHAPES = ((576, 3072), (576, 49152))  # gate and up of SmolLM2-135M, and its output head
 ROWS = (16, 32, 64)
@@ -49,7 +51,7 @@ def measure(
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__.partition("\n\n")[0]).parse_args()
+    """Print a line for each product and dtype."""
     rng = np.random.default_rng(0)
     for inner, outer in SHAPES:
         w = jnp.asarray(rng.standard_normal((inner, outer), np.float32))
@@ -71,4 +73,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(commands.run(main))

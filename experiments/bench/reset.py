@@ -4,7 +4,6 @@ experiments.bench.reset`.
     python -m experiments.bench.reset --env appworld --python .venv-appworld/bin/python
     python -m experiments.bench.reset --env travel --tools --episodes 64
 
-
 The worker is warm: its first episode, which loads data, is not counted. Both wall time and
 processor time are shown, because wall time depends on the machine's load. With `--tools` each
 tool's step is timed in this process, and the actions are those of the tasks' references and, in a
@@ -13,11 +12,9 @@ world with tools, those of the `curiosity` explorer's walks, which include calls
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
-import statistics
 import sys
 import time
 from collections import defaultdict
@@ -30,9 +27,10 @@ from envs.toolcalls import parse
 from evolver.questioning import probe_of
 from evolver.questioning.values import SeenValues
 from evolver.questioning.walks import Walker
+from experiments import commands
+from experiments.bench.harness import load_before, percentiles_ms
+from experiments.compare import markdown
 
-BOUND_MS = {"appworld": 150.0}  # bound on the p95 of a reset
-TOOL_BOUND_MS = {"travel": 10.0}  # bound on any step
 DEADLINE_S = 300.0  # long, so that a loaded machine gives slow figures, not errors
 
 
@@ -91,62 +89,52 @@ def by_tool(env: str, kwargs: dict[str, Any], split: str, episodes: int) -> dict
     return seconds
 
 
-def print_tools(env: str, seconds_of: dict[str, list[float]]) -> None:
-    """Print a table and the bound."""
-    print("| tool | steps | p50, ms | p95 | max |\n|---|---|---|---|---|")
+def tool_rows(seconds_of: dict[str, list[float]]) -> list[list[str]]:
+    """Return the table of `by_tool`."""
     everything = [second for seconds in seconds_of.values() for second in seconds]
+    rows = [["tool", "steps", "p50, ms", "p95", "max"]]
     for tools, seconds in [*sorted(seconds_of.items()), ("all", everything)]:
-        cuts = statistics.quantiles(seconds, n=20) if len(seconds) > 1 else seconds * 19
-        cells = [1e3 * value for value in (cuts[9], cuts[18], max(seconds))]
-        print(
-            f"| {tools or 'no call'} | {len(seconds)} | "
-            + " | ".join(f"{cell:.3f}" for cell in cells)
-            + " |"
-        )
-    if env in TOOL_BOUND_MS:
-        print(f"  bound: {TOOL_BOUND_MS[env]:g} ms for any step", file=sys.stderr)
+        cells = [*percentiles_ms(seconds), 1e3 * max(seconds)]
+        rows.append([tools or "no call", str(len(seconds)), *(f"{cell:.3f}" for cell in cells)])
+    return rows
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure and print a table. Return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.bench.reset", description=__doc__.partition("\n\n")[0]
-    )
-    parser.add_argument("--env", default="appworld")
-    parser.add_argument(
-        "--kwargs", type=json.loads, default={}, help="JSON arguments of the environment"
-    )
-    parser.add_argument(
-        "--python", default=".venv-appworld/bin/python", help="interpreter of the worker"
-    )
-    parser.add_argument("--split", default="train")
-    parser.add_argument("--episodes", type=int, default=60)
-    parser.add_argument(
-        "--tools", action="store_true", help="time the steps of each tool, without a worker"
-    )
-    args = parser.parse_args(argv)
+def call_rows(seconds_of: dict[str, list[tuple[float, float]]]) -> list[list[str]]:
+    """Return the table of `measure`."""
+    head = ["wall p50, ms", "wall p95", "processor p50, ms", "processor p95"]
+    rows = [["call", "calls", *head]]
+    for op, seconds in seconds_of.items():
+        wall, processor = (percentiles_ms(values) for values in zip(*seconds))
+        rows.append([op, str(len(seconds)), *(f"{cell:.1f}" for cell in wall + processor)])
+    return rows
+
+
+def main(
+    *,
+    env: str = "appworld",
+    kwargs: str = "{}",
+    python: str = ".venv-appworld/bin/python",
+    split: str = "train",
+    episodes: int = 60,
+    tools: bool = False,
+) -> None:
+    """Measure and print a table.
+
+    kwargs: JSON arguments of the environment
+    python: interpreter of the worker
+    tools: time the steps of each tool, without a worker
+    """
     os.chdir(ROOT)
-    load = f"load average {os.getloadavg()[0]:.1f} before"
-    if args.tools:
-        print(f"{args.env}, {args.episodes} episodes; {load}")
-        print_tools(args.env, by_tool(args.env, args.kwargs, args.split, args.episodes))
-        return 0
-    worker = Worker(args.env, args.kwargs, python=args.python, deadline=DEADLINE_S)
-    print(f"{args.env}, {args.episodes} episodes in one warm worker; {load}")
-    print("| call | calls | wall p50, ms | wall p95 | processor p50, ms | processor p95 |")
-    print("|---|---|---|---|---|---|")
-    results = measure(worker, args.split, args.episodes)
+    values = json.loads(kwargs)
+    where = "" if tools else " in one warm worker"
+    print(f"{env}, {episodes} episodes{where}; {load_before()}")
+    if tools:
+        print(markdown(tool_rows(by_tool(env, values, split, episodes))), end="")
+        return
+    worker = Worker(env, values, python=python, deadline=DEADLINE_S)
+    print(markdown(call_rows(measure(worker, split, episodes))), end="")
     worker.close()
-    for op, seconds in results.items():
-        cells = []
-        for values in zip(*seconds):
-            cuts = statistics.quantiles(values, n=20)
-            cells += [cuts[9] * 1e3, cuts[18] * 1e3]
-        print(f"| {op} | {len(seconds)} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |")
-        if op == "reset" and args.env in BOUND_MS:
-            print(f"  bound: {BOUND_MS[args.env]:g} ms for a reset", file=sys.stderr)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(commands.run(main))

@@ -1,7 +1,7 @@
 """The vLLM engine: seconds of a weight update by model size, and tokens/s over HTTP.
 
     python -m experiments.bench.servers [--python .bench/vllm/bin/python] [--sizes 1,30,120] \\
-        [--flags "--block-size 32"]
+        [--vllm-flags "--block-size 32"]
 
 For each size in millions of parameters, start one server from a checkpoint of random weights and
 time `--repeats` weight updates: staging in shared memory, and the update from the pause to the
@@ -13,21 +13,23 @@ earlier one. Prints one JSON object per size.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.bench import workload as workloads
+from experiments import commands
+from experiments.bench.our_engine import play
+from experiments.bench.workload import Workload, flat
 from models import hf, qwen
 from models.logp import token_logp
 from models.tokenizer import train_bpe
@@ -36,7 +38,6 @@ from rl.engines.jax.engine import JaxEngine
 from rl.engines.vllm.engine import VllmEngine
 from rl.engines.vllm.servers import OwnServers
 from rl.engines.vllm.transfer import SharedMemory
-from rl.trajectory import Sampling
 
 SHAPES = {
     "1": qwen.Config(800, 128, 4, 4, 2, 32, 384),
@@ -48,14 +49,7 @@ SHAPES = {
 
 def params_of(shape: qwen.Config, seed: int) -> qwen.Params:
     """Return random weights on the host."""
-    rng = np.random.default_rng(seed)
-
-    def draw(path: tuple[Any, ...], weight: qwen.Weight) -> np.ndarray:
-        if weight.std is None:
-            return np.full(weight.shape, float(path[-1].key.endswith("norm")), np.float32)
-        return (weight.std * rng.standard_normal(weight.shape, np.float32)).astype(np.float32)
-
-    return jax.tree.map_with_path(draw, qwen.weights(shape), is_leaf=qwen.is_weight)
+    return jax.tree.map(np.asarray, qwen.init(shape, seed))
 
 
 def learner_score(shape: qwen.Config) -> Callable[[qwen.Params, list[int]], np.ndarray]:
@@ -71,35 +65,17 @@ def learner_score(shape: qwen.Config) -> Callable[[qwen.Params, list[int]], np.n
     return lambda params, ids: np.asarray(jitted(params, np.asarray(ids, np.int32)))
 
 
-async def tokens_per_second(engine: Engine, workload: workloads.Workload, repeats: int) -> float:
-    """Return the tokens/s of the best of `repeats` rounds, all episodes at once, after a warm-up
-    round."""
-
-    async def episode(round: int, number: int, script: workloads.Episode) -> int:
-        (turn,) = script.turns
-        sampling, prompt = (
-            Sampling(max_tokens=turn.new_tokens, seed=number),
-            [round, *script.prompt[1:]],
-        )
-        return len((await engine.generate(prompt, sampling, session=str(number))).tokens)
-
-    rates = []
-    for round in range(repeats + 1):
+async def tokens_per_second(engine: Engine, workload: Workload, repeats: int) -> float:
+    """Return the tokens/s of the best of `repeats` rounds, after a warm-up round."""
+    seconds = []
+    for mark in range(1, repeats + 2):
         began = time.monotonic()
-        tokens = sum(
-            await asyncio.gather(
-                *(episode(round, n, script) for n, script in enumerate(workload.episodes))
-            )
-        )
-        rates.append(tokens / (time.monotonic() - began))
-        for number in range(len(workload.episodes)):
-            await engine.release(str(number))
-    return max(rates[1:])
+        await play(engine, workload, mark)
+        seconds.append(time.monotonic() - began)
+    return workload.new_tokens / min(seconds[1:])
 
 
-def vllm_bench(
-    python: str, url: str, folder: Path, workload: workloads.Workload, repeats: int
-) -> float:
+def vllm_bench(python: str, url: str, folder: Path, workload: Workload, repeats: int) -> float:
     """Return the output tokens/s that `vllm bench serve` measures, on prompts and answers of the
     same lengths.
 
@@ -125,46 +101,54 @@ def vllm_bench(
     return max(rates[1:])
 
 
-async def measure(args: argparse.Namespace, size: str, folder: Path) -> dict[str, Any]:
+async def measure(
+    size: str,
+    folder: Path,
+    *,
+    python: str,
+    dtype: str,
+    flags: str,
+    shared: str,
+    tolerance: float,
+    repeats: int,
+) -> dict[str, Any]:
     """Return all figures of one size."""
     shape = SHAPES[size]
     tokenizer = train_bpe([f"word {i} {i * i} {i**3}" for i in range(3000)], shape.vocab)
     first = params_of(shape, 0)
     hf.save(folder, shape, first, tokenizer=tokenizer)
-    workload = workloads.flat(vocab=tokenizer.vocab_size)
+    workload = flat(tokenizer.vocab_size)
     context = workload.max_length + 64
     servers = OwnServers(
-        python=args.python, checkpoint=folder, logs=folder, context=-(-context // 32) * 32,
-        dtype=args.dtype, slots=len(workload.episodes), flags=args.flags, start_timeout=1800.0,
+        python=python, checkpoint=folder, logs=folder, context=-(-context // 32) * 32,
+        dtype=dtype, slots=len(workload.episodes), flags=flags, start_timeout=1800.0,
     )  # fmt: skip
-    transfer = SharedMemory(shape, dtype=args.dtype, folder=args.shared)
+    transfer = SharedMemory(shape, dtype=dtype, folder=shared)
     engine = VllmEngine(
         servers, vocab=shape.vocab, context=context, transfer=transfer, score=learner_score(shape),
-        tolerance=args.tolerance,
+        tolerance=tolerance,
     )  # fmt: skip
     try:
         await engine.start()
         await engine.load(first, 0)
         before = engine.stats()
-        for version in range(1, args.repeats + 1):
+        for version in range(1, repeats + 1):
             await engine.load(params_of(shape, version), version)
         after = engine.stats()
         spent = {
-            name: (after[name] - before[name]) / args.repeats
+            name: (after[name] - before[name]) / repeats
             for name in ("stage_seconds", "update_seconds", "bytes")
         }
-        rate = await tokens_per_second(engine, workload, args.repeats)
+        rate = await tokens_per_second(engine, workload, repeats)
         url = engine.urls[0]
-        theirs = await asyncio.to_thread(
-            vllm_bench, args.python, url, folder, workload, args.repeats
-        )
+        theirs = await asyncio.to_thread(vllm_bench, python, url, folder, workload, repeats)
     finally:
         await engine.close()
-    ours = JaxEngine(shape, first, slots=len(workload.episodes), context=context, dtype=args.dtype)
-    here = await tokens_per_second(ours, workload, args.repeats)
+    ours = JaxEngine(shape, first, slots=len(workload.episodes), context=context, dtype=dtype)
+    here = await tokens_per_second(ours, workload, repeats)
     megabytes = spent["bytes"] / 1e6
     return {
-        "benchmark": "servers", "million_parameters": size, "dtype": args.dtype,
+        "benchmark": "servers", "million_parameters": size, "dtype": dtype,
         "megabytes": round(megabytes, 1), "stage_s": round(spent["stage_seconds"], 3),
         "update_s": round(spent["update_seconds"], 3), "gap": after["gap"],
         "tokens_per_s": round(rate), "vllm_bench_tokens_per_s": round(theirs),
@@ -172,26 +156,31 @@ async def measure(args: argparse.Namespace, size: str, folder: Path) -> dict[str
     }  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument(
-        "--python", default=".bench/vllm/bin/python", help="an interpreter with vLLM"
-    )
-    parser.add_argument(
-        "--sizes", default="1,30,120", help=f"millions of parameters: {', '.join(SHAPES)}"
-    )
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument(
-        "--flags", default="--enforce-eager --block-size 32", help="more arguments of `vllm serve`"
-    )
-    parser.add_argument("--shared", default="/dev/shm")
-    parser.add_argument("--tolerance", type=float, default=1e-2)
-    parser.add_argument("--repeats", type=int, default=3, help="updates, and rounds of each client")
-    args = parser.parse_args()
-    for size in args.sizes.split(","):
+def main(
+    *,
+    python: str = ".bench/vllm/bin/python",
+    sizes: str = "1,30,120",
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    vllm_flags: str = "--enforce-eager --block-size 32",
+    shared: str = "/dev/shm",
+    tolerance: float = 1e-2,
+    repeats: int = 3,
+) -> None:
+    """Print one JSON object per size.
+
+    python: an interpreter with vLLM
+    sizes: millions of parameters: 1, 30, 120, 500
+    vllm_flags: more arguments of `vllm serve`
+    repeats: updates, and rounds of each client
+    """
+    for size in sizes.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(asyncio.run(measure(args, size, Path(folder)))), flush=True)
+            figures = measure(
+                size, Path(folder), python=python, dtype=dtype, flags=vllm_flags, shared=shared,
+                tolerance=tolerance, repeats=repeats,
+            )  # fmt: skip
+            print(json.dumps(asyncio.run(figures)), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(commands.run(main))

@@ -9,26 +9,29 @@ wait.
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
-import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import time
+from typing import Any
+
+import numpy as np
 
 from envs import make
-from envs.process import ROOT, Deadlines
+from envs.process import Deadlines
 from envs.remote import Connections, RemoteWorld
 from envs.source import serving
 from envs.world import Task, World
+from experiments import commands
+from experiments.bench.harness import load_before, percentiles_ms
+from experiments.compare import markdown
 
-BOUND_MS = 10.0  # bound on the added p95 under the paced load
-DEADLINES = Deadlines(
-    start=300.0, reset=300.0, step=300.0
-)  # so that a loaded machine gives slow figures, not errors
+# long, so that a loaded machine gives slow figures, not errors
+DEADLINES = Deadlines(start=300.0, reset=300.0, step=300.0)
+SPLITS = {"bfcl": "all"}  # worlds whose training split is not the one that is measured
+Job = tuple[Task, list[str]]  # a task and the actions of an episode of it
 
 
 def script(task: Task, rng: random.Random, steps: int) -> list[str]:
@@ -46,39 +49,36 @@ def timed(world: World, action: str) -> float:
     return time.perf_counter() - started
 
 
-def direct(env: str, kwargs: dict, jobs: list[tuple[Task, list[str]]]) -> list[list[float]]:
+def direct(env: str, jobs: list[Job]) -> np.ndarray:
     """Return the seconds of each step of each job, without a service."""
-    world = make(env, **kwargs)
+    world = make(env)
     seconds = []
     for task, actions in jobs:
         world.reset(task, 0)
         seconds.append([timed(world, action) for action in actions])
     world.close()
-    return seconds
+    return np.array(seconds)
 
 
 def drive(
-    worlds: list[RemoteWorld], jobs: list, steps: range, clients: int, think: float
-) -> tuple[list, float]:
+    worlds: list[RemoteWorld], jobs: list[Job], steps: range, clients: int, think: float
+) -> tuple[np.ndarray, float]:
     """Run these steps in every world with `clients` threads; return (seconds of each step by world,
     wall seconds)."""
-    shares = [range(client, len(worlds), clients) for client in range(clients)]
+    seconds_NK = np.zeros((len(worlds), len(steps)))
 
-    def client(share: range) -> dict[int, list[float]]:
-        rng = random.Random(share.start)
-        taken: dict[int, list[float]] = {index: [] for index in share}
-        for step in steps:
-            for index in share:
+    def client(first: int) -> None:
+        rng = random.Random(first)
+        for k, step in enumerate(steps):
+            for n in range(first, len(worlds), clients):
                 if think:
                     time.sleep(rng.expovariate(1 / think))
-                taken[index].append(timed(worlds[index], jobs[index][1][step]))
-        return taken
+                seconds_NK[n, k] = timed(worlds[n], jobs[n][1][step])
 
     started = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(clients) as threads:
-        shares_taken = list(threads.map(client, shares))
-    merged = {index: seconds for taken in shares_taken for index, seconds in taken.items()}
-    return [merged[index] for index in range(len(worlds))], time.perf_counter() - started
+        list(threads.map(client, range(clients)))
+    return seconds_NK, time.perf_counter() - started
 
 
 def resident_mb() -> float:
@@ -94,106 +94,60 @@ def resident_mb() -> float:
     return sum(rss for pid, _, rss in rows if pid in family - {os.getpid()}) / 1024
 
 
-def percentiles(seconds: list[float]) -> tuple[float, float]:
-    """Return (p50, p95) in milliseconds."""
-    cuts = statistics.quantiles(seconds, n=20)
-    return cuts[9] * 1e3, cuts[18] * 1e3
-
-
-def measure(env: str, kwargs: dict, args: argparse.Namespace) -> list[dict]:
+def measure(
+    env: str, *, instances: int, clients: int, workers: int, steps: int, think: float
+) -> list[dict[str, Any]]:
     """Return one row per load."""
     rng = random.Random(0)
-    splits = {"bfcl": "all"}
-    tasks = [task for task in make(env, **kwargs).tasks(splits.get(env, "train")) if task.reference]
-    paced = range(args.steps)
-    closed = range(args.steps, 2 * args.steps)
-    jobs = [
-        (task, script(task, rng, 2 * args.steps)) for task in rng.choices(tasks, k=args.instances)
-    ]
-    alone = direct(env, kwargs, jobs)
-    with serving(env, json.dumps(kwargs), "--workers", str(args.workers), "--step_s", "300") as url:
+    tasks = [task for task in make(env).tasks(SPLITS.get(env, "train")) if task.reference]
+    jobs = [(task, script(task, rng, 2 * steps)) for task in rng.choices(tasks, k=instances)]
+    alone = direct(env, jobs)
+    loads = (("paced", range(steps), think), ("closed", range(steps, 2 * steps), 0.0))
+    with serving(env, "{}", "--workers", str(workers), "--step_s", "300") as url:
         connections = Connections(url)
         worlds = [RemoteWorld(connections, deadlines=DEADLINES) for _ in jobs]
-        started = time.perf_counter()
-        with concurrent.futures.ThreadPoolExecutor(args.clients) as threads:
-            list(threads.map(lambda pair: pair[0].reset(pair[1][0], 0), zip(worlds, jobs)))
-        created = time.perf_counter() - started
-        rows = []
-        for load, steps, think in (("paced", paced, args.think), ("closed", closed, 0.0)):
-            remote, wall = drive(worlds, jobs, steps, args.clients, think)
-            added = [
-                r - a
-                for rs, slots in zip(remote, alone)
-                for r, a in zip(rs, slots[steps.start : steps.stop])
-            ]
-            row = {
-                "env": env,
-                "load": load,
-                "instances": len(worlds),
-                "MB": resident_mb(),
-                "create_s": created,
-            }
-            row["steps_per_s"] = sum(map(len, remote)) / wall
-            row["direct_p50"], row["direct_p95"] = percentiles(
-                [s for slots in alone for s in slots]
-            )
-            row["http_p50"], row["http_p95"] = percentiles([s for slots in remote for s in slots])
-            row["added_p50"], row["added_p95"] = percentiles(added)
-            rows.append(row)
-        with concurrent.futures.ThreadPoolExecutor(args.clients) as threads:
-            list(threads.map(lambda world: world.close(), worlds))
+        with concurrent.futures.ThreadPoolExecutor(clients) as threads:
+            started = time.perf_counter()
+            list(threads.map(lambda world, job: world.reset(job[0], 0), worlds, jobs))
+            created = time.perf_counter() - started
+            rows = []
+            for load, span, wait in loads:
+                remote, wall = drive(worlds, jobs, span, clients, wait)
+                times = {"direct": alone, "http": remote, "added": remote - alone[:, span]}
+                row = {"env": env, "load": load, "instances": instances, "MB": resident_mb()}
+                row |= {"create_s": created, "steps_per_s": remote.size / wall}
+                for kind, seconds_NK in times.items():
+                    row[f"{kind}_p50"], row[f"{kind}_p95"] = percentiles_ms(seconds_NK.ravel())
+                rows.append(row)
+            list(threads.map(RemoteWorld.close, worlds))
     return rows
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure and print one table. Return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.bench.service", description=__doc__.partition("\n\n")[0]
-    )
-    parser.add_argument("--envs", nargs="+", default=["travel", "bfcl"])
-    parser.add_argument("--instances", type=int, default=1000)
-    parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument(
-        "--steps", type=int, default=4, help="steps of each instance under each load"
-    )
-    parser.add_argument(
-        "--think", type=float, default=0.5, help="mean seconds of a client between two steps"
-    )
-    args = parser.parse_args(argv)
-    os.chdir(ROOT)
-    load = os.getloadavg()[0]
-    print(f"{os.cpu_count()} cores, load average {load:.1f} before the run; milliseconds")
-    heads = (
-        "env", "load", "instances", "MB", "create_s", "steps_per_s", "direct_p50", "direct_p95",
-        "http_p50", "http_p95", "added_p50", "added_p95",
-    )  # fmt: skip
-    print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|", flush=True)
-    rows = []
-    for env in args.envs:
-        for row in measure(env, {}, args):
-            rows.append(row)
-            cells = [row[head] for head in heads]
-            print(
-                "| "
-                + " | ".join(
-                    f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells
-                )
-                + " |",
-                flush=True,
-            )
-    print(
-        "\nLatency added to a step by the service, "
-        f"with {args.instances} instances and {args.clients} clients:"
-    )
-    for row in rows:
-        bound = f" (bound for p95: {BOUND_MS:g} ms)" if row["load"] == "paced" else ""
-        print(
-            f"  {row['env']}, {row['load']}: p50 {row['added_p50']:.1f} ms, "
-            f"p95 {row['added_p95']:.1f} ms{bound}"
-        )
-    return 0
+def main(
+    *,
+    envs: tuple[str, ...] = ("travel", "bfcl"),
+    instances: int = 1000,
+    clients: int = 64,
+    workers: int = 2,
+    steps: int = 4,
+    think: float = 0.5,
+) -> None:
+    """Measure and print one table.
+
+    steps: of each instance under each load
+    think: mean seconds of a client between two steps
+    """
+    print(f"{load_before()} the run; milliseconds")
+    settings = {"instances": instances, "clients": clients, "workers": workers, "steps": steps}
+    rows: list[dict[str, Any]] = []
+    for env in envs:
+        rows += measure(env, think=think, **settings)
+    cells = [
+        [f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row.values()]
+        for row in rows
+    ]
+    print(markdown([list(rows[0]), *cells]), end="")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(commands.run(main))

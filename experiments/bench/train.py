@@ -3,7 +3,6 @@
     python -m experiments.bench.train                    # measure on this machine's GPU or TPU
     python -m experiments.bench.train --sizes 7b --rows 16384 --set lora.rank=32
     python -m experiments.bench.train --planned h100:1   # no such device: plan with its compiler
-    python -m experiments.bench.train --tiny             # compare with TRL and tunix on a CPU
 
 Weights are random, computation is in bfloat16, and rows are filled completely with sequences of a
 quarter row. A step is loss, gradient, clipping and AdamW over `--micro-batches` rows. Each case
@@ -15,29 +14,34 @@ program, speed is the chip's roofline.
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import json
 import subprocess
 import sys
-import time
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from configs import base
-from experiments.bench.contest import ROOT
+from experiments import commands
+from experiments.bench.accelerator import (
+    SIZES,
+    Record,
+    bfloat16_config,
+    changes_of,
+    chip_of,
+    compiled_for,
+    kind_of,
+    told,
+)
+from experiments.bench.harness import ROOT, clocked
+from experiments.compare import markdown
 
-SIZES, ROWS = ("0.5b", "1.5b", "7b"), (4096, 16384, 32768)
+ROWS = (4096, 16384, 32768)
 SEQUENCES = 4  # per row
 
 
 def config_of(size: str, row: int, micro_batches: int, changes: dict[str, Any]) -> Any:
     """Return a config of one update of `micro_batches` rows per device, one row at a time."""
-    config = base.get_config()
-    config.model.preset, config.model.dtype, config.engine.cache_dtype = (
-        size,
-        "bfloat16",
-        "bfloat16",
-    )
+    config = bfloat16_config(size)
     config.model.remat = "full"
     config.loss.kl_coef, config.loss.old_logp = 0.0, "sampled"
     config.learner.row = config.rollout.context = row
@@ -48,21 +52,6 @@ def config_of(size: str, row: int, micro_batches: int, changes: dict[str, Any]) 
     config.learner.micro = config.mesh.data * config.mesh.fsdp
     config.rollout.tasks *= config.learner.micro
     return config
-
-
-def parsed(settings: list[str], config: Any) -> dict[str, Any]:
-    """Parse ["lora.rank=32"] to {"lora.rank": 32} by the types of the config. Raises SystemExit for
-    an unknown key."""
-    from evolver.config.keys import flat
-
-    known, changes = flat(config), {}
-    for setting in settings:
-        key, _, value = setting.partition("=")
-        if key not in known:
-            sys.exit(f"--set {setting}: there is no config.{key}")
-        kind = type(known[key])
-        changes[key] = value == "True" if kind is bool else kind(value)
-    return changes
 
 
 def packed(config: Any, vocab: int) -> Any:
@@ -110,12 +99,14 @@ def measure(config: Any, repeats: int) -> dict[str, Any]:
     update, _ = make_programs(config, shape, mesh, optimizer)
     state = learner.init_state(shape, params, optimizer, mesh, make_layout(config))
     del params
-    batch, seconds = packed(config, shape.vocab), []
-    for _ in range(repeats + 2):
-        began = time.perf_counter()
+    batch = packed(config, shape.vocab)
+
+    def step() -> None:
+        nonlocal state
         state, metrics = update(state, batch)
         assert np.isfinite(float(metrics["loss"]))
-        seconds.append(time.perf_counter() - began)
+
+    seconds = clocked(step, repeats + 2)
     tokens = batch.tokens_RT.size
     stats = jax.devices()[0].memory_stats() or {}
     return {
@@ -125,107 +116,54 @@ def measure(config: Any, repeats: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measured_case(args: argparse.Namespace, size: str, row: int) -> dict[str, Any]:
-    """Measure one size and row in this process; return its record."""
+def measured_case(config: Any, repeats: int) -> Record:
+    """Measure an update in this process and return its figures, or a note."""
     import jax
 
     if jax.default_backend() == "cpu":
-        sys.exit(
-            "this machine has no accelerator: compare on the CPU with --tiny, "
-            "or plan with --planned h100:1"
-        )
-    config = config_of(size, row, args.micro_batches, parsed(args.set, base.get_config()))
+        raise commands.Problems(["this machine has no accelerator: plan with --planned h100:1"])
     devices = config.mesh.data * config.mesh.fsdp * config.mesh.tensor * config.mesh.sequence
     try:
-        result = measure(config, args.repeats)
+        result = measure(config, repeats)
     except jax.errors.JaxRuntimeError as error:  # out of memory: noted in the table
-        return {"size": size, "row": row, "note": str(error).splitlines()[0][:80]}
+        return {"note": str(error).splitlines()[0][:80]}
     chip = chip_of(jax.devices()[0].device_kind)
-    rate = result["tokens"] / result["seconds"] / devices
-    mfu = result["flops"] / result["seconds"] / devices / chip.flops if chip else None
     return {
-        "size": size,
-        "row": row,
-        "tokens_per_s": rate,
-        "mfu": mfu,
+        "tokens_per_s": result["tokens"] / result["seconds"] / devices,
+        "mfu": result["flops"] / result["seconds"] / devices / chip.flops if chip else None,
         "peak_gb": result["peak_gb"],
     }
 
 
-def measured(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return one record per size and row, each measured in its own process. This process does not
-    use the device."""
-    records = []
-    for size in args.sizes:
-        for row in args.rows:
-            command = [
-                sys.executable,
-                "-m",
-                "experiments.bench.train",
-                "--case",
-                "--sizes",
-                size,
-                "--rows",
-                str(row),
-            ]
-            command += ["--micro-batches", str(args.micro_batches), "--repeats", str(args.repeats)]
-            command += ["--set", *args.set] if args.set else []
-            process = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-            if process.returncode > 0:
-                sys.exit(process.returncode)  # the child has printed the reason
-            killed = {"size": size, "row": row, "note": f"killed by signal {-process.returncode}"}
-            records.append(
-                killed if process.returncode else json.loads(process.stdout.splitlines()[-1])
-            )
-            print(json.dumps(records[-1]), file=sys.stderr, flush=True)
-    return records
+def measured(size: str, row: int, flags: Sequence[str]) -> Record:
+    """Measure one case in a process of its own: this one does not use the device."""
+    command = [sys.executable, "-m", "experiments.bench.train", "--case", "--sizes", size]
+    command += ["--rows", str(row), *flags]
+    process = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if process.returncode > 0:
+        sys.exit(process.returncode)  # the child has printed the reason
+    if process.returncode:
+        return {"note": f"killed by signal {-process.returncode}"}
+    return json.loads(process.stdout.splitlines()[-1])
 
 
-def chip_of(kind: str) -> Any:
-    """Return the entry of `targets.CHIPS` for a JAX device kind; None if it is unknown."""
-    from evolver.plan.targets import CHIPS
-
-    name = kind.lower().replace(" ", "-")
-    return next((chip for key, chip in CHIPS.items() if key.partition("-")[0] in name), None)
-
-
-def planned(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return one record per size and row, from the target's compiler."""
+def planned_case(config: Any, target: str, micro_batches: int) -> Record:
+    """Return the peak memory of the compiled update, and its roofline."""
     from evolver.plan.case import case_of
-    from evolver.plan.compilers import compile_programs
 
-    records = []
-    for size in args.sizes:
-        for row in args.rows:
-            config = config_of(size, row, args.micro_batches, parsed(args.set, base.get_config()))
-            case = case_of(config, args.planned)
-            compiled = compile_programs(
-                case.config,
-                case.target,
-                phases=["update"],
-                slots=1,
-                micro_batches=args.micro_batches,
-            )
-            records.append(
-                {"size": size, "row": row} | roofline(case, compiled, args.micro_batches)
-            )
-            print(json.dumps(records[-1]), file=sys.stderr, flush=True)
-    return records
+    case = case_of(config, target)
+    return roofline(
+        case, compiled_for(case.config, case.target, "update", 1, micro_batches), micro_batches
+    )
 
 
-def roofline(case: Any, compiled: dict[str, Any], micro_batches: int) -> dict[str, Any]:
+def roofline(case: Any, record: Record, micro_batches: int) -> Record:
     """Return the peak memory of the compiled update, and upper bounds on its tokens/s and MFU."""
     from evolver.plan import analytic, estimate
 
-    record = compiled.get("phases", {}).get("update", {})
-    if "memory" not in record:
-        return {
-            "note": (compiled.get("error") or record.get("error", "no program")).splitlines()[0][
-                :100
-            ]
-        }
-    memory, devices = record["memory"], case.target.count
-    peak = memory["argument"] + memory["output"] - memory["alias"] + memory["temp"]
+    if "note" in record:
+        return record
+    devices = case.target.count
     tokens = micro_batches * case.config.learner.micro * case.config.learner.row
     useful = model_flops(case.config, case.shape, tokens) / devices
     tensor, shards = case.config.mesh.tensor, devices // case.config.mesh.data
@@ -239,77 +177,65 @@ def roofline(case: Any, compiled: dict[str, Any], micro_batches: int) -> dict[st
         sent=estimate.bytes_sent(record, devices),
     )  # fmt: skip
     return {
-        "peak_gb": peak / 1e9,
-        "fits": peak <= case.target.chip.usable,
+        "peak_gb": record["peak_gb"],
+        "fits": 1e9 * record["peak_gb"] <= case.target.chip.usable,
         "tokens_per_s": tokens / work.roofline / devices,
         "mfu": useful / work.roofline / case.target.chip.flops,
         "bound": work.bound,
     }
 
 
-def table(records: list[dict[str, Any]], kind: str) -> str:
-    """Return the records as a Markdown table. kind: the last column's heading."""
-    lines = [
-        f"| model | row | tokens/s of a device | MFU | peak memory, GB | {kind} |",
-        "|---|---|---|---|---|---|",
-    ]
-    for r in records:
-        if "note" in r:
-            lines.append(f"| {r['size']} | {r['row']:,} | | | | {r['note']} |")
-            continue
-        bound = f"at most, bound by {r['bound']}" if "bound" in r else ""
-        fits = "" if r.get("fits", True) else ", does not fit"
-        mfu = f"{r['mfu']:.0%}" if r["mfu"] is not None else ""
-        lines.append(
-            f"| {r['size']} | {r['row']:,} | {r['tokens_per_s']:,.0f} | {mfu} "
-            f"| {r['peak_gb']:.1f} | {bound}{fits} |"
-        )
-    return "\n".join(lines)
+def cells(record: Record) -> list[str]:
+    """Return the row of the table."""
+    name = [record["size"], f"{record['row']:,}"]
+    if "note" in record:
+        return [*name, "", "", "", record["note"]]
+    bound = f"at most, bound by {record['bound']}" if "bound" in record else ""
+    fits = "" if record.get("fits", True) else ", does not fit"
+    mfu = f"{record['mfu']:.0%}" if record["mfu"] is not None else ""
+    rate, peak = f"{record['tokens_per_s']:,.0f}", f"{record['peak_gb']:.1f}"
+    return [*name, rate, mfu, peak, bound + fits]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--sizes", nargs="+", default=SIZES)
-    parser.add_argument("--rows", nargs="+", type=int, default=ROWS, help="tokens of a packed row")
-    parser.add_argument("--micro-batches", type=int, default=4, help="rows of an update per device")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
-        help="config values, such as lora.rank=32",
-    )
-    parser.add_argument(
-        "--planned", default="", metavar="CHIP:COUNT", help="plan for this target, do not measure"
-    )
-    parser.add_argument(
-        "--tiny", action="store_true", help="compare with TRL and tunix on this CPU"
-    )
-    parser.add_argument("--json", default="", help="file to which the records are written too")
-    parser.add_argument("--case", action="store_true", help="measure one case in this process")
-    args = parser.parse_args()
-    if args.tiny:
-        from experiments.bench import learner
+def main(
+    *,
+    sizes: tuple[str, ...] = SIZES,
+    rows: tuple[int, ...] = ROWS,
+    micro_batches: int = 4,
+    repeats: int = 5,
+    set_: tuple[str, ...] = (),
+    planned: str = "",
+    case: bool = False,
+) -> None:
+    """Print a table of all sizes and rows.
 
-        sys.argv = [
-            sys.argv[0],
-            "--repeats",
-            str(args.repeats),
-            *(["--json", args.json] if args.json else []),
-        ]
-        learner.main()
+    rows: tokens of a packed row
+    micro_batches: rows of an update per device
+    set_: KEY=VALUE of the config, such as lora.rank=32
+    planned: CHIP:COUNT to plan for; nothing is measured
+    case: measure the first case in this process
+    """
+    changes = changes_of(set_)
+    if case:
+        config = config_of(sizes[0], rows[0], micro_batches, changes)
+        print(json.dumps(measured_case(config, repeats)))
         return
-    if args.case:
-        print(json.dumps(measured_case(args, args.sizes[0], args.rows[0])))
-        return
-    records = planned(args) if args.planned else measured(args)
-    print(
-        table(records, f"planned for {args.planned}, not measured" if args.planned else "measured")
-    )
-    if args.json:
-        Path(args.json).write_text(json.dumps(records, indent=1) + "\n")
+    flags = ["--micro-batches", str(micro_batches), "--repeats", str(repeats)]
+    flags += ["--set", *set_] if set_ else []
+
+    def records() -> Iterator[Record]:
+        for size, row in itertools.product(sizes, rows):
+            config = config_of(size, row, micro_batches, changes)
+            found = (
+                planned_case(config, planned, micro_batches)
+                if planned
+                else measured(size, row, flags)
+            )
+            yield {"size": size, "row": row} | found
+
+    head = ["model", "row", "tokens/s of a device", "MFU", "peak memory, GB", kind_of(planned)]
+    print(markdown([head, *map(cells, told(records()))]), end="")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(commands.run(main))

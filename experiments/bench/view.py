@@ -11,7 +11,6 @@ load.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import gzip
@@ -38,6 +37,7 @@ from evolver.files.rollout_files import (
     write_rollouts,
 )
 from evolver.files.workdir import Workdir
+from experiments import commands
 from experiments.bench.browser import Browser, chromium
 from experiments.bench.reset import processor_s
 
@@ -205,24 +205,20 @@ def written(run: Path, folder: Path) -> None:
         )
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure and print. Returns 0."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.bench.view", description=__doc__.partition("\n\n")[0]
-    )
-    parser.add_argument("run", type=Path, help="workdir of a run")
-    parser.add_argument("--rollouts", type=int, default=100_000)
-    parser.add_argument("--keep", type=Path, help="make the workdir here and leave it")
-    flags = parser.parse_args(argv)
+def main(run: Path, *, rollouts: int = 100_000, keep: Path | None = None) -> None:
+    """Measure and print.
+
+    run: workdir of a run
+    keep: make the workdir here and leave it
+    """
     with tempfile.TemporaryDirectory(prefix="evolver-bench-view-") as temporary:
-        folder = flags.keep or Path(temporary)
+        folder = keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "trajectories").exists():
-            print(f"{enlarged(flags.run, folder, flags.rollouts):,} rollouts")
+            print(f"{enlarged(run, folder, rollouts):,} rollouts")
         serve(folder)
-        written(flags.run, Path(temporary))
-    return 0
+        written(run, Path(temporary))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(commands.run(main))

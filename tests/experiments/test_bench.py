@@ -1,10 +1,13 @@
 """The benchmarks of training and decoding: they run, count correctly, and mark figures that are not
 measured."""
 
-import argparse
 import subprocess
+import sys
 import threading
+from collections.abc import Sequence
 from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -18,7 +21,8 @@ from evolver.llm.questions import Role
 from evolver.parts import Parts
 from evolver.plan import targets
 from evolver.plan.case import case_of
-from experiments.bench import decode, embeddings, reset, train
+from experiments import commands
+from experiments.bench import accelerator, decode, embeddings, harness, reset, train
 from models import qwen
 
 
@@ -44,19 +48,14 @@ def test_each_case_is_measured_in_its_own_process(monkeypatch):
         return subprocess.CompletedProcess(words, ends[len(started) - 1], 'noise\n{"row": 64}\n')
 
     monkeypatch.setattr(train.subprocess, "run", run)
-    args = argparse.Namespace(
-        sizes=["0.5b"], rows=[64, 128], micro_batches=2, repeats=3, set=["lora.rank=4"]
-    )
-    assert train.measured(args) == [
-        {"row": 64},
-        {"size": "0.5b", "row": 128, "note": "killed by signal 9"},
-    ]
-    options = ["--micro-batches", "2", "--repeats", "3", "--set", "lora.rank=4"]
+    options = ["--repeats", "3", "--set", "lora.rank=4"]
+    assert train.measured("0.5b", 64, options) == {"row": 64}
+    assert train.measured("0.5b", 128, options) == {"note": "killed by signal 9"}
     assert started == [
         ["--case", "--sizes", "0.5b", "--rows", row, *options] for row in ("64", "128")
     ]
     with pytest.raises(SystemExit):
-        train.measured(args)
+        train.measured("0.5b", 64, options)
 
 
 def test_every_tool_of_a_world_is_timed():
@@ -73,12 +72,15 @@ def test_planned_figures_are_bounded_by_the_chip_and_marked():
     case = case_of(train.config_of("0.5b", 4096, 4, {}), "h100:1")
     memory = {"argument": 6e9, "output": 6e9, "alias": 6e9, "temp": 10e9}
     found = {"phases": {"update": {"memory": memory, "collectives": {}}}}
-    record = {"size": "0.5b", "row": 4096} | train.roofline(case, found, 4)
+    peak = accelerator.peak_of(found, "update")
+    record = {"size": "0.5b", "row": 4096} | train.roofline(case, peak, 4)
     assert (
         record["peak_gb"] == 16.0 and record["fits"] and 0 < record["mfu"] <= 0.76
     )  # three of four passes count
-    assert "not measured" in train.table([record], "planned for h100:1, not measured")
-    assert "no compiler" in train.roofline(case, {"error": "no compiler"}, 4)["note"]
+    assert train.cells(record)[:2] == ["0.5b", "4,096"] and "at most" in train.cells(record)[-1]
+    assert "not measured" in accelerator.kind_of("h100:1")
+    failed = accelerator.peak_of({"error": "no compiler"}, "update")
+    assert "no compiler" in train.roofline(case, failed, 4)["note"]
 
 
 def test_rooflines_are_those_of_the_literature():
@@ -89,18 +91,64 @@ def test_rooflines_are_those_of_the_literature():
     assert decode.batch_of("7b", 2048, chip.usable, 0) == 256
     assert decode.batch_of("14b", 16_384, chip.usable, 0) == 8
     assert decode.batch_of("72b", 2048, chip.usable, 0) == 0
-    assert train.chip_of("NVIDIA H100 80GB HBM3") is chip and train.chip_of("cpu") is None
+    assert (
+        accelerator.chip_of("NVIDIA H100 80GB HBM3") is chip and accelerator.chip_of("cpu") is None
+    )
 
 
 def test_unknown_keys_are_refused():
-    from configs import base
+    changes = {"learner.micro": 3, "optim.lr": 0.5}
+    assert accelerator.changes_of(["learner.micro=3", "optim.lr=0.5"]) == changes
+    with pytest.raises(commands.Problems, match="did you mean learner"):
+        accelerator.changes_of(["learner.rwo=1"])
 
-    assert train.parsed(["learner.micro=3", "optim.lr=0.5"], base.get_config()) == {
-        "learner.micro": 3,
-        "optim.lr": 0.5,
-    }
-    with pytest.raises(SystemExit, match=r"no config\.x"):
-        train.parsed(["x=1"], base.get_config())
+
+def test_the_fastest_setting_of_each_contender_counts(capfd):
+    ours = harness.Contender(
+        sys.executable, "tests.experiments.contender", ("--rounds 3", "--rounds 1", "--rounds 0")
+    )
+    absent = harness.Contender("no/such/python", "peer", ("",))
+    harness.compare(
+        "tokens/s", {"here": ours, "peer": absent}, {"flat": [7, 9]}, "model", "--twice"
+    )
+    out = capfd.readouterr().out
+    assert out.count("tokens/s, round") == 2 and out.count("failed:") == 1
+    assert out.splitlines()[-2].split() == ["flat", "32", "not", "installed"]
+
+
+def test_the_parser_of_a_function_is_made_from_its_parameters(capsys):
+    def main(
+        word: Path, *, needed: int, few: tuple[float, ...] = (1.0,), on: bool = False,
+        kind: Literal["a", "b"] = "a", any: Sequence[str] = ("z",), flags: Sequence[str] = (),
+    ) -> int:  # fmt: skip
+        """Do it.
+
+        needed: how many
+            of them, 100%
+        """
+        found.append((word, needed, few, on, kind, list(any), list(flags)))
+        return 3
+
+    found = []
+    assert commands.run(main, ["x", "--needed", "2"]) == 3
+    assert (
+        commands.run(main, ["x", "--needed=2", "--few", "1", "2", "--on", "--any", "--", "--y"])
+        == 3
+    )
+    assert found == [
+        (Path("x"), 2, (1.0,), False, "a", ["z"], []),
+        (Path("x"), 2, [1.0, 2.0], True, "a", [], ["--y"]),
+    ]
+    assert "how many of them, 100%" in commands.parser_of(main).format_help()
+    for words in (
+        ["x"],
+        ["--needed=1"],
+        ["x", "--needed=1", "--kind=c"],
+        ["x", "--needed=1", "--few"],
+        ["x", "--needed=y"],
+    ):
+        with pytest.raises(SystemExit):
+            commands.run(main, words)
 
 
 def test_the_embeddings_of_a_package_are_served_to_the_embedder(tmp_path):

@@ -1,0 +1,143 @@
+"""The clock, the percentiles and the comparisons that benchmarks share.
+
+Standard library only, because peers import it under their own interpreters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shlex
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+Result = dict[str, Any]  # what `report` prints
+
+
+def clocked(
+    call: Callable[[], object], times: int, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
+    """Return the seconds of each of several calls."""
+    seconds = []
+    for _ in range(times):
+        began = clock()
+        call()
+        seconds.append(clock() - began)
+    return seconds
+
+
+def percentiles_ms(seconds: Collection[float]) -> tuple[float, float]:
+    """Return (p50, p95) in milliseconds."""
+    cuts = statistics.quantiles(seconds, n=20) if len(seconds) > 1 else [*seconds] * 19
+    return 1e3 * cuts[9], 1e3 * cuts[18]
+
+
+def load_before() -> str:
+    """Return a note on what else the machine was doing when a measurement began."""
+    return f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} before"
+
+
+# --- comparisons ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A program that is measured: a module, which takes a model, a file of work and flags, and the
+    interpreter that runs it, as a path from the repository's root. Of its settings the fastest
+    counts."""
+
+    python: str
+    module: str
+    settings: tuple[str, ...]
+
+    @property
+    def installed(self) -> bool:
+        return (ROOT / self.python).exists()
+
+
+def report(name: str, tokens: int, seconds: Sequence[float], warm_up: int = 1) -> None:
+    """Print a measurement as one line of JSON. seconds: of each round; the first `warm_up` do not
+    count. The peak of memory is that of the process and of those that it started."""
+    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    result = {
+        "name": name,
+        "seconds": seconds[warm_up:],
+        "first_seconds": seconds[0],
+        "tokens_per_second": tokens / min(seconds[warm_up:]),
+        "peak_gb": sum(resource.getrusage(one).ru_maxrss for one in who) * 1024 / 1e9,
+    }
+    print(json.dumps(result), flush=True)
+
+
+def compare(
+    what: str,
+    contenders: Mapping[str, Contender],
+    works: Mapping[str, object],
+    model: str,
+    flags: str,
+) -> None:
+    """Run all contenders on all works, one after the other, and print a table of tokens/s.
+
+    works: written as JSON for the contenders. flags: further words of their command lines.
+    """
+    results = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, work in works.items():
+            path = Path(folder) / f"{name}.json"
+            path.write_text(json.dumps(work))
+            words = [model, str(path), *shlex.split(flags)]
+            results[name] = {who: fastest(one, words) for who, one in contenders.items()}
+    print("\n" + table(what, contenders, results))
+
+
+def fastest(contender: Contender, words: Sequence[str]) -> Result | None:
+    """Return the result of the fastest setting; None if the contender is not installed or every
+    setting failed."""
+    results = []
+    for setting in contender.settings if contender.installed else ():
+        command = [contender.python, "-m", contender.module, *words, *shlex.split(setting)]
+        process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if process.returncode:
+            print(f"{contender.module} {setting} failed:\n{process.stderr[-800:]}")
+            continue
+        results.append(json.loads(process.stdout.splitlines()[-1]))
+        print(
+            "{name}: {tokens_per_second:,.0f} tokens/s, round {best:.2f} s (median {median:.2f}), "
+            "first {first_seconds:.1f} s, peak {peak_gb:.1f} GB".format(
+                **results[-1],
+                best=min(results[-1]["seconds"]),
+                median=statistics.median(results[-1]["seconds"]),
+            )
+        )
+    return max(results, key=lambda result: result["tokens_per_second"], default=None)
+
+
+def table(
+    what: str,
+    contenders: Mapping[str, Contender],
+    results: Mapping[str, Mapping[str, Result | None]],
+) -> str:
+    """Return a table of tokens/s by work, with the speed of the first contender (ours) relative to
+    each peer."""
+    lines = [f"{what:<18}" + "".join(f"{who:>18}" for who in contenders)]
+    for name, row in results.items():
+        ours, *_ = row.values()
+        cells = []
+        for who, result in row.items():
+            if result is None:
+                cells.append("failed" if contenders[who].installed else "not installed")
+                continue
+            speed, ratio = result["tokens_per_second"], ""
+            if ours is not None and result is not ours:
+                ratio = f" ({ours['tokens_per_second'] / speed:.2f}x)"
+            cells.append(f"{speed:,.0f}{ratio}")
+        lines.append(f"{name:<18}" + "".join(f"{cell:>18}" for cell in cells))
+    return "\n".join([*lines, "(in brackets: our speed divided by the peer's)"])
