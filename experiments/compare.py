@@ -24,19 +24,12 @@ from typing import Any
 import numpy as np
 
 from evolver.files.workdir import Workdir
-from rl.evaluation import Scores, interval_over_seeds, mean_height
+from rl.evaluation import Scores, interval, interval_over_seeds, mean_height
 
 COLOURS = (
-    "#1b4f72",
-    "#d35400",
-    "#16a085",
-    "#8e44ad",
-    "#c0392b",
-    "#7f8c8d",
-    "#27ae60",
-    "#b7950b",
+    "#1b4f72", "#d35400", "#16a085", "#8e44ad", "#c0392b", "#7f8c8d", "#27ae60", "#b7950b",
     "#2e4053",
-)
+)  # fmt: skip
 GREY = "#7f8c8d"
 
 
@@ -49,15 +42,33 @@ class Row:
     curves: dict[int, dict[int, Scores]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def last(self) -> dict[int, Scores]:
+        """{seed: scores} of the last evaluations."""
+        return {seed: curve[max(curve)] for seed, curve in self.curves.items() if curve}
+
     def final(self, measure: str = "") -> dict[int, np.ndarray]:
         """Return {seed: value_N} of the last evaluation. measure: as `Scores.per_task` takes it; ""
         = avg@k."""
-        last = {seed: curve[max(curve)] for seed, curve in self.curves.items() if curve}
-        return {seed: scores.per_task(measure or scores.names[0]) for seed, scores in last.items()}
+        return {seed: values_of(scores, measure) for seed, scores in self.last.items()}
+
+    def means(self, measure: str = "") -> list[dict[int, float]]:
+        """Return {step: mean} of each run."""
+        return [means_of(curve, measure) for curve in self.curves.values()]
 
     def tasks(self) -> set[tuple[str, ...]]:
         """Return the sets of tasks that the last evaluations are of."""
-        return {tuple(curve[max(curve)].tasks) for curve in self.curves.values() if curve}
+        return {tuple(scores.tasks) for scores in self.last.values()}
+
+
+def values_of(scores: Scores, measure: str = "") -> np.ndarray:
+    """Return value_N of an evaluation. measure: as above."""
+    return scores.per_task(measure or scores.names[0])
+
+
+def means_of(curve: Mapping[int, Scores], measure: str = "") -> dict[int, float]:
+    """Return {step: mean over tasks} of a curve, in the order of the steps."""
+    return {step: float(values_of(curve[step], measure).mean()) for step in sorted(curve)}
 
 
 @dataclass(frozen=True)
@@ -82,6 +93,26 @@ class Estimate:
     def signed(self) -> str:
         """Return the text of a difference."""
         return f"{self.mean:+.1f} [{self.low:+.1f}, {self.high:+.1f}]{self.scope}"
+
+    def minus(self, value: float) -> Estimate:
+        """Return the difference to a number that is known exactly."""
+        low, high = self.low - value, self.high - value
+        return Estimate(self.mean - value, low, high, self.sd, self.runs)
+
+
+def signed(change: Estimate | None) -> str:
+    """Return the text of a difference, "" of none."""
+    return change.signed() if change else ""
+
+
+def deviation(value: Estimate | None) -> str:
+    """Return the text of a deviation, "" of fewer than two runs."""
+    return f"{value.sd:.1f}" if value and value.runs > 1 else ""
+
+
+def percent(values: Any) -> str:
+    """Return the mean in percent, "" of no values."""
+    return f"{100 * np.mean(values):.1f}" if np.size(values) else ""
 
 
 def collect(folder: str | Path) -> dict[int, Scores]:
@@ -126,72 +157,67 @@ def estimate(values: Mapping[int, np.ndarray], least: float = 0.0) -> Estimate |
     return Estimate(float(mean_S.mean()), low, high, sd, len(mean_S))
 
 
+def subtracted(
+    before: Mapping[int, np.ndarray], after: Mapping[int, np.ndarray]
+) -> dict[int, np.ndarray]:
+    """Return after - before of {seed: value_N} over the seeds that both have."""
+    return {seed: after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())}
+
+
 def paired(before: Mapping[int, np.ndarray], after: Mapping[int, np.ndarray]) -> Estimate | None:
-    """Return after - before of {seed: value_N} over the seeds that both have, None if they share
-    none."""
-    return estimate(
-        {seed: after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())},
-        least=-1.0,
-    )
+    """Return the estimate of after - before, None if they share no seed."""
+    return estimate(subtracted(before, after), least=-1.0)
 
 
 def height(curve: Mapping[int, Scores], measure: str = "") -> np.ndarray:
     """Return value_N, the mean height of each task's curve over the steps of {step: scores}, in [0,
     1]."""
     steps = sorted(curve)
-    value_EN = np.stack([curve[step].per_task(measure or curve[step].names[0]) for step in steps])
+    value_EN = np.stack([values_of(curve[step], measure) for step in steps])
     return np.array([mean_height(dict(zip(steps, value_E))) for value_E in value_EN.T])
 
 
-def difference(first: Row, second: Row, measure: str = "") -> Estimate | None:
-    """Return second - first over the seeds that both have, None if they share none or were given
-    different tasks."""
+def changes(first: Row, second: Row, measure: str = "") -> dict[int, np.ndarray]:
+    """Return second - first over the seeds that both have, {} if they were given different
+    tasks."""
     if len(first.tasks() | second.tasks()) > 1:
-        return None
-    return paired(first.final(measure), second.final(measure))
+        return {}
+    return subtracted(first.final(measure), second.final(measure))
+
+
+def difference(first: Row, second: Row, measure: str = "") -> Estimate | None:
+    """Return the estimate of second - first, None if there is nothing to compare."""
+    return estimate(changes(first, second, measure), least=-1.0)
 
 
 def lines(rows: Sequence[Row], seeds: Sequence[int], measure: str = "") -> list[list[str]]:
     """Return the header and a line for each row: success by seed, mean, deviation, difference to
     the first row."""
-    head = [
-        "",
-        *(f"seed {s}" for s in seeds),
-        "mean [95%]",
-        "sd",
-        f"minus {rows[0].name} [95%]",
-        "note",
-    ]
-    table = [head]
+    first = rows[0]
+    by_seed = [f"seed {seed}" for seed in seeds]
+    table = [["", *by_seed, "mean [95%]", "sd", f"minus {first.name} [95%]", "note"]]
     for row in rows:
         values = row.final(measure)
-        mean, change = (
-            estimate(values),
-            difference(rows[0], row, measure) if row is not rows[0] else None,
-        )
-        cells = [f"{100 * values[s].mean():.1f}" if s in values else "" for s in seeds]
-        sd = f"{mean.sd:.1f}" if mean and mean.runs > 1 else ""
-        table.append(
-            [
-                row.name,
-                *cells,
-                str(mean or ""),
-                sd,
-                change.signed() if change else "",
-                "; ".join(row.notes),
-            ]
-        )
+        mean = estimate(values)
+        change = difference(first, row, measure) if row is not first else None
+        cells = [percent(values.get(seed, ())) for seed in seeds]
+        figures = [str(mean or ""), deviation(mean), signed(change)]
+        table.append([row.name, *cells, *figures, "; ".join(row.notes)])
     return table
 
 
 def before(rows: Sequence[Row]) -> str:
     """Return a sentence with the mean success before training, "" if no run was evaluated before
     and after."""
-    curves = [curve for row in rows for curve in row.curves.values() if len(curve) > 1]
-    if not curves:
-        return ""
-    means = [curve[min(curve)].per_task(curve[min(curve)].names[0]).mean() for curve in curves]
-    return f"before training: {100 * np.mean(means):.1f}"
+    curves = [curve for row in rows for curve in row.means() if len(curve) > 1]
+    means = [next(iter(curve.values())) for curve in curves]
+    return f"before training: {percent(means)}" if means else ""
+
+
+def over_tasks(value_N: np.ndarray) -> str:
+    """Return the mean of one value per task in percent with its interval, "" of no values."""
+    low, high = interval(value_N)
+    return f"{percent(value_N)} [{100 * low:.1f}, {100 * high:.1f}]" if len(value_N) else ""
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:
@@ -264,18 +290,13 @@ def draw_curves(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
     all runs share."""
     for i, row in enumerate(rows):
         colour = COLOURS[i % len(COLOURS)]
-        curves = [
-            {
-                step: 100 * s.per_task(measure or s.names[0]).mean()
-                for step, s in sorted(curve.items())
-            }
-            for curve in row.curves.values()
-        ]
+        curves = row.means(measure)
         for curve in curves:
-            axes.plot(list(curve), list(curve.values()), color=colour, linewidth=0.7, alpha=0.45)
-        steps = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
+            heights = [100 * mean for mean in curve.values()]
+            axes.plot(list(curve), heights, color=colour, linewidth=0.7, alpha=0.45)
+        steps = sorted(set.intersection(*map(set, curves))) if curves else []
         if steps:
-            mean_S = [np.mean([curve[step] for curve in curves]) for step in steps]
+            mean_S = [np.mean([100 * curve[step] for curve in curves]) for step in steps]
             style = "-o" if i < len(COLOURS) else "--o"
             label = f"{row.name} {mean_S[-1]:.0f}%"
             axes.plot(steps, mean_S, style, markersize=3, color=colour, linewidth=2, label=label)
@@ -288,9 +309,7 @@ def draw_curves(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
 
 def draw_means(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
     """Draw the final success of each row with its interval and a dot for each seed."""
-    finals = [row.final(measure) for row in rows]
-    dots = [[100 * value_N.mean() for value_N in final.values()] for final in finals]
-    draw_intervals(axes, [row.name for row in rows], [estimate(final) for final in finals], dots)
+    draw_intervals(axes, {row.name: row.final(measure) for row in rows})
     axes.set_xlim(0, 100)
     axes.set_xlabel(f"final success{f', {measure}' if measure else ''}, %")
 
@@ -298,45 +317,28 @@ def draw_means(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
 def draw_differences(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
     """Draw the difference of each row to the first one with its interval and a dot for each
     seed."""
-    others, first = rows[1:], rows[0].final(measure)
-    dots = []
-    for row in others:
-        final = row.final(measure)
-        dots.append(
-            [100 * (final[s].mean() - first[s].mean()) for s in final.keys() & first.keys()]
-        )
-    draw_intervals(
-        axes,
-        [row.name for row in others],
-        [difference(rows[0], row, measure) for row in others],
-        dots,
-    )
+    first, *others = rows
+    draw_intervals(axes, {row.name: changes(first, row, measure) for row in others}, least=-1.0)
     axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_xlabel(f"points above {rows[0].name}")
+    axes.set_xlabel(f"points above {first.name}")
 
 
 def draw_intervals(
-    axes: Any,
-    names: Sequence[str],
-    estimates: Sequence[Estimate | None],
-    dots: Sequence[Sequence[float]],
+    axes: Any, values: Mapping[str, Mapping[int, np.ndarray]], least: float = 0.0
 ) -> None:
-    """Draw a line of names with their estimates, and a dot for each run: dots[i] are percentages of
-    names[i]."""
-    for place, value in enumerate(estimates):
+    """Draw a line for each name with the estimate of its {seed: value_N} and a dot for each run.
+    least: as `estimate` takes it."""
+    labels = []
+    for place, (name, found) in enumerate(values.items()):
+        value = estimate(found, least)
+        labels.append(name + (value.scope.replace(" (", "\n(") if value else ""))
         if value is None:
             axes.annotate("no runs", (1, place), color=GREY, fontsize=8, va="center")
-        else:
-            axes.plot([value.low, value.high], [place, place], color=GREY, linewidth=2)
-            axes.plot(value.mean, place, "|", color=COLOURS[0], markersize=12, markeredgewidth=2)
-            axes.plot(
-                sorted(dots[place]),
-                [place] * len(dots[place]),
-                "o",
-                color=COLOURS[1],
-                markersize=4,
-                alpha=0.8,
-            )
-    scopes = [value.scope.replace(" (", "\n(") if value else "" for value in estimates]
-    axes.set_yticks(range(len(names)), [name + scope for name, scope in zip(names, scopes)])
-    axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
+            continue
+        axes.plot([value.low, value.high], [place, place], color=GREY, linewidth=2)
+        axes.plot(value.mean, place, "|", color=COLOURS[0], markersize=12, markeredgewidth=2)
+        dots = sorted(100 * value_N.mean() for value_N in found.values())
+        style = {"color": COLOURS[1], "markersize": 4, "alpha": 0.8}
+        axes.plot(dots, [place] * len(dots), "o", **style)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(max(len(labels), 1) - 0.5, -0.5)

@@ -13,7 +13,6 @@ evaluation, by greedy rollouts.
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,43 +22,45 @@ import numpy as np
 
 from evolver.files.report import aligned
 from evolver.files.workdir import Workdir
+from experiments import commands, compare
 from models.files import write_atomically
-from rl.evaluation import Scores, interval
+from rl.evaluation import Scores
 
 TEMPERATURES = (0.2, 0.4, 0.7, 1.0)
 ATTEMPTS = 64  # at each temperature
 RATE = 0.01
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    cut = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("runs", nargs="+", type=Path, metavar="WORKDIR", help="finished runs")
-    parser.add_argument("--config", required=True, help="their config")
-    parser.add_argument(
-        "--base", type=Path, default=Path("runs/discovery"), help="folder of the untrained policy"
-    )
-    parser.add_argument("--out", type=Path, help="write the table to this file too")
-    args = parser.parse_args(arguments[:cut])
-    trained = {run: Workdir(run).scores() for run in args.runs}
-    if missing := [
-        str(run) for run, scores in trained.items() if not (scores and scores[max(scores)].greedy_N)
-    ]:
-        parser.error(
-            f"no greedy evaluation in {', '.join(missing)}: "
-            "give workdirs of runs with config.eval.greedy=True"
-        )
-    if code := evaluate(args.config, args.base, arguments[cut + 1 :]):
+def main(
+    runs: tuple[Path, ...],
+    *,
+    config: str,
+    base: Path = Path("runs/discovery"),
+    out: Path | None = None,
+    flags: Sequence[str] = (),
+) -> int:
+    """Print the table. Words after `--` go to the evaluation of the untrained policy.
+
+    runs: workdirs of finished runs
+    config: their config
+    base: folder of the untrained policy
+    out: write the table to this file too
+    """
+    trained = {str(run): Workdir(run).scores() for run in runs}
+    last = {name: scores[max(scores)] for name, scores in trained.items() if scores}
+    last = {name: scores for name, scores in last.items() if scores.greedy_N}
+    if missing := [name for name in trained if name not in last]:
+        hint = "give workdirs of runs with config.eval.greedy=True"
+        raise commands.Problems([f"no greedy evaluation in {', '.join(missing)}: {hint}"])
+    if code := evaluate(config, base, flags):
         return code
-    base = Scores(**Workdir(args.base).evaluations()[-1]["scores"][0])
-    last = {run: scores[max(scores)] for run, scores in trained.items()}
-    if other := [str(run) for run, scores in last.items() if scores.tasks != base.tasks]:
-        parser.error(f"{', '.join(other)} were evaluated on other tasks than {args.base}")
-    text = table(base, {str(run): scores for run, scores in last.items()})
+    untrained = Scores(**Workdir(base).evaluations()[-1]["scores"][0])
+    if other := [run for run, scores in last.items() if scores.tasks != untrained.tasks]:
+        raise commands.Problems([f"{', '.join(other)} were evaluated on other tasks than {base}"])
+    text = table(untrained, last)
     print(text)
-    if args.out:
-        write_atomically(args.out, text + "\n")
+    if out:
+        write_atomically(out, text + "\n")
     return 0
 
 
@@ -97,23 +98,19 @@ def table(base: Scores, runs: dict[str, Scores]) -> str:
     if not hard_N.any():
         return lines[0]
     greedy = {name: scores.per_task("greedy") for name, scores in runs.items()}
+    if len(greedy) > 1:
+        greedy["mean"] = np.mean(list(greedy.values()), axis=0)
     rows = [
-        (name, *map(_estimate, (value_N[hard_N], value_N[~hard_N])))
+        (
+            name,
+            compare.over_tasks(value_N[hard_N]) or "-",
+            compare.over_tasks(value_N[~hard_N]) or "-",
+        )
         for name, value_N in greedy.items()
     ]
-    if len(greedy) > 1:
-        mean_N = np.mean(list(greedy.values()), axis=0)
-        rows.append(("mean", _estimate(mean_N[hard_N]), _estimate(mean_N[~hard_N])))
     head = ("solved greedily after training", "of these", "of the others")
     return "\n".join([*lines, "", aligned(head, rows)])
 
 
-def _estimate(value_N: np.ndarray) -> str:
-    if not len(value_N):
-        return "-"
-    low, high = interval(value_N)
-    return f"{100 * value_N.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(commands.run(main))

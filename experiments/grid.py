@@ -44,14 +44,11 @@ the grid's workdir, so that a run can start from the policy of another:
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import itertools
-import json
 import os
 import platform
-import queue
 import re
 import secrets
 import signal
@@ -59,8 +56,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -68,21 +65,18 @@ from absl import logging
 
 from evolver.files.progress import clock
 from evolver.files.workdir import Workdir
-from evolver.llm.store import accounts, ledger_lines
-from experiments import compare
-from models.files import append_line, read_jsonl, write_atomically
-from rl.evaluation import Scores
+from experiments import commands, compare
+from experiments.ledger import INTERRUPTED, Ledger, outcome
+from models.files import write_atomically
 
 ROOT = Path(__file__).parents[1]
-INTERRUPTED = 130  # the exit code of a run that goes on with the same command
 # Runs of a grid compile the same programs, which takes a third of the time of a small one. With a
 # limit JAX also locks the directory, where runs that start together write the same files.
 COMPILED = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
     "JAX_COMPILATION_CACHE_MAX_SIZE": str(2 << 30),
 }
-# seconds between two looks at runs that another process has started, and lines about progress
-HEARTBEAT = 60.0
+POLL, HEARTBEAT = 0.2, 60.0  # seconds between two looks at the runs, and lines about progress
 
 
 @dataclass(frozen=True)
@@ -117,6 +111,13 @@ class Run:
             values = {"log.group": folder.name, "log.tags": (self.row,)} | values
         words += [f"--config={self.config}", f"--workdir={folder / self.name}"]
         return [*words, *(f"--config.{key}={value}" for key, value in values.items()), *flags]
+
+    def recorded(self, flags: Sequence[str] = ()) -> list[str]:
+        """Return the same without the places of the grid and of run.py and without settings of the
+        log, which may be moved and changed."""
+        words = self.command(Path("{folder}"), flags)
+        kept = [word for word in words if not word.startswith("--config.log.")]
+        return [word.removeprefix(f"{ROOT}/") for word in kept]
 
 
 def product(
@@ -186,95 +187,6 @@ def some(names: Sequence[str]) -> str:
 # --- running --------------------------------------------------------------------------------------
 
 
-class Ledger:
-    """The attempts at the runs of a grid, `grid.jsonl`: name, command, exit code, seconds, and
-    `outcome` of each."""
-
-    def __init__(self, folder: Path):
-        self.path = folder / "grid.jsonl"
-        self._stat: tuple[int, int] | None = None  # of the file that was read
-        self._attempts: dict[str, list[dict[str, Any]]] = {}
-
-    def attempts(self, name: str) -> list[dict[str, Any]]:
-        """Return the attempts at a run, oldest first; lines that are damaged, as by a crash, are
-        left out."""
-        stat = self.path.stat() if self.path.is_file() else None
-        seen = (stat.st_mtime_ns, stat.st_size) if stat else None
-        if seen != self._stat:
-            self._stat, self._attempts = seen, {}
-            for line in read_jsonl(self.path, make=_attempt, forgive="all") if stat else ():
-                self._attempts.setdefault(line["run"], []).append(line)
-        return self._attempts.get(name, [])
-
-    def code(self, name: str) -> int | None:
-        """Return the exit code of the last attempt at a run, None if there was none."""
-        attempts = self.attempts(name)
-        return attempts[-1]["code"] if attempts else None
-
-    def curve(self, name: str) -> dict[int, Scores]:
-        """Return {step: scores} of a finished run; an evaluation of its own counts as step 0."""
-        return {
-            int(step): Scores(**scores)
-            for step, scores in self.attempts(name)[-1]["scores"].items()
-        }
-
-    def add(self, **record: Any) -> None:
-        """Append one attempt."""
-        append_line(self.path, json.dumps(record, separators=(",", ":")))
-
-    def finished(self, run: Run, command: Sequence[str]) -> bool:
-        """Return True if the last attempt at the run succeeded, with this command. The places of
-        the grid and of the code and the settings of the log do not count: they may be moved and
-        changed."""
-        return self.code(run.name) == 0 and self.attempts(run.name)[-1]["command"] == portable(
-            command
-        )
-
-    def seconds(self, names: Iterable[str]) -> float:
-        """Return the seconds of all attempts at some runs."""
-        return sum(line["seconds"] for name in names for line in self.attempts(name))
-
-
-def _attempt(line: dict[str, Any]) -> dict[str, Any]:
-    """Return a line of the record, with what a run without an outcome lacks. Raises ValueError if
-    it is none."""
-    kinds = {"run": str, "command": list, "code": int, "seconds": int | float}
-    if wrong := [name for name, kind in kinds.items() if not isinstance(line.get(name), kind)]:
-        raise ValueError(f"a line of a grid has {', '.join(wrong)}")
-    return {"git": None, "money": 0.0, "scores": {}} | line
-
-
-def outcome(workdir: Path) -> dict[str, Any]:
-    """Return what the ledger keeps of a run: its scores, what language models cost, and the
-    revision of the code."""
-    money = sum(account.money for account in accounts(ledger_lines(workdir / "llm.jsonl")).values())
-    scores = {step: asdict(scores) for step, scores in compare.collect(workdir).items()}
-    return {"git": revision(workdir), "money": money, "scores": scores}
-
-
-def portable(command: Sequence[str]) -> list[str]:
-    """Return a run's command without the places of the grid and of run.py, and without settings of
-    the log."""
-    workdir = next(
-        (word.partition("=")[2] for word in command if word.startswith("--workdir=")), ""
-    )
-    folder = str(Path(workdir).parent)
-    words = [
-        Path(word).name if Path(word).name == "run.py" else word.replace(folder, "{folder}")
-        for word in command
-    ]
-    return [word for word in words if not word.startswith("--config.log.")]
-
-
-def revision(workdir: Path) -> str | None:
-    """Return the revision of the code that the run in a workdir was started with, None if there is
-    no record of it."""
-    for path in sorted(workdir.glob("config*.json")):
-        with contextlib.suppress(OSError, ValueError):
-            return json.loads(path.read_text(encoding="utf-8")).get("git")
-    return None
-
-
 def remove_incomplete(compiled: Path) -> None:
     """Remove the programs from JAX's cache whose writer was killed.
 
@@ -308,9 +220,8 @@ class Execution:
         flags: Sequence[str] = (),
         say: Callable[[str], None] = print,
     ):
-        self.folder, self.jobs, self.say = folder, jobs, say
+        self.folder, self.jobs, self.flags, self.say = folder, jobs, flags, say
         self.runs = {run.name: run for run in runs}
-        self.commands = {run.name: run.command(folder, flags) for run in runs}
         self.ledger = Ledger(folder)
         self.compiled = (
             folder / ".compiled" / platform.node()
@@ -322,7 +233,6 @@ class Execution:
         self.active: dict[
             str, tuple[subprocess.Popen, TextIO, float]
         ] = {}  # process, lock, when it was started
-        self.ended: queue.Queue[str] = queue.Queue()
         self.asked = 0  # signals that ask for the end
         self.elsewhere: set[str] = set()  # runs that another process holds
 
@@ -332,26 +242,26 @@ class Execution:
         self._find_finished()
         if self.states:
             self.say(f"{len(self.states)} of {len(self.runs)} runs are finished")
+        shown = time.monotonic()
         with self._signals():
             while len(self.states) < len(self.runs):
                 self._start()
                 if not self.active and not self.elsewhere:
                     break
-                with contextlib.suppress(queue.Empty):
-                    self._end(self.ended.get(timeout=HEARTBEAT if not self.elsewhere else 2.0))
-                    continue
-                self._show()
+                time.sleep(POLL)
+                for name, (process, _, _) in list(self.active.items()):
+                    if process.poll() is not None:
+                        self._end(name)
+                if time.monotonic() - shown > HEARTBEAT:
+                    shown = time.monotonic()
+                    self._show()
         for name in self.runs.keys() - self.states.keys():
             self.states[name] = "interrupted" if self.asked else self._waits(self.runs[name])
         return {name: self.states[name] for name in self.runs}
 
     def _find_finished(self) -> None:
         """Mark the finished runs as done, but not those without files that another run needs."""
-        done = {
-            name
-            for name, run in self.runs.items()
-            if self.ledger.finished(run, self.commands[name])
-        }
+        done = {name for name in self.runs if self._finished(name)}
         while gone := {
             name
             for needy in self.runs.keys() - done
@@ -359,13 +269,16 @@ class Execution:
             if not (self.folder / name).is_dir()
         }:
             done -= gone
-            for (
-                name
-            ) in gone:  # recorded, so that a repetition that is killed does not look finished
-                self.ledger.add(
-                    run=name, command=portable(self.commands[name]), code=INTERRUPTED, seconds=0.0
-                )
+            for name in gone:  # so that a repetition that is killed does not look finished
+                self._record(name, INTERRUPTED, 0.0)
         self.states = {name: "done" for name in self.runs if name in done}
+
+    def _finished(self, name: str) -> bool:
+        return self.ledger.finished(name, self.runs[name].recorded(self.flags))
+
+    def _record(self, name: str, code: int, seconds: float, **found: Any) -> None:
+        command = self.runs[name].recorded(self.flags)
+        self.ledger.add(run=name, command=command, code=code, seconds=seconds, **found)
 
     def _waits(self, run: Run) -> str:
         missing = [name for name in run.after if self.states.get(name) != "done"]
@@ -394,14 +307,14 @@ class Execution:
                 lock.close()
                 self.elsewhere.add(name)
                 continue
-            if self.ledger.finished(run, self.commands[name]):  # by whoever held the lock
+            if self._finished(name):  # by whoever held the lock
                 lock.close()
                 self.states[name] = "done"
                 continue
             self._spawn(name, lock)
 
     def _spawn(self, name: str, lock: TextIO) -> None:
-        command = self.commands[name]
+        command = self.runs[name].command(self.folder, self.flags)
         remove_incomplete(self.compiled)
         with open(self.folder / f"{name}.log", "a", encoding="utf-8") as log:
             log.write(f"$ {' '.join(command)}\n")
@@ -412,31 +325,22 @@ class Execution:
                 cwd=Path.cwd(), env=self.environ, pass_fds=(lock.fileno(),), start_new_session=True,
             )  # fmt: skip
         self.active[name] = process, lock, time.monotonic()
-        self.say(f"[{len(self.states)}/{len(self.runs)}] {name} starts")
-        threading.Thread(target=self._watch, args=(name, process), daemon=True).start()
+        self._tell(f"{name} starts")
 
-    def _watch(self, name: str, process: subprocess.Popen) -> None:
-        process.wait()
-        self.ended.put(name)
+    def _tell(self, text: str) -> None:
+        self.say(f"[{len(self.states)}/{len(self.runs)}] {text}")
 
     def _end(self, name: str) -> None:
         process, lock, began = self.active.pop(name)
         seconds = time.monotonic() - began
         code = process.returncode
-        self.ledger.add(
-            run=name,
-            command=portable(self.commands[name]),
-            code=code,
-            seconds=round(seconds, 1),
-            **outcome(self.folder / name),
-        )
+        self._record(name, code, round(seconds, 1), **outcome(self.folder / name))
         lock.close()
         if self.asked and code:
             return
         self.states[name] = "done" if code == 0 else f"exit code {code}"
         hint = "" if code == 0 else f", see {self.folder / name}.log"
-        ended = f"{name}: {self.states[name]} in {clock(seconds)}{hint}{self._left()}"
-        self.say(f"[{len(self.states)}/{len(self.runs)}] {ended}")
+        self._tell(f"{name}: {self.states[name]} in {clock(seconds)}{hint}{self._left()}")
 
     def _left(self) -> str:
         """Return the time left at the mean time of the runs that took part, "" while no run of the
@@ -466,7 +370,7 @@ class Execution:
     def _show(self) -> None:
         if self.active:
             running = ", ".join(f"{name} {self._done(name):.0%}" for name in self.active)
-            self.say(f"[{len(self.states)}/{len(self.runs)}] running: {running}{self._left()}")
+            self._tell(f"running: {running}{self._left()}")
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -514,13 +418,13 @@ def gather(runs: Sequence[Run], folder: str | Path) -> list[compare.Row]:
     ledger = Ledger(Path(folder))
     rows = {run.row: compare.Row(run.row) for run in runs}
     for run in runs:
-        if (code := ledger.code(run.name)) == 0:
-            rows[run.row].curves[run.seed] = ledger.curve(run.name)
+        row, code, curve = rows[run.row], ledger.code(run.name), ledger.curve(run.name)
+        known = {None: "was not run", INTERRUPTED: "is unfinished"}
+        if curve is None:
+            what = known.get(code, f"failed (exit code {code})")
+            row.notes.append(f"seed {run.seed} {what}")
         else:
-            what = {None: "was not run", INTERRUPTED: "is unfinished"}.get(
-                code, f"failed (exit code {code})"
-            )
-            rows[run.row].notes.append(f"seed {run.seed} {what}")
+            row.curves[run.seed] = curve
     return list(rows.values())
 
 
@@ -619,97 +523,77 @@ def trial(flags: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     return [sys.executable, *words]
 
 
-def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return (words before the first `--`, those after it, which are flags for every run)."""
-    words = list(words)
-    place = words.index("--") if "--" in words else len(words)
-    return words[:place], words[place + 1 :]
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n\n")[0], epilog="-- FLAGS: for every run of run.py"
-    )
-    parser.add_argument("--config", default="", help="FILE or FILE:ARGUMENT")
-    parser.add_argument("--rows", nargs="+", default=[], help="arguments of the config file")
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=V1,V2",
-        help="values to combine",
-    )
-    parser.add_argument(
-        "--sweep", type=Path, help="a sweep of Weights & Biases whose values are combined"
-    )
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--workdir", type=Path, default=Path("runs/grid"))
-    parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
-    parser.add_argument(
-        "--measure", default="", help="avg@8 (default: avg@k), best@8, pass@8, greedy"
-    )
-    parser.add_argument(
-        "--only-report", action="store_true", help="report on the existing runs and start none"
-    )
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a grid. Returns 0 if every run is done, 1 if some failed, 2 if nothing was started, 130
-    if interrupted."""
-    logging.set_verbosity(logging.ERROR)
-    words = list(sys.argv[1:] if argv is None else argv)
-    if "--trial" in words:
-        command = trial([word for word in words if word != "--trial"], os.environ)
-        os.execv(
-            command[0], command
-        )  # in place of this process, so that the agent's signals reach the run
-    words, flags = split_flags(words)
-    args = parser().parse_args(words)
-    if not (args.config or args.sweep):
-        print("--config=FILE is missing, or --sweep FILE", file=sys.stderr)
-        return 2
-    if args.config.partition(":")[2] and args.rows:
-        print(
-            "--config=FILE:ARGUMENT and --rows both name arguments; give --config=FILE with --rows",
-            file=sys.stderr,
-        )
-        return 2
-    try:
-        sets, config = sets_of(args.set), args.config
-        if args.sweep:
-            swept, commanded = read_sweep(args.sweep)
-            sets, config = swept | sets, config or commanded
-        runs = product(config, rows=args.rows, sets=sets, seeds=args.seeds)
-        found = [] if args.only_report else problems(runs, args.workdir, flags)
-    except ValueError as error:
-        runs, found = [], [str(error)]
-    if found:
-        print(
-            f"{len(found)} problem{'s' * (len(found) > 1)}; nothing was started.\n", file=sys.stderr
-        )
-        print(
-            *(f"  {n}. {problem}" for n, problem in enumerate(found, 1)), sep="\n", file=sys.stderr
-        )
-        return 2
-    states = {} if args.only_report else execute(runs, args.workdir, jobs=args.jobs, flags=flags)
-    print("\n" + report(runs, args.workdir, measure=args.measure))
-    print(
-        f"\ntable: {args.workdir / 'grid.md'}, {args.workdir / 'grid.csv'}; "
-        f"figure: {args.workdir / 'grid.png'}"
-    )
+def command(
+    runs: Sequence[Run],
+    folder: Path,
+    report: Callable[[], str],
+    *,
+    jobs: int,
+    flags: Sequence[str],
+    only_report: bool,
+) -> int:
+    """Run what is not finished and print the report. Return the exit code: 0 if every run is done,
+    1 if some failed, 130 if interrupted. Raises commands.Problems, when nothing was started."""
+    states = {}
+    if not only_report:
+        if found := problems(runs, folder, flags):
+            raise commands.Problems(found)
+        states = execute(runs, folder, jobs=jobs, flags=flags)
+    print("\n" + report())
     if "interrupted" in states.values():
         print("interrupted; the same command goes on", file=sys.stderr)
-        return 130
-    failed = [name for name, state in states.items() if state != "done"]
+        return INTERRUPTED
+    failed = [f"{name} ({state})" for name, state in states.items() if state != "done"]
     if failed:
-        print(
-            f"failed: {', '.join(f'{name} ({states[name]})' for name in failed)}", file=sys.stderr
-        )
+        print(f"not done: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
 
+def main(
+    *,
+    config: str = "",
+    rows: tuple[str, ...] = (),
+    set_: tuple[str, ...] = (),
+    sweep: Path | None = None,
+    seeds: tuple[int, ...] = (0,),
+    workdir: Path = Path("runs/grid"),
+    jobs: int = 1,
+    measure: str = "",
+    only_report: bool = False,
+    flags: Sequence[str] = (),
+) -> int:
+    """Run a grid. Words after `--` go to every run of run.py.
+
+    config: FILE or FILE:ARGUMENT
+    rows: arguments of the config file
+    set_: KEY=V1,V2: values to combine
+    sweep: a sweep of Weights & Biases whose values are combined
+    jobs: number of runs at a time
+    measure: avg@8 (default: avg@k), best@8, pass@8, greedy
+    only_report: report on the existing runs and start none
+    """
+    logging.set_verbosity(logging.ERROR)
+    if not (config or sweep):
+        raise commands.Problems(["--config=FILE is missing, or --sweep FILE"])
+    if config.partition(":")[2] and rows:
+        both = "--config=FILE:ARGUMENT and --rows both name arguments"
+        raise commands.Problems([f"{both}; give --config=FILE with --rows"])
+    try:
+        swept, commanded = read_sweep(sweep) if sweep else ({}, "")
+        sets = swept | sets_of(set_)
+    except ValueError as error:
+        raise commands.Problems([str(error)]) from None
+    runs = product(config or commanded, rows=rows, sets=sets, seeds=seeds)
+
+    def told() -> str:
+        files = f"table: {workdir}/grid.md, {workdir}/grid.csv; figure: {workdir}/grid.png"
+        return f"{report(runs, workdir, measure=measure)}\n\n{files}"
+
+    return command(runs, workdir, told, jobs=jobs, flags=flags, only_report=only_report)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    if "--trial" in sys.argv:
+        words = trial([word for word in sys.argv[1:] if word != "--trial"], os.environ)
+        os.execv(words[0], words)  # in place of this process: the agent's signals reach the run
+    sys.exit(commands.run(main))

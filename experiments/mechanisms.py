@@ -8,6 +8,7 @@ with house rules.
 The same command goes on where it was cut off, and finished runs are kept. A study is a dial with
 some points; each point compares rows with its first row on the same held-out tasks and seeds. The
 policy is that of the quickstart, and the runs are short, so that differences in speed show.
+experiments/mechanisms.toml has all of their settings.
 MECHANISMS.md in --workdir holds the tables, beside a figure for each study.
 
     questioning   number of original tasks; without them there is nothing to train on but invented
@@ -27,11 +28,11 @@ that ends as high. Intervals resample held-out tasks and seeds.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,94 +40,28 @@ import numpy as np
 
 from configs.quickstart import ROWS
 from evolver.files.workdir import Workdir
-from experiments import compare, grid
+from experiments import commands, compare, grid
 from models.files import write_atomically
+from rl.evaluation import steps_to
 
 CONFIG = "configs/quickstart.py"
-SHORT = {
-    "steps": 40,
-    "rollout.tasks": 8,
-    "eval.every": 5,
-    "eval.rollouts": 4,
-    "eval.temperatures": "()",
-    "eval.greedy": False,
-    "checkpoint.every": 40,
-    "log.trajectories": 0,
-    "questioning.budget": 300,
-    "questioning.share": 0.5,
-    "env.args.rules": 2,
-    "env.args.seed": 2,
-}
-FRESH = {
-    "navigating.every": 5
-}  # the first attempts solve easy tasks only, whose experience misleads in others
-HALF = 50.0  # percent
+STUDIES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+HALF = 0.5
 EARLY = 10  # steps, in which the rows differ most
-
-
-Point = dict[str, tuple[str, dict[str, Any]]]  # {row: (argument of the config, overrides)}
 
 
 @dataclass(frozen=True)
 class Study:
-    """A dial and its points. The first row of a point is compared with."""
+    """A dial and its points: {point: {row: (argument of the config, overrides)}}. The first row of
+    a point is compared with."""
 
     dial: str
-    points: dict[str, Point]
+    points: dict[str, dict[str, tuple[str, dict[str, Any]]]]
 
 
-def rows(plain: str, other: str, name: str, **both: Any) -> Point:
-    """Return two rows that differ in a mechanism."""
-    return {plain: (plain, both), name: (other, both)}
-
-
-def studies() -> dict[str, Study]:
+def all_studies() -> dict[str, Study]:
     """Return all studies by name."""
-    few = {"env.args.n_train": 16}
-    tasks: dict[str, Point] = {"0": {"+questioning": ("q", {"questioning.share": 1.0})}}
-    four = {"env.args.n_train": 4}
-    tasks["4"] = {
-        "grpo": ("grpo", four | {"rollout.tasks": 4, "rollout.group": 16}),
-        "+questioning": ("q", four | {"questioning.share": 0.75}),
-    }
-    tasks |= {
-        str(n): rows("grpo", "q", "+questioning", **{"env.args.n_train": n}) for n in (16, 64, 256)
-    }
-    rarity = {
-        str(r): rows("q", "qn", "+navigating", **{"env.args.rarity": r, "questioning.share": 1.0})
-        for r in (0.25, 0.1, 0.03, 0.01)
-    }
-    calls = {
-        str(n): rows("grpo", "a", "+attributing", **{"env.args.level": n}) for n in (2, 3, 4, 6)
-    }
-    group = {
-        str(g): rows("grpo", "a", "+attributing", **{"rollout.group": g, "rollout.tasks": 64 // g})
-        for g in (2, 4, 8)
-    }
-    combined: Point = {
-        name: (name, few) for name in ("grpo", "q", "n", "a", "qn", "qa", "na", "all")
-    }
-    beyond: dict[str, Point] = {
-        "questioning": {
-            "once": ("q", {"questioning.share": 1.0}),
-            "every 10 steps": (
-                "q",
-                {"questioning.share": 1.0, "questioning.every": 10, "questioning.refresh": 60},
-            ),
-        },
-        "credit": {
-            "decoupled": ("all", few),
-            "allocation": ("all", few | {"advantage.args.scheme": "allocation"}),
-        },
-    }
-    return {
-        "questioning": Study("original tasks", tasks),
-        "navigating": Study("share of houses with such a desk call", rarity),
-        "attributing": Study("calls of a task, without desk calls", calls),
-        "rollouts": Study("rollouts of a task", group),
-        "grid": Study("mechanisms", {"all": combined}),
-        "beyond": Study("", beyond),
-    }
+    return {name: Study(**study) for name, study in STUDIES["studies"].items()}
 
 
 def runs_of(
@@ -140,18 +75,13 @@ def runs_of(
         runs[name] = {point: [] for point in study.points}
         for point, table in study.points.items():
             for seed, (row, (argument, overrides)) in itertools.product(seeds, table.items()):
-                values = SHORT | (FRESH if "navigating" in ROWS[argument] else {}) | overrides
+                fresh = STUDIES["navigating"] if "navigating" in ROWS[argument] else {}
+                values = STUDIES["common"] | fresh | overrides
                 label = f"{name},{point},{row}".replace(" ", "_")
-                settings = (
-                    argument,
-                    seed,
-                    tuple(sorted((key, str(value)) for key, value in values.items())),
-                )
-                first = names.setdefault(settings, f"{label}-{seed}")
-                same = "" if first == f"{label}-{seed}" else first
-                runs[name][point].append(
-                    grid.Run(label, seed, f"{CONFIG}:{argument}", values, same=same)
-                )
+                run = grid.Run(label, seed, f"{CONFIG}:{argument}", values)
+                settings = (argument, seed, *sorted(map(str, values.items())))
+                first = names.setdefault(settings, run.name)
+                runs[name][point].append(replace(run, same=first if first != run.name else ""))
     return runs
 
 
@@ -168,20 +98,15 @@ def at_equal_time(
     for seed in sorted(first.curves.keys() & second.curves.keys()):
         pair = []
         for row in (first, second):
-            lines = {
-                m["step"]: m["time/elapsed"]
-                for m in Workdir(folder / names[row.name, seed]).metrics()
-            }
-            pair.append(
-                {lines[step]: scores for step, scores in row.curves[seed].items() if step in lines}
-            )
+            lines = Workdir(folder / names[row.name, seed]).metrics()
+            times = {line["step"]: line["time/elapsed"] for line in lines}
+            pair.append({times[s]: found for s, found in row.curves[seed].items() if s in times})
         end = min(max(times, default=0.0) for times in pair)
-        last = [
-            [scores for elapsed, scores in sorted(times.items()) if elapsed <= end]
-            for times in pair
-        ]
-        if all(last):
-            before[seed], after[seed] = (found[-1].per_task(found[-1].names[0]) for found in last)
+        last = [max((t for t in times if t <= end), default=None) for times in pair]
+        if None not in last:
+            before[seed], after[seed] = (
+                compare.values_of(times[t]) for times, t in zip(pair, last) if t is not None
+            )
     return compare.paired(before, after)
 
 
@@ -199,64 +124,66 @@ def higher(first: compare.Row, second: compare.Row) -> compare.Estimate | None:
 def steps_to_half(row: compare.Row) -> str:
     """Return the mean number of steps until half of the held-out tasks are solved; runs that never
     do are counted."""
-    found = []
-    for curve in row.curves.values():
-        means = {step: 100 * s.per_task(s.names[0]).mean() for step, s in sorted(curve.items())}
-        found.append(next((step for step, mean in means.items() if mean >= HALF), None))
-    if not found:
-        return ""
+    found = [steps_to(curve, HALF) for curve in row.means()]
     reached = [step for step in found if step is not None]
     never = len(found) - len(reached)
-    text = f"{np.mean(reached):.0f}" if reached else ""
-    return text if not never else f"{text} ({never} of {len(found)} never)".strip()
+    texts = [f"{np.mean(reached):.0f}"] if reached else []
+    texts += [f"({never} of {len(found)} never)"] if never else []
+    return " ".join(texts)
 
 
-def table(folder: Path, runs: Mapping[str, Sequence[grid.Run]], prefix: str) -> list[list[str]]:
-    """Return the header and a line for each point and row of a study."""
-    head = [
-        "point",
-        "row",
-        "seeds",
-        "before",
-        "after [95%]",
-        "sd",
-        "difference [95%]",
-        "at equal time [95%]",
-    ]
-    lines = [[*head, "curve", "difference of curves [95%]", f"steps to {HALF:.0f}%", "note"]]
+def short(row: compare.Row) -> str:
+    """Return the name of a row without those of its study and its point."""
+    return row.name.rpartition(",")[2]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of a point: its success after training and, above the first row of the point, the
+    differences after equal rollouts, after equal time, and of the curves."""
+
+    point: str
+    row: compare.Row
+    after: compare.Estimate | None
+    change: compare.Estimate | None = None
+    timed: compare.Estimate | None = None
+    above: compare.Estimate | None = None
+
+
+def frame(folder: Path, runs: Mapping[str, Sequence[grid.Run]]) -> list[Line]:
+    """Return the lines of a study."""
+    lines = []
     for point, several in runs.items():
-        found = grid.gather(several, folder)
-        for row in found:
-            mean = compare.estimate(row.final())
-            change = compare.difference(found[0], row) if row is not found[0] else None
-            timed = at_equal_time(folder, several, found[0], row) if row is not found[0] else None
-            sd = f"{mean.sd:.1f}" if mean and mean.runs > 1 else ""
-            name = row.name.removeprefix(f"{prefix},{point},".replace(" ", "_"))
-            starts = [
-                100 * c[min(c)].per_task(c[min(c)].names[0]).mean() for c in row.curves.values()
-            ]
-            start = f"{np.mean(starts):.1f}" if starts else ""
-            curves, above = heights(row), higher(found[0], row) if row is not found[0] else None
-            height = (
-                f"{100 * np.mean([curve.mean() for curve in curves.values()]):.1f}"
-                if curves
-                else ""
-            )
-            signed = [value.signed() if value else "" for value in (change, timed, above)]
-            cells = [
-                str(mean.runs if mean else 0),
-                start,
-                str(mean or ""),
-                sd,
-                *signed[:2],
-                height,
-                signed[2],
-            ]
-            lines.append([point, name, *cells, steps_to_half(row), "; ".join(row.notes)])
+        first, *others = grid.gather(several, folder)
+        lines.append(Line(point, first, compare.estimate(first.final())))
+        for row in others:
+            change, above = compare.difference(first, row), higher(first, row)
+            timed = at_equal_time(folder, several, first, row)
+            lines.append(Line(point, row, compare.estimate(row.final()), change, timed, above))
     return lines
 
 
-def logged(folder: Path, runs: Mapping[str, Sequence[grid.Run]], prefix: str) -> list[list[str]]:
+def table(lines: Sequence[Line]) -> list[list[str]]:
+    """Return the header and a line for each point and row of a study."""
+    rows = [
+        [
+            "point", "row", "seeds", "before", "after [95%]", "sd", "difference [95%]",
+            "at equal time [95%]", "curve", "difference of curves [95%]", f"steps to {HALF:.0%}",
+            "note",
+        ]
+    ]  # fmt: skip
+    for line in lines:
+        row, mean = line.row, line.after
+        starts = [next(iter(curve.values())) for curve in row.means()]
+        curves = [curve.mean() for curve in heights(row).values()]
+        cells = [str(mean.runs if mean else 0), compare.percent(starts), str(mean or "")]
+        cells += [compare.deviation(mean), compare.signed(line.change), compare.signed(line.timed)]
+        cells += [compare.percent(curves), compare.signed(line.above), steps_to_half(row)]
+        rows.append([line.point, short(row), *cells, "; ".join(row.notes)])
+    return rows
+
+
+def logged(folder: Path, runs: Mapping[str, Sequence[grid.Run]]) -> list[list[str]]:
     """Return the header and a line for each point and row: what the runs logged that explains their
     results.
 
@@ -265,93 +192,65 @@ def logged(folder: Path, runs: Mapping[str, Sequence[grid.Run]], prefix: str) ->
     group scored alike. *guided - unguided*: by how much guided rollouts succeed more often than the
     unguided ones of their groups.
     """
-    head = [
-        "point",
-        "row",
-        "seeds",
-        "invented tasks",
-        "success",
-        "of invented",
-        "no signal",
-        "guided - unguided",
-    ]
-    lines = [[*head, "labels GOOD", "BAD", "none"]]
-
-    def cell(found: Sequence[Mapping[str, Any]], key: str, less: str = "") -> str:
-        values = [
-            m[key] - (m[less] if less else 0.0)
-            for m in found
-            if key in m and (not less or less in m)
+    lines = [
+        [
+            "point", "row", "seeds", "invented tasks", "success", "of invented", "no signal",
+            "guided - unguided", "labels GOOD", "BAD", "none",
         ]
-        return f"{100 * np.mean(values):{'+' if less else ''}.1f}" if values else ""
-
+    ]  # fmt: skip
     for point, several in runs.items():
         for row in grid.gather(several, folder):
             names = [run.name for run in several if run.row == row.name and run.seed in row.curves]
             metrics = [
                 list(Workdir(folder / name).metrics()) for name in names if (folder / name).is_dir()
             ]
-            found = [m for run in metrics for m in run if 0 < m["step"] <= EARLY]
-            shares = [
-                {**m, "no_signal": m["ledger/no_signal"] / m["ledger/rollouts"]} for m in found
+            early = [m for m in itertools.chain(*metrics) if 0 < m["step"] <= EARLY]
+
+            def share(key: str, early: list[Any] = early) -> str:
+                return compare.percent([m[key] for m in early if key in m])
+
+            pools = [m[-1]["questioning/pool"] for m in metrics if "questioning/pool" in m[-1]]
+            lost = [m["ledger/no_signal"] / m["ledger/rollouts"] for m in early]
+            gains = [
+                100 * (m["navigating/win_rate"] - m["navigating/expected_rate"])
+                for m in early
+                if "navigating/expected_rate" in m
             ]
-            pools = [
-                run[-1]["questioning/pool"] for run in metrics if "questioning/pool" in run[-1]
-            ]
-            lines.append(
-                [
-                    point,
-                    row.name.removeprefix(f"{prefix},{point},".replace(" ", "_")),
-                    str(len(metrics)),
-                    f"{np.mean(pools):.0f}" if pools else "",
-                    cell(shares, "rollout/success"),
-                    cell(shares, "rollout/success/synthetic"),
-                    cell(shares, "no_signal"),
-                    cell(shares, "navigating/win_rate", less="navigating/expected_rate"),
-                    *(
-                        cell(shares, f"attributing/{kind}_rate")
-                        for kind in ("good", "bad", "abstain")
-                    ),
-                ]
-            )
+            cells = [str(len(metrics)), f"{np.mean(pools):.0f}" if pools else ""]
+            cells += [share("rollout/success"), share("rollout/success/synthetic")]
+            cells += [compare.percent(lost), f"{np.mean(gains):+.1f}" if gains else ""]
+            cells += [share(f"attributing/{kind}_rate") for kind in ("good", "bad", "abstain")]
+            lines.append([point, short(row), *cells])
     return lines
 
 
-def draw(folder: Path, name: str, study: Study, runs: Mapping[str, Sequence[grid.Run]]) -> None:
+def draw(folder: Path, name: str, dial: str, lines: Sequence[Line]) -> None:
     """Write NAME.png and NAME.svg: by point, success after training, and how much higher than the
     first row the others are after equal numbers of rollouts (in the mean over the curve) and after
     equal wall time."""
     figure = compare.new_figure(13, 3.8)
     panels = figure.subplots(1, 3)
-    found = {point: grid.gather(several, folder) for point, several in runs.items()}
-    names = list(
-        dict.fromkeys(row.name.rpartition(",")[2] for several in found.values() for row in several)
-    )
+    points = list(dict.fromkeys(line.point for line in lines))
+    names = list(dict.fromkeys(short(line.row) for line in lines))
     for n, (label, colour) in enumerate(zip(names, compare.COLOURS)):
-        drawn: list[list[tuple[float, compare.Estimate | None]]] = [[], [], []]
-        for place, (point, several) in enumerate(found.items()):
-            x = place + 0.06 * (n - len(names) / 2)
-            for row in (row for row in several if row.name.rpartition(",")[2] == label):
-                drawn[0].append((x, compare.estimate(row.final())))
-                if row is not several[0]:
-                    drawn[1].append((x, higher(several[0], row)))
-                    drawn[2].append((x, at_equal_time(folder, runs[point], several[0], row)))
-        for axes, values, style in zip(panels, drawn, ("-o", "o", "o")):
-            shown = [(x, value) for x, value in values if value]
-            if shown:
-                spread = [[v.mean - v.low for _, v in shown], [v.high - v.mean for _, v in shown]]
-                places, means = [x for x, _ in shown], [v.mean for _, v in shown]
-                axes.errorbar(
-                    places, means, spread, fmt=style, color=colour, label=label, capsize=2
-                )
+        for axes, what, style in zip(panels, ("after", "above", "timed"), ("-o", "o", "o")):
+            places, values = [], []
+            for line in lines:
+                if short(line.row) == label and (value := getattr(line, what)):
+                    places.append(points.index(line.point) + 0.06 * (n - len(names) / 2))
+                    values.append(value)
+            if values:
+                spread = [[v.mean - v.low for v in values], [v.high - v.mean for v in values]]
+                options = {"fmt": style, "color": colour, "label": label, "capsize": 2}
+                axes.errorbar(places, [v.mean for v in values], spread, **options)
     labels = (
         "held-out success after training, %",
         "equal rollouts: curve above the first row's, points",
         "equal wall time: above the first row, points",
     )
     for axes, label in zip(panels, labels):
-        axes.set_xticks(range(len(found)), list(found))
-        axes.set_xlabel(study.dial)
+        axes.set_xticks(range(len(points)), points)
+        axes.set_xlabel(dial)
         axes.set_ylabel(label, fontsize=9)
     for axes in panels[1:]:
         axes.axhline(0, color="black", linewidth=0.8)
@@ -364,54 +263,52 @@ def report(folder: Path, chosen: dict[str, Study], seeds: Sequence[int]) -> str:
     """Write MECHANISMS.md, a CSV file and a figure for each study, and return the text."""
     parts = [
         "# When each mechanism helps",
-        "",
-        f"avg@4 on held-out tasks after {SHORT['steps']} steps, in percent.",
+        f"avg@4 on held-out tasks after {STUDIES['common']['steps']} steps, in percent.",
     ]
-    runs = runs_of(studies() | chosen, seeds)
+    runs = runs_of(all_studies() | chosen, seeds)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, study in chosen.items():
-        lines = table(folder, runs[name], name)
-        draw(folder, name, study, runs[name])
-        write_atomically(folder / f"{name}.csv", compare.csv_text(lines))
-        parts += [
-            "",
-            f"## {name}" + (f", by {study.dial}" if study.dial else ""),
-            "",
-            compare.markdown(lines),
-        ]
-        parts += [
-            f"Logged in steps 1 to {EARLY}, in percent:",
-            "",
-            compare.markdown(logged(folder, runs[name], name)),
-        ]
-    text = "\n".join(parts)
+        lines = frame(folder, runs[name])
+        draw(folder, name, study.dial, lines)
+        rows = table(lines)
+        write_atomically(folder / f"{name}.csv", compare.csv_text(rows))
+        parts += [f"## {name}" + (f", by {study.dial}" if study.dial else "")]
+        parts += [compare.markdown(rows), f"Logged in steps 1 to {EARLY}, in percent:"]
+        parts += [compare.markdown(logged(folder, runs[name]))]
+    text = "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
     write_atomically(folder / "MECHANISMS.md", text)
     return text
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    known = studies()
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--studies", nargs="+", choices=list(known), default=list(known))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    parser.add_argument("--jobs", type=int, default=2, help="runs at once")
-    parser.add_argument("--workdir", type=Path, default=Path("runs/mechanisms"))
-    parser.add_argument("--only-report", action="store_true", help="run nothing")
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    cut = arguments.index("--") if "--" in arguments else len(arguments)
-    args, flags = parser.parse_args(arguments[:cut]), arguments[cut + 1 :]
-    chosen = {name: known[name] for name in args.studies}
-    every = runs_of(known, args.seeds)
-    runs = {run.name: run for name in chosen for several in every[name].values() for run in several}
-    args.workdir.mkdir(parents=True, exist_ok=True)
-    states = {}
-    if not args.only_report:
-        if found := grid.problems(list(runs.values()), args.workdir, flags):
-            parser.error("\n".join(found))
-        by_seed = sorted(runs.values(), key=lambda run: run.seed)
-        states = grid.execute(by_seed, args.workdir, jobs=args.jobs, flags=flags)
-    print(report(args.workdir, chosen, args.seeds))
-    return int(any(state != "done" for state in states.values()))
+def main(
+    *,
+    studies: tuple[str, ...] = (),
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
+    jobs: int = 2,
+    workdir: Path = Path("runs/mechanisms"),
+    only_report: bool = False,
+    flags: Sequence[str] = (),
+) -> int:
+    """Run studies. Words after `--` go to every run of run.py.
+
+    studies: questioning, navigating, attributing, rollouts, grid, beyond; all if none is named
+    jobs: runs at once
+    only_report: run nothing
+    """
+    known = all_studies()
+    if unknown := [name for name in studies if name not in known]:
+        raise commands.Problems(
+            [f"--studies {name}: choose {', '.join(known)}" for name in unknown]
+        )
+    chosen = {name: known[name] for name in studies or known}
+    every = runs_of(known, seeds)
+    runs = {run.name: run for name in chosen for run in itertools.chain(*every[name].values())}
+    by_seed = sorted(runs.values(), key=lambda run: run.seed)
+    return grid.command(
+        by_seed, workdir, lambda: report(workdir, chosen, seeds), jobs=jobs, flags=flags,
+        only_report=only_report,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(commands.run(main))

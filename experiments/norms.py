@@ -10,13 +10,15 @@ beside a failure with 15 and 15.
 
 from __future__ import annotations
 
-import argparse
+import sys
 import typing
 from pathlib import Path
 
 import numpy as np
 
+from evolver.files.report import aligned
 from evolver.files.rollout_files import read_rollouts, rollout_files
+from experiments import commands
 from rl.advantages import adca
 from rl.advantages.attribution import Norm
 from rl.trajectory import BROKEN
@@ -56,30 +58,27 @@ def compared(steps: list[list[dict]], alpha: float) -> dict[Norm, tuple[np.ndarr
     return {norm: (np.concatenate(values), outcome) for norm, values in found.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument(
-        "workdir", type=Path, nargs="+", help="of a run with config.attributing.enabled=True"
-    )
-    parser.add_argument("--alpha", type=float, default=0.1, help="weight of the labels")
-    flags = parser.parse_args()
-    files = [file for run in flags.workdir for file in rollout_files(run) if file.kind == "step"]
+def main(workdir: tuple[Path, ...], *, alpha: float = 0.1) -> None:
+    """Print a table.
+
+    workdir: of a run with config.attributing.enabled=True
+    alpha: weight of the labels
+    """
+    files = [file for run in workdir for file in rollout_files(run) if file.kind == "step"]
     steps = [read_rollouts(file.path) for file in files]
     if not steps:
-        parser.error(f"no trajectories/step_* in {', '.join(map(str, flags.workdir))}")
-
-    heads = [f"p{edge:g}" if edge < 100 else "max" for edge in EDGES]
-    print(
-        f"{'|advantage|':12}",
-        *(f"{head:>8}" for head in heads),
-        "   sign turned   made-up case: max, least of a success",
-    )
-    for norm, (value, outcome) in compared(steps, flags.alpha).items():
-        sizes = np.percentile(np.abs(value), EDGES)
+        where = ", ".join(map(str, workdir))
+        raise commands.Problems([f"no trajectories/step_* in {where}"])
+    sizes = [f"p{edge:g}" if edge < 100 else "max" for edge in EDGES]
+    rows = []
+    for norm, (value, outcome) in compared(steps, alpha).items():
         turned = np.mean((np.sign(value) != np.sign(outcome))[np.abs(outcome) > 1e-9])
-        extreme_NK = adca(*MADE_UP, alpha=flags.alpha, norm=norm)
-        print(f"{norm:12}", *(f"{size:8.2f}" for size in sizes), f"{turned:14.1%}", end="")
-        print(f"{np.abs(extreme_NK).max():14.1f}, {extreme_NK[:7].min():.1f}")
+        extreme_NK = adca(*MADE_UP, alpha=alpha, norm=norm)
+        cells = [f"{size:.2f}" for size in np.percentile(np.abs(value), EDGES)]
+        extremes = [f"{np.abs(extreme_NK).max():.1f}", f"{extreme_NK[:7].min():.1f}"]
+        rows.append([norm, *cells, f"{turned:.1%}", *extremes])
+    head = ["|advantage|", *sizes, "sign turned", "made-up case: max", "least of a success"]
+    print(aligned(head, rows))
     print(
         f"{len(value):,} turns that trained. "
         "Sign turned: against the sign of the outcome's advantage alone."
@@ -87,4 +86,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(commands.run(main))

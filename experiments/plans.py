@@ -15,22 +15,22 @@ inputs, if the text does not follow from the figures, or if the learner does not
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from evolver.config import plugs
 from evolver.config.keys import flat
-from evolver.plan import calls
+from evolver.plan import calls, report
 from evolver.plan.case import Case, case_of
 from evolver.plan.compilers import compiled
 from evolver.plan.estimate import fits, learner_peak
-from evolver.plan.report import render
 from evolver.plan.text import section
+from experiments import commands
 from models.files import write_atomically
 
 FOLDER = Path(__file__).parents[1] / "docs" / "plans"
@@ -83,7 +83,7 @@ def text_of(name: str, case: Case) -> str:
     words = "".join(f" --config.{key}={value}" for key, value in changes.items())
     command = f"python run.py --config=configs/{config_name}.py{words} --mode=plan"
     bill = section(*calls.lines(case.config))
-    return f"{command} --target={target}\n\n{bill}\n\n{render(case)}\n"
+    return f"{command} --target={target}\n\n{bill}\n\n{report.render(case)}\n"
 
 
 def read(name: str) -> dict[str, Any]:
@@ -128,30 +128,30 @@ def make(name: str, done: dict[str, Any]) -> None:
     print(f"{name}: {'fits' if fits(case) else 'does not fit'}")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("names", nargs="*", choices=[[], *KEPT], default=[])
-    parser.add_argument(
-        "--check", action="store_true", help="only report the plans that are out of date"
-    )
-    parser.add_argument("--render", action="store_true", help="only write the texts again")
-    args = parser.parse_args()
-    names = args.names or list(KEPT)
+def main(names: Sequence[str] = (), *, check: bool = False, render: bool = False) -> int:
+    """Compile and write plans.
+
+    names: all plans if none is named
+    check: only report the plans that are out of date
+    render: only write the texts again
+    """
+    if unknown := [name for name in names if name not in KEPT]:
+        raise commands.Problems([f"{name}: choose {', '.join(KEPT)}" for name in unknown])
     done: dict[str, Any] = {}
-    outdated = 0
-    for name in names:
-        if args.check:
+    outdated = False
+    for name in names or KEPT:
+        if check:
             reasons = problems(name)
-            outdated += bool(reasons)
+            outdated = outdated or bool(reasons)
             if reasons:
                 print(f"{name}:", *reasons, sep="\n  ")
-        elif args.render:
+        elif render:
             case = replace(kept_case(name), compiled=read(name)["compiled"])
             write_atomically(FOLDER / f"{name}.txt", text_of(name, case))
         else:
             make(name, done)
-    return 1 if outdated else 0
+    return int(outdated)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(commands.run(main))

@@ -17,129 +17,107 @@ off (experiments/grid.py). docs/paper.md explains the columns.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from absl import logging
 
-from experiments import compare, grid
-from experiments.paper import costs, tables
+from evolver.plan import PlanError
+from experiments import commands, compare, grid
+from experiments.paper import costs
 from experiments.paper.study import TABLES, Study, StudyError, study_of
+from experiments.paper.tables import write
 
 FOLDERS = {"full": Path("runs/paper"), "tiny": Path("runs/paper-tiny")}
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
-    parser = argparse.ArgumentParser(
-        prog="experiments.paper",
-        description=(__doc__ or "").partition("\n\n")[0],
-        epilog="-- FLAGS: for every run of run.py",
-    )
-    parser.add_argument("tables", nargs="+", metavar="TABLE", help=f"{', '.join(TABLES)}, or all")
-    parser.add_argument("--scale", choices=("tiny", "full"), default="full")
-    parser.add_argument(
-        "--cells", nargs="+", default=[], help="names of cells, or patterns such as '14b,*'"
-    )
-    parser.add_argument("--seeds", default="0", help="comma-separated: 0,1,2")
-    parser.add_argument(
-        "--models",
-        nargs="+",
-        default=[],
-        metavar="SIZE=WHERE",
-        help="directory, Hub id, or URL,NAME,TOKENIZER",
-    )
-    parser.add_argument("--workdir", type=Path, help="directory of all runs and tables")
-    parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="list the runs, hours and money, and start nothing"
-    )
-    parser.add_argument(
-        "--target", default="a100-80g:8", help="devices of --dry-run, as for --mode=plan"
-    )
-    parser.add_argument(
-        "--prices",
-        default="",
-        help="price list of language models for --dry-run (config.llm.prices)",
-    )
-    parser.add_argument(
-        "--gpu-hour", type=float, default=0.0, help="money of one GPU-hour for --dry-run"
-    )
-    parser.add_argument(
-        "--only-report", action="store_true", help="write the tables from the finished runs"
-    )
-    return parser
-
-
-def study_from(args: argparse.Namespace) -> Study:
-    """Return the study that the arguments ask for. Raises StudyError."""
+def seeds_of(text: str) -> list[int]:
+    """Return comma-separated seeds. Raises StudyError."""
     try:
-        seeds = sorted({int(seed) for seed in args.seeds.split(",")})
+        return sorted({int(seed) for seed in text.split(",")})
     except ValueError:
-        raise StudyError(f"--seeds={args.seeds}: give whole numbers, such as 0,1,2") from None
-    wrong = [word for word in args.models if "=" not in word]
-    if wrong:
-        raise StudyError(
-            f"--models {' '.join(wrong)}: give SIZE=WHERE, such as 14b=/dir/of/Qwen2.5-14B-Instruct"
-        )
-    models = dict(word.split("=", 1) for word in args.models)
-    names = list(TABLES) if args.tables == ["all"] else args.tables
-    starts = not (args.dry_run or args.only_report)
-    return study_of(
-        names, scale=args.scale, seeds=seeds, cells=args.cells, models=models, starts=starts
-    )
+        raise StudyError(f"--seeds={text}: give whole numbers, such as 0,1,2") from None
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Make tables. Returns 0 if every run is done, 1 if some failed, 2 if nothing was started, 130
-    if interrupted."""
-    logging.set_verbosity(logging.ERROR)
-    words, flags = grid.split_flags(sys.argv[1:] if argv is None else argv)
-    args = parser().parse_args(words)
-    folder = args.workdir or FOLDERS[args.scale]
-    try:
-        study = study_from(args)
-        if args.dry_run:
-            print(compare.markdown(costs.rows(study, args.target, args.prices, args.gpu_hour)))
-            print(*(f"{t}:{c} {why}" for (t, c), why in study.left_out.items()), sep="\n")
-            if not study.tiny:
-                print(
-                    "hours: estimated by arithmetic for",
-                    args.target,
-                    "without environments and judges",
-                )
-                print(
-                    "money: of runs that share no answers; "
-                    "rows that ask the same questions pay for them once"
-                )
-            return 0
-        found = [] if args.only_report else grid.problems(list(study.runs.values()), folder, flags)
-    except (StudyError, costs.PlanError, OSError, ValueError) as error:
-        found = str(error).splitlines()
-    if found:
-        print(
-            f"{len(found)} problem{'s' * (len(found) > 1)}; nothing was started.\n", file=sys.stderr
-        )
-        print(
-            *(f"  {n}. {problem}" for n, problem in enumerate(found, 1)), sep="\n", file=sys.stderr
-        )
-        return 2
-    states = {}
-    if not args.only_report:
-        states = grid.execute(list(study.runs.values()), folder, jobs=args.jobs, flags=flags)
+def models_of(words: Sequence[str]) -> Mapping[str, str]:
+    """Return {size: where} of SIZE=WHERE texts. Raises StudyError."""
+    if wrong := [word for word in words if "=" not in word]:
+        hint = "give SIZE=WHERE, such as 14b=/dir/of/Qwen2.5-14B-Instruct"
+        raise StudyError(f"--models {' '.join(wrong)}: {hint}")
+    return dict(word.split("=", 1) for word in words)
+
+
+def estimated(study: Study, target: str, prices: str, gpu_hour: float) -> str:
+    """Return the list of the runs with their hours and money. Raises PlanError and OSError."""
+    lines = [compare.markdown(costs.rows(study, target, prices, gpu_hour))]
+    lines += [f"{table}:{cell} {why}" for (table, cell), why in study.left_out.items()]
+    if not study.tiny:
+        lines += [
+            f"hours: estimated by arithmetic for {target} without environments and judges",
+            "money: of runs that share no answers; "
+            "rows that ask the same questions pay for them once",
+        ]
+    return "\n".join(lines)
+
+
+def report(study: Study, folder: Path) -> str:
+    """Write the tables and return them."""
+    texts = []
     for name, cells in study.tables.items():
-        print(tables.write(study, name, cells, folder))
-        print(f"written to {folder / 'tables'}/{name}.md, .csv, .tex, .png, .svg\n")
-    if "interrupted" in states.values():
-        print("interrupted; the same command goes on", file=sys.stderr)
-        return 130
-    failed = [f"{name} ({state})" for name, state in states.items() if state != "done"]
-    if failed:
-        print(f"not done: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+        texts += [write(study, name, cells, folder)]
+        texts += [f"written to {folder / 'tables'}/{name}.md, .csv, .tex, .png, .svg\n"]
+    return "\n".join(texts)
+
+
+def main(
+    tables: tuple[str, ...],
+    *,
+    scale: Literal["tiny", "full"] = "full",
+    cells: tuple[str, ...] = (),
+    seeds: str = "0",
+    models: tuple[str, ...] = (),
+    workdir: Path | None = None,
+    jobs: int = 1,
+    dry_run: bool = False,
+    target: str = "a100-80g:8",
+    prices: str = "",
+    gpu_hour: float = 0.0,
+    only_report: bool = False,
+    flags: Sequence[str] = (),
+) -> int:
+    """Make tables. Words after `--` go to every run of run.py.
+
+    tables: table1, figure12a ..., or all
+    cells: names of cells, or patterns such as '14b,*'
+    seeds: comma-separated: 0,1,2
+    models: SIZE=WHERE: directory, Hub id, or URL,NAME,TOKENIZER
+    workdir: directory of all runs and tables
+    jobs: number of runs at a time
+    dry_run: list the runs, hours and money, and start nothing
+    target: devices of --dry-run, as for --mode=plan
+    prices: price list of language models for --dry-run (config.llm.prices)
+    gpu_hour: money of one GPU-hour for --dry-run
+    only_report: write the tables from the finished runs
+    """
+    logging.set_verbosity(logging.ERROR)
+    folder = workdir or FOLDERS[scale]
+    try:
+        study = study_of(
+            list(TABLES) if list(tables) == ["all"] else tables, scale=scale, seeds=seeds_of(seeds),
+            cells=cells, models=models_of(models), starts=not (dry_run or only_report),
+        )  # fmt: skip
+        if dry_run:
+            print(estimated(study, target, prices, gpu_hour))
+            return 0
+    except (StudyError, PlanError, OSError) as error:
+        raise commands.Problems(str(error).splitlines()) from None
+    runs = list(study.runs.values())
+    return grid.command(
+        runs, folder, lambda: report(study, folder), jobs=jobs, flags=flags, only_report=only_report
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(commands.run(main))

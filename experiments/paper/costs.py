@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.paper import runs as paper_runs
-from evolver.plan import PlanError, calls
+from evolver.plan import calls, targets
 from evolver.plan.amounts import evaluations
 from evolver.plan.case import case_of
 from evolver.plan.estimate import overheads, phases, step_seconds
@@ -101,29 +101,21 @@ def _pace(size: str, world: str, target: str) -> tuple[float, float]:
 def rows(study: Study, target: str, prices: str = "", gpu_hour: float = 0.0) -> list[list[str]]:
     """Return the list of the runs as a table, with a last line of totals. Raises PlanError and
     OSError."""
-    from evolver.plan import targets
-
     devices = 0 if study.tiny else targets.parse(target).count
     table = [["run", "what", "hours", "GPU-hours", "models, money", "of cells"]]
-    total, money, unknown = 0.0, 0.0, False
-    for name, run in study.runs.items():
-        cost = cost_of(study, run, target, prices)
-        total, money, unknown = (
-            total + cost.hours,
-            money + (cost.money or 0.0),
-            unknown or cost.money is None,
-        )
-        used = list(dict.fromkeys(study.users.get(name, [])))
-        cells = ", ".join(used[:2]) + (f" and {len(used) - 2} more" if len(used) > 2 else "")
+    found = {name: cost_of(study, run, target, prices) for name, run in study.runs.items()}
+    for name, cost in found.items():
+        users = list(dict.fromkeys(study.users.get(name, [])))
+        used = ", ".join(users[:2]) + (f" and {len(users) - 2} more" if len(users) > 2 else "")
         spent = "?" if cost.money is None else f"{cost.money:,.0f}" if cost.money else ""
         gpu = f"{cost.hours * devices:,.1f}" if devices else ""
-        table.append([name, f"{run.mode}: {cost.work}", f"{cost.hours:.2f}", gpu, spent, cells])
-    gpu = f"{total * devices:,.0f}" if devices else ""
-    spent = "?" if unknown else f"{money:,.0f}"
+        what = f"{study.runs[name].mode}: {cost.work}"
+        table.append([name, what, f"{cost.hours:.2f}", gpu, spent, used])
+    total = sum(cost.hours for cost in found.values())
+    known = [cost.money for cost in found.values() if cost.money is not None]
+    spent = f"{sum(known):,.0f}" if len(known) == len(found) else "?"
     if gpu_hour and devices:
         spent += f" + {total * devices * gpu_hour:,.0f} for GPUs"
-    table.append([f"{len(study.runs)} runs", "", f"{total:,.1f}", gpu, spent, ""])
+    gpu = f"{total * devices:,.0f}" if devices else ""
+    table.append([f"{len(found)} runs", "", f"{total:,.1f}", gpu, spent, ""])
     return table
-
-
-__all__ = ["Cost", "PlanError", "config_of", "cost_of", "pace", "priced", "rows"]

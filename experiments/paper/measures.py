@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from experiments.compare import height
+from experiments.compare import height, means_of
 from rl.evaluation import Scores, steps_to
 
 GOAL = 0.9
@@ -66,18 +66,14 @@ def early_step(curve: Mapping[int, Scores]) -> int | None:
     return min(curve, key=lambda step: abs(step - EARLY * max(curve)))
 
 
-def success_curve(curve: Mapping[int, Scores]) -> dict[int, float]:
-    """Return {step: avg@k}."""
-    return {step: float(scores.per_task("avg@8").mean()) for step, scores in curve.items()}
-
-
 def goal_of(curves: Sequence[Mapping[int, Scores]]) -> float:
     """Return 90% of the best point of the mean of several runs' curves, nan without curves."""
     steps = set.intersection(*(set(curve) for curve in curves)) if curves else set()
-    means = [float(np.mean([success_curve(curve)[step] for curve in curves])) for step in steps]
+    known = [means_of(curve, "avg@8") for curve in curves]
+    means = [float(np.mean([mean[step] for mean in known])) for step in steps]
     return GOAL * max(means, default=float("nan"))
 
 
 def steps_of(curve: Mapping[int, Scores], goal: float) -> int | None:
     """Return the first evaluated step that reaches the goal, None if none does."""
-    return steps_to(success_curve(curve), goal)
+    return steps_to(means_of(curve, "avg@8"), goal)

@@ -6,7 +6,8 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import importlib
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -198,11 +199,15 @@ class Study:
         return run.name
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a question that names the nearest word, "" if none is near."""
+    return "".join(f" Did you mean {near}?" for near in difflib.get_close_matches(word, known, 1))
+
+
 def module_of(table: str) -> Any:
     """Return the module of a table in configs/paper. Raises StudyError, which lists the tables."""
     if table not in TABLES:
-        near = difflib.get_close_matches(table, TABLES, n=1, cutoff=0.6)
-        hint = f" Did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(table, TABLES)
         raise StudyError(
             f"{table}: there is no such table.{hint} There are {', '.join(TABLES)}, and all"
         )
@@ -229,26 +234,20 @@ def chosen(tables: Sequence[str], patterns: Sequence[str] = ()) -> dict[str, dic
             cells[table] = TABLES[table]
         except StudyError as error:
             found.append(str(error))
-    names = list(dict.fromkeys(name for known in cells.values() for name in known))
-    for pattern in patterns if cells else ():
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-            near = difflib.get_close_matches(pattern, names, n=1, cutoff=0.6)
-            whose = (
-                f"{next(iter(cells))} has no" if len(cells) == 1 else "none of these tables has a"
-            )
-            hint = f" Did you mean {near[0]}?" if near else ""
-            found.append(f"{whose} cell {pattern}.{hint} The cells are {'; '.join(names)}")
+    names = list(dict.fromkeys(itertools.chain(*cells.values())))
+    matching = {pattern: set(fnmatch.filter(names, pattern)) for pattern in patterns}
+    for pattern in [pattern for pattern, some in matching.items() if cells and not some]:
+        whose = f"{next(iter(cells))} has no" if len(cells) == 1 else "none of these tables has a"
+        hint = did_you_mean(pattern, names)
+        found.append(f"{whose} cell {pattern}.{hint} The cells are {'; '.join(names)}")
     if found:
         raise StudyError("\n".join(found))
-    matching = {
-        table: {
-            name: cell
-            for name, cell in known.items()
-            if not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-        }
+    wanted = set().union(*matching.values()) if patterns else names
+    kept = {
+        table: {name: cell for name, cell in known.items() if name in wanted}
         for table, known in cells.items()
     }
-    return {table: known for table, known in matching.items() if known}
+    return {table: known for table, known in kept.items() if known}
 
 
 def study_of(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evolver.files.workdir import Workdir
-from experiments import discovery
+from experiments import commands, discovery
 from rl.evaluation import Scores
 
 TASKS = ["a", "b", "c", "d"]
@@ -60,9 +60,8 @@ def test_a_base_that_is_there_is_not_evaluated_again(tmp_path, capsys, monkeypat
         "--out",
         str(tmp_path / "out.md"),
     ]
-    assert discovery.main([str(tmp_path / "run"), *arguments]) == 0
+    assert commands.run(discovery.main, [str(tmp_path / "run"), *arguments]) == 0
     assert "50.0 [" in capsys.readouterr().out
     assert (tmp_path / "out.md").read_text().startswith("2 of 4")
-    with pytest.raises(SystemExit):
-        discovery.main([str(tmp_path / "nothing"), *arguments])
+    assert commands.run(discovery.main, [str(tmp_path / "nothing"), *arguments]) == 2
     assert "no greedy evaluation" in capsys.readouterr().err

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from jax._src.lru_cache import LRUCache
 
-from experiments import compare, grid
+from experiments import commands, compare, grid
 from experiments.grid import Run, execute, product
 from rl.evaluation import Scores, interval_over_seeds
 from tests.tiny import config_file, tiny_policy
@@ -228,13 +228,15 @@ def test_an_interrupted_grid_ends_its_runs_and_the_same_command_goes_on(tmp_path
 def test_problems_are_found_before_anything_starts_each_once(tmp_path, capsys):
     policy = tiny_policy(tmp_path / "policy")
     words = [f"--config={config_file(tmp_path, policy)}", f"--workdir={tmp_path / 'grid'}"]
-    code = grid.main([*words, "--set", "rollout.temprature=1,2", "optim.lr=0", "--seeds", "0", "1"])
+    code = commands.run(
+        grid.main, [*words, "--set", "rollout.temprature=1,2", "optim.lr=0", "--seeds", "0", "1"]
+    )
     err = capsys.readouterr().err
     assert code == 2 and not (tmp_path / "grid").exists()
     assert err.count("did you mean rollout.temperature?") == 1 and err.count("must be above 0") == 1
     assert "and 1 more" in err and err.startswith("2 problems; nothing was started.")
     assert (
-        grid.main(["--config=configs/nothing.py", "--set", "steps=1,2"]) == 2
+        commands.run(grid.main, ["--config=configs/nothing.py", "--set", "steps=1,2"]) == 2
         and "no such file" in capsys.readouterr().err
     )
 
@@ -251,7 +253,7 @@ def finished(tmp_path_factory):
         "--jobs=2",
     ]
     flags = ["--config.steps=1", "--config.eval.every=1", "--config.eval.greedy=False"]
-    assert grid.main([*words, "--", *flags]) == 0
+    assert commands.run(grid.main, [*words, "--", *flags]) == 0
     return folder
 
 

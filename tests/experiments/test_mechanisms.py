@@ -2,15 +2,14 @@
 
 import shutil
 
-import pytest
-
 from evolver.files.workdir import Workdir
-from experiments import grid, mechanisms
+from experiments import commands, grid, mechanisms
+from experiments.ledger import Ledger, outcome
 from rl.evaluation import Scores
 
 
 def test_every_run_of_every_study_can_start_and_has_a_name_of_its_own(tmp_path):
-    points = mechanisms.runs_of(mechanisms.studies(), [0, 1])
+    points = mechanisms.runs_of(mechanisms.all_studies(), [0, 1])
     runs = [run for study in points.values() for several in study.values() for run in several]
     own = [run for run in runs if not run.same]
     assert len({run.name for run in own}) == len(own) > 60
@@ -22,13 +21,13 @@ def test_every_run_of_every_study_can_start_and_has_a_name_of_its_own(tmp_path):
 
 
 def test_seeds_vary_slowest_and_rows_differ_in_what_the_study_says():
-    study = mechanisms.studies()["navigating"]
+    study = mechanisms.all_studies()["navigating"]
     runs = mechanisms.runs_of({"navigating": study}, [3, 4])["navigating"]["0.03"]
     assert [run.seed for run in runs] == [3, 3, 4, 4]
     first, second = runs[:2]
     assert (first.config, second.config) == ("configs/quickstart.py:q", "configs/quickstart.py:qn")
     assert (
-        second.overrides == first.overrides | mechanisms.FRESH
+        second.overrides == first.overrides | mechanisms.STUDIES["navigating"]
         and first.overrides["env.args.rarity"] == 0.03
     )
 
@@ -44,9 +43,7 @@ def finished(folder, name, means, seconds_per_step):
 
 
 def recorded(folder, name, code=0):
-    grid.Ledger(folder).add(
-        run=name, command=[], code=code, seconds=1.0, **grid.outcome(folder / name)
-    )
+    Ledger(folder).add(run=name, command=[], code=code, seconds=1.0, **outcome(folder / name))
 
 
 def test_the_table_compares_at_equal_rollouts_and_at_equal_time(tmp_path):
@@ -57,7 +54,8 @@ def test_the_table_compares_at_equal_rollouts_and_at_equal_time(tmp_path):
         finished(
             tmp_path, f"s,1,+x-{seed}", [0.0, 0.25, 1.0], seconds_per_step=2.0
         )  # twice as slow
-    head, plain, other = mechanisms.table(tmp_path, runs, "s")
+    lines = mechanisms.frame(tmp_path, runs)
+    head, plain, other = mechanisms.table(lines)
     cells = dict(zip(head, other, strict=True))
     assert cells["difference [95%]"].startswith("+50.0")
     assert cells["at equal time [95%]"].startswith("-25.0")  # 0.25 after 10 seconds, against 0.5
@@ -66,7 +64,7 @@ def test_the_table_compares_at_equal_rollouts_and_at_equal_time(tmp_path):
     )  # (0 + 0.25) / 2, ...
     assert cells["before"] == "0.0" and cells["steps to 50%"] == "10" and cells["seeds"] == "2"
     assert dict(zip(head, plain, strict=True))["difference [95%]"] == ""
-    mechanisms.draw(tmp_path, "s", study, runs)
+    mechanisms.draw(tmp_path, "s", study.dial, lines)
     assert (tmp_path / "s.png").stat().st_size > 5000
 
 
@@ -90,7 +88,7 @@ def test_what_the_runs_logged_is_averaged_over_the_early_steps_of_all_seeds(tmp_
             )
             recorded(tmp_path, workdir.path.name)
     recorded(tmp_path, "s,1,q-2", code=1)
-    head, plain, other = mechanisms.logged(tmp_path, runs, "s")
+    head, plain, other = mechanisms.logged(tmp_path, runs)
     plain, other = dict(zip(head, plain, strict=True)), dict(zip(head, other, strict=True))
     assert (
         plain["row"] == "q" and plain["seeds"] == "2" and plain["invented tasks"] == "40"
@@ -108,11 +106,9 @@ def test_what_the_runs_logged_is_averaged_over_the_early_steps_of_all_seeds(tmp_
     shutil.rmtree(
         tmp_path / "s,1,+n-0"
     )  # of a study that went on elsewhere, the record may be all that there is
-    assert [line[2] for line in mechanisms.logged(tmp_path, runs, "s")[1:]] == ["2", "1"]
+    assert [line[2] for line in mechanisms.logged(tmp_path, runs)[1:]] == ["2", "1"]
     (tmp_path / "grid.jsonl").unlink()
-    assert [line[2:] for line in mechanisms.logged(tmp_path, runs, "s")[1:]] == [
-        ["0", *[""] * 8]
-    ] * 2
+    assert [line[2:] for line in mechanisms.logged(tmp_path, runs)[1:]] == [["0", *[""] * 8]] * 2
 
 
 def test_a_row_that_never_gets_there_says_so():
@@ -129,6 +125,5 @@ def test_a_row_that_never_gets_there_says_so():
 
 
 def test_an_unknown_study_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        mechanisms.main(["--studies", "nothing"])
+    assert commands.run(mechanisms.main, ["--studies", "nothing"]) == 2
     assert "questioning" in capsys.readouterr().err

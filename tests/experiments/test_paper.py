@@ -9,7 +9,8 @@ import pytest
 from evolver.files.workdir import Workdir
 from evolver.plan.case import case_of
 from evolver.plan.estimate import overheads, step_seconds
-from experiments.grid import Ledger, outcome
+from experiments import commands
+from experiments.ledger import Ledger, outcome
 from experiments.paper import __main__ as paper
 from experiments.paper import costs, measures, tables
 from experiments.paper.study import TABLES, StudyError, chosen, study_of
@@ -61,7 +62,7 @@ def finished(tmp_path):
 
 def report(folder, table, *words):
     flags = [table, "--scale=tiny", "--only-report", f"--workdir={folder}", *words]
-    code = paper.main(flags)
+    code = commands.run(paper.main, flags)
     return code, (folder / f"tables/{table}.md").read_text()
 
 
@@ -100,10 +101,17 @@ def test_a_table_has_ours_beside_the_published_numbers_and_the_paired_orderings(
 
 def test_a_server_is_asked_for_only_where_something_is_run(tmp_path, capsys):
     cell = ["figure1", "--cells=32b,appworld", f"--workdir={tmp_path}"]
-    assert paper.main([*cell, "--only-report"]) == 0 and (tmp_path / "tables/figure1.md").exists()
-    assert paper.main([*cell, "--dry-run"]) == 0 and "eval-32b-appworld" in capsys.readouterr().out
     assert (
-        paper.main(cell) == 2 and "give --models 32b=URL,NAME,TOKENIZER" in capsys.readouterr().err
+        commands.run(paper.main, [*cell, "--only-report"]) == 0
+        and (tmp_path / "tables/figure1.md").exists()
+    )
+    assert (
+        commands.run(paper.main, [*cell, "--dry-run"]) == 0
+        and "eval-32b-appworld" in capsys.readouterr().out
+    )
+    assert (
+        commands.run(paper.main, cell) == 2
+        and "give --models 32b=URL,NAME,TOKENIZER" in capsys.readouterr().err
     )
 
 
@@ -111,7 +119,7 @@ def test_full_scale_has_the_difference_to_the_published_number(finished):
     study = study_of(["figure16"], scale="full", seeds=[0, 1])
     for seed in (0, 1):
         finish(finished, f"eval-14b-appworld-qa-in-appworld-dev-t0-{seed}", final=scores(0.0, seed))
-    rows = tables.lines(study, "figure16", ["0.1"], Ledger(finished))
+    rows = tables.Table(study, "figure16", ["0.1"], Ledger(finished)).lines()
     row = dict(zip(tables.HEAD, rows[1]))
     mean, minus = (float(row[name].split()[0]) for name in ("ours [95%]", "ours - published"))
     assert minus == pytest.approx(mean - 59, abs=0.11) and row["at T=0"] == "0.0"
@@ -122,7 +130,7 @@ def test_sample_efficiency_is_measured_against_the_baselines_best(finished):
     cells = study.tables["table6"]
     rows = {
         (row[0] or "", row[1]): row
-        for row in tables.lines(study, "table6", cells, Ledger(finished))[1:]
+        for row in tables.Table(study, "table6", cells, Ledger(finished)).lines()[1:]
     }
     best = {
         step: np.mean([scores(r, s).per_task("avg@8").mean() for s in (0, 1)])
@@ -181,7 +189,7 @@ def test_latex_escapes_what_it_would_read_as_commands():
     ],
 )
 def test_bad_requests_list_what_there_is_and_start_nothing(words, said, tmp_path, capsys):
-    assert paper.main([*words, f"--workdir={tmp_path / 'runs'}"]) == 2
+    assert commands.run(paper.main, [*words, f"--workdir={tmp_path / 'runs'}"]) == 2
     assert said in capsys.readouterr().err and not (tmp_path / "runs").exists()
 
 
@@ -200,7 +208,12 @@ def test_flags_reach_every_run(tmp_path, monkeypatch):
         paper.grid, "execute", lambda runs, folder, *, jobs, flags: given.update(flags=flags) or {}
     )
     flags = ["--config.engine.slots=8", "--config.log.wandb=offline"]
-    assert paper.main(["figure12b", "--scale=tiny", f"--workdir={tmp_path}", "--", *flags]) == 0
+    assert (
+        commands.run(
+            paper.main, ["figure12b", "--scale=tiny", f"--workdir={tmp_path}", "--", *flags]
+        )
+        == 0
+    )
     assert given == {"flags": flags}
 
 
@@ -214,10 +227,12 @@ def test_figure_14_is_ordered_by_the_scores_after_its_80_steps(finished):
         )
     lines = {
         (row[0], row[1]): row
-        for row in tables.lines(study, "figure14", study.tables["figure14"], Ledger(finished))
+        for row in tables.Table(
+            study, "figure14", study.tables["figure14"], Ledger(finished)
+        ).lines()
     }
     assert lines["0.6", "early"][2] == "41" and lines["", "avg@8"][2] == ""
-    order = tables.orderings(study, "figure14", study.tables["figure14"], Ledger(finished))
+    order = tables.Table(study, "figure14", study.tables["figure14"], Ledger(finished)).orderings()
     assert order[1][:4] == ["0.6", "0.28", "avg@8", ""] and order[1][-1] == "yes"
 
 
@@ -226,14 +241,19 @@ def test_steps_that_a_seed_never_reaches_have_no_mean(finished):
     finish(finished, "14b-appworld-qa-1", curve={step: scores(0.0, 1) for step in (0, 4, 12, 20)})
     rows = {
         row[0] or row[1]: row
-        for row in tables.lines(study, "table6", study.tables["table6"], Ledger(finished))[1:]
+        for row in tables.Table(study, "table6", study.tables["table6"], Ledger(finished)).lines()[
+            1:
+        ]
     }
     assert rows["14b,appworld,attributing"][3:6] == ["4, never", "", ""]
 
 
 def test_a_dry_run_lists_every_run_once_with_its_users(capsys):
     assert (
-        paper.main(["table3", "--scale=tiny", "--cells", "14b,*", "--dry-run", "--seeds=0,1"]) == 0
+        commands.run(
+            paper.main, ["table3", "--scale=tiny", "--cells", "14b,*", "--dry-run", "--seeds=0,1"]
+        )
+        == 0
     )
     out = capsys.readouterr().out
     assert out.count("| 14b-appworld-q-0 ") == 1 and "| 14b-bfcl-q-0 " in out and "runs" in out

@@ -43,6 +43,5 @@ def test_a_text_is_rendered_from_the_kept_figures(monkeypatch, tmp_path):
     monkeypatch.setattr(plans, "FOLDER", tmp_path)
     (tmp_path / "bfcl_7b.txt").write_text("old")
     assert plans.problems("bfcl_7b") == ["bfcl_7b.txt does not follow from the figures"]
-    monkeypatch.setattr("sys.argv", ["plans", "--render", "bfcl_7b"])
-    assert plans.main() == 0 and not plans.problems("bfcl_7b")
+    assert plans.main(("bfcl_7b",), render=True) == 0 and not plans.problems("bfcl_7b")
     assert (tmp_path / "bfcl_7b.txt").read_text() == kept

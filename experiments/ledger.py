@@ -1,0 +1,104 @@
+"""The record of a grid, `grid.jsonl`: a line for each attempt at a run, with the scores."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from evolver.files import formats
+from evolver.llm.store import accounts, ledger_lines
+from experiments import compare
+from models.files import append_line, read_jsonl
+from rl.evaluation import Scores
+
+INTERRUPTED = 130  # the exit code of a run that goes on with the same command
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt at a run, a line of the record. scores: {step: scores}; an evaluation of its own
+    counts as step 0."""
+
+    run: str
+    command: list[str]
+    code: int
+    seconds: float
+    git: str | None = None
+    money: float = 0.0
+    scores: dict[int, Scores] = field(default_factory=dict)
+
+
+ATTEMPT: pydantic.TypeAdapter[Attempt] = pydantic.TypeAdapter(Attempt)
+
+
+class Ledger:
+    """The attempts at the runs of a grid, `grid.jsonl`."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / "grid.jsonl"
+        self._stat: tuple[int, int] | None = None  # of the file that was read
+        self._attempts: dict[str, list[Attempt]] = {}
+
+    def attempts(self, name: str) -> list[Attempt]:
+        """Return the attempts at a run, oldest first; lines that are damaged, as by a crash, are
+        left out."""
+        stat = self.path.stat() if self.path.is_file() else None
+        seen = (stat.st_mtime_ns, stat.st_size) if stat else None
+        if seen != self._stat:
+            self._stat, self._attempts = seen, {}
+            make = functools.partial(formats.valid, ATTEMPT)
+            for attempt in read_jsonl(self.path, make=make, forgive="all") if stat else ():
+                self._attempts.setdefault(attempt.run, []).append(attempt)
+        return self._attempts.get(name, [])
+
+    def last(self, name: str) -> Attempt | None:
+        """Return the last attempt at a run, None if there was none."""
+        return next(reversed(self.attempts(name)), None)
+
+    def code(self, name: str) -> int | None:
+        """Return the exit code of the last attempt at a run, None if there was none."""
+        attempt = self.last(name)
+        return attempt.code if attempt else None
+
+    def curve(self, name: str) -> dict[int, Scores] | None:
+        """Return {step: scores} of a finished run, None of another."""
+        attempt = self.last(name)
+        return attempt.scores if attempt and attempt.code == 0 else None
+
+    def add(self, **record: Any) -> None:
+        """Append one attempt."""
+        append_line(self.path, json.dumps(record, separators=(",", ":")))
+
+    def finished(self, name: str, command: Sequence[str]) -> bool:
+        """Return True if the last attempt at a run succeeded, with this command as it is
+        recorded."""
+        attempt = self.last(name)
+        return attempt is not None and (attempt.code, attempt.command) == (0, command)
+
+    def seconds(self, names: Iterable[str]) -> float:
+        """Return the seconds of all attempts at some runs."""
+        return sum(attempt.seconds for name in names for attempt in self.attempts(name))
+
+
+def outcome(workdir: Path) -> dict[str, Any]:
+    """Return what the ledger keeps of a run: its scores, what language models cost, and the
+    revision of the code."""
+    money = sum(account.money for account in accounts(ledger_lines(workdir / "llm.jsonl")).values())
+    scores = {step: asdict(scores) for step, scores in compare.collect(workdir).items()}
+    return {"git": revision(workdir), "money": money, "scores": scores}
+
+
+def revision(workdir: Path) -> str | None:
+    """Return the revision of the code that the run in a workdir was started with, None if there is
+    no record of it."""
+    for path in sorted(workdir.glob("config*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads(path.read_text(encoding="utf-8")).get("git")
+    return None
