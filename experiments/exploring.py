@@ -25,7 +25,6 @@ sequences of goals ("templates").
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import itertools
 import json
@@ -34,11 +33,13 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from envs import world_class
 from envs.probed import probed
@@ -50,17 +51,17 @@ from envs.toolcalls import Call, call_text, parse
 from envs.travel import Travel
 from envs.world import Task, World, WorldError
 from evolver.config import plugs
+from evolver.files import formats
 from evolver.llm.client import Chat, Limits
 from evolver.llm.questions import Role
 from evolver.parts import Parts
 from evolver.processes.interrupt import RunEnds
 from evolver.questioning import EXPLORERS, WORDS, Explorer, TaskPool
-from evolver.questioning.curiosity import Curiosity
-from evolver.questioning.llm import LlmExplorer
 from evolver.questioning.tasks import CLOSING, jaccard
 from evolver.questioning.words import ByModel
 from evolver.replaying import replay
 from evolver.transcripts import tool_list
+from experiments import commands, compare
 
 PATIENT = Deadlines(start=300.0, reset=300.0, step=300.0)
 ALIASES = {"travel": "experiments.exploring:Unaided"}
@@ -230,12 +231,9 @@ class Means:
         )
 
     def make(self, make_world: Callable[[], World], pool: TaskPool, chat: Chat | None) -> Explorer:
-        if self.explorer == "llm":
-            return LlmExplorer(
-                Parts(make_world=make_world, client=chat, max_chars=SHOWN, task_pool=pool),
-                **self.options,
-            )
-        return Curiosity(Parts(task_pool=pool), **self.options)
+        """Return the explorer."""
+        parts = Parts(make_world=make_world, client=chat, max_chars=SHOWN, task_pool=pool)
+        return plugs.plug("questioning.explorer", self.explorer, self.options)(parts)
 
 
 def measure(
@@ -301,19 +299,14 @@ def _reworded(pool: TaskPool, chat: Chat, tools: str) -> dict[str, Any]:
 
 
 def _cost(metrics: dict[str, float]) -> dict[str, int]:
-    """Return the calls, those without a usable answer, and the tokens of a client's metrics."""
-    names = {
-        "calls": ("calls",),
-        "unanswered": ("unanswered",),
-        "tokens": ("prompt_tokens", "completion_tokens"),
-    }
-    sums = dict.fromkeys(names, 0)
+    """Return the calls, those without a usable answer, and the tokens of a client's metrics, which
+    are llm/ROLE/NAME."""
+    sums: Counter[str] = Counter()
     for key, value in metrics.items():
-        for name, parts in names.items():
-            sums[name] += (
-                int(value) if key.count("/") == 2 and key.rpartition("/")[2] in parts else 0
-            )
-    return sums
+        if key.count("/") == 2:
+            sums[key.rpartition("/")[2]] += int(value)
+    tokens = sums["prompt_tokens"] + sums["completion_tokens"]
+    return {"calls": sums["calls"], "unanswered": sums["unanswered"], "tokens": tokens}
 
 
 def similarity(queries: Sequence[str], rng: random.Random) -> float:
@@ -326,250 +319,215 @@ def similarity(queries: Sequence[str], rng: random.Random) -> float:
 
 # --- the table ------------------------------------------------------------------------------------
 
-HEAD = (
-    "world|seeds|tasks|per 1,000 steps|steps|walks|seconds|sound|agree|trials|difficulty: tasks"
-    "|similarity|templates"
-)
-COSTS = "world|tasks|reworded|calls|unanswered|tokens|calls per task|tokens per task|steps per task"
+Runs = list[dict[str, Any]]  # the measurements of a row
 
 
-def table(rows: dict[str, list[dict[str, Any]]]) -> str:
+def table(rows: dict[str, Runs]) -> str:
     """Return the table in Markdown, one of the costs if a language model was asked, and a line on
     rejected proposals for each world. rows: {world: measurements}."""
-    lines = _lines(HEAD, [_row(world, runs) for world, runs in rows.items()])
+    text = markdown_of({world: row_of(runs) for world, runs in rows.items()})
     if any("calls" in run for runs in rows.values() for run in runs):
-        lines += ["", *_lines(COSTS, [_costs(world, runs) for world, runs in rows.items()])]
+        text += "\n" + markdown_of({world: costs_of(runs) for world, runs in rows.items()})
     for world, runs in rows.items():
-        rejected: Counter[str] = Counter()
-        for run in runs:
-            rejected.update(run["rejected"])
-        reasons = ", ".join(f"{n} x {reason}" for reason, n in rejected.most_common()) or "nothing"
-        ended = ", ".join(
-            f"{n} x {why}" for why, n in Counter(run["ended"] for run in runs).most_common()
+        rejected: Counter[str] = sum((Counter(run["rejected"]) for run in runs), Counter())
+        ended = Counter(run["ended"] for run in runs)
+        text += (
+            f"\n{world}: rejected {counted(rejected) or 'nothing'}. Ended by: {counted(ended)}.\n"
         )
-        lines += ["", f"{world}: rejected {reasons}. Ended by: {ended}."]
-    return "\n".join(lines) + "\n"
+    return text
 
 
-def _lines(head: str, rows: list[list[str]]) -> list[str]:
-    """Return the lines of a table in Markdown."""
-    cells = [head.split("|"), ["---"] * (head.count("|") + 1), *rows]
-    return ["| " + " | ".join(row) + " |" for row in cells]
+def markdown_of(rows: dict[str, dict[str, str]]) -> str:
+    """Return {world: {column: cell}} as a table."""
+    heads = [["world", *row] for row in rows.values()]
+    return compare.markdown([*heads[:1], *([world, *row.values()] for world, row in rows.items())])
 
 
-def _costs(world: str, runs: list[dict[str, Any]]) -> list[str]:
-    total = {
-        name: sum(run.get(name, 0) for run in runs)
-        for name in ("calls", "unanswered", "tokens", "step")
-    }
+def counted(counts: Counter[str]) -> str:
+    """Return "3 x reason, 1 x another"."""
+    return ", ".join(f"{n} x {reason}" for reason, n in counts.most_common())
+
+
+def costs_of(runs: Runs) -> dict[str, str]:
+    """Return {column: cell} of the costs of a row."""
     kept = sum(len(run["tasks"]) for run in runs)
-    reworded = sum(run.get("wordings", {}).get("reworded", 0) for run in runs)
-    each = [f"{total[name] / kept:,.1f}" if kept else "-" for name in ("calls", "tokens", "step")]
-    counts = [f"{total[name]:,}" for name in ("calls", "unanswered", "tokens")]
-    return [
-        world,
-        str(kept),
-        str(reworded) if any("wordings" in run for run in runs) else "-",
-        *counts,
-        *each,
-    ]
+    total = {
+        n: sum(run.get(n, 0) for run in runs) for n in ("calls", "unanswered", "tokens", "step")
+    }
+    wordings = [run["wordings"].get("reworded", 0) for run in runs if "wordings" in run]
+    cells = {"tasks": str(kept), "reworded": str(sum(wordings)) if wordings else "-"}
+    cells |= {name: f"{total[name]:,}" for name in ("calls", "unanswered", "tokens")}
+    for name in ("calls", "tokens", "step"):
+        each = f"{total[name] / kept:,.1f}" if kept else "-"
+        cells[f"{name.rstrip('s')}s per task"] = each
+    return cells
 
 
-def _row(world: str, runs: list[dict[str, Any]]) -> list[str]:
-    kept, steps = (
-        sum(values) for values in zip(*((len(run["tasks"]), run["step"]) for run in runs))
-    )
-    difficulty: Counter[int] = Counter()
-    for run in runs:
-        difficulty.update({int(level): n for level, n in run["difficulty"].items()})
-    agree, sound = (
-        [value for run in runs for value in run.get(name, ())] for name in ("agree", "sound")
-    )
-    mean = lambda key: sum(run[key] for run in runs) / len(runs)  # noqa: E731
-    return [
-        world,
-        str(len(runs)),
-        str(kept),
-        f"{1000 * kept / max(steps, 1):.2f}",
-        f"{steps:,}",
-        str(sum(run["walks"] for run in runs)),
-        f"{sum(run['seconds'] for run in runs):.0f}",
-        f"{100 * sum(sound) / len(sound):.1f}%" if sound else "-",
-        f"{100 * sum(agree) / len(agree):.1f}%" if agree else "-",
-        str(sum(run.get("trials", 0) for run in runs)) if agree else "-",
-        ", ".join(f"{level}: {difficulty[level]}" for level in sorted(difficulty)),
-        f"{mean('similarity'):.2f}",
-        f"{mean('templates'):.0f}",
-    ]
+def row_of(runs: Runs) -> dict[str, str]:
+    """Return {column: cell} of a row."""
+    total = {name: sum(run[name] for run in runs) for name in ("step", "walks", "seconds")}
+    kept = sum(len(run["tasks"]) for run in runs)
+    levels: Counter[str] = sum((Counter(run["difficulty"]) for run in runs), Counter())
+    checks = {name: [v for run in runs for v in run.get(name, ())] for name in ("sound", "agree")}
+    shares = {name: f"{100 * np.mean(v):.1f}%" if v else "-" for name, v in checks.items()}
+    trials = sum(run.get("trials", 0) for run in runs)
+    return {
+        "seeds": str(len(runs)),
+        "tasks": str(kept),
+        "per 1,000 steps": f"{1000 * kept / max(total['step'], 1):.2f}",
+        "steps": f"{total['step']:,}",
+        "walks": str(total["walks"]),
+        "seconds": f"{total['seconds']:.0f}",
+        **shares,
+        "trials": str(trials) if checks["agree"] else "-",
+        "difficulty: tasks": ", ".join(f"{n}: {levels[n]}" for n in sorted(levels, key=int)),
+        "similarity": f"{np.mean([run['similarity'] for run in runs]):.2f}",
+        "templates": f"{np.mean([run['templates'] for run in runs]):.0f}",
+    }
 
 
-def problems(args: argparse.Namespace) -> list[str]:
-    """Return what is wrong with the arguments, world by world and explorer by explorer. No world is
-    started."""
-    found = []
-    for option, known in (("kwargs", args.worlds), ("python", args.worlds), ("options", EXPLORERS)):
-        given = getattr(args, option)
-        found += [
-            f"--{option} {name}: choose {', '.join(known)}" for name in given if name not in known
-        ]
-    if not args.url and any("llm" in by or "model" in by for by in args.by):
-        found.append("--by with llm or model needs --url, the address of a server")
-    for name, text in args.options.items():
-        if name in EXPLORERS and (values := _object(f"--options {name}", text, found)) is not None:
-            found += [
-                f"--options {name}: {why}"
-                for why in plugs.problems("questioning.explorer", name, values)
-            ]
-    for world in args.worlds:
-        values = _object(f"--kwargs {world}", args.kwargs.get(world, "{}"), found)
-        if values is None or world in args.python:  # another interpreter has the packages
-            continue
+# --- the command ----------------------------------------------------------------------------------
+
+
+def pairs_of(
+    option: str, words: Sequence[str], known: Collection[str], found: list[str]
+) -> dict[str, str]:
+    """Return {name: value} of NAME=VALUE texts; what is wrong with them is added to `found`."""
+    pairs = {}
+    for word in words:
+        name, equals, pairs[name] = word.partition("=")
+        if not equals:
+            found.append(f"--{option} takes NAME=VALUE, not {word}")
+        elif name not in known:
+            found.append(f"--{option} {name}: choose {', '.join(known)}")
+    return pairs
+
+
+def objects_of(
+    option: str, words: Sequence[str], known: Collection[str], found: list[str]
+) -> dict[str, Any]:
+    """Return {name: object} of NAME=JSON texts; what is wrong with them is added to `found`."""
+    objects = {}
+    for name, text in pairs_of(option, words, known, found).items():
         try:
-            target = world_class(ALIASES.get(world, world))
-            inspect.signature(target).bind(**values)
-        except (ValueError, ImportError, TypeError) as error:
-            found.append(f"--worlds {world}: {error}")
-            continue
-        wrong = plugs.misfits(target, values)
-        found += [f"--kwargs {world}: {key}={values[key]!r} {why}" for key, why in wrong.items()]
-    return found
+            objects[name] = formats.valid(formats.JSON_OBJECT, json.loads(text))
+        except ValueError:
+            found.append(f"--{option} {name}={text} is no JSON object, such as {{}}")
+    return objects
 
 
-def _object(name: str, text: str, found: list[str]) -> dict[str, Any] | None:
-    """Return a JSON object; None if the text is none, which is added to `found`."""
+def world_problems(world: str, values: dict[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with a world and its arguments. It is not started."""
     try:
-        value = json.loads(text)
-    except ValueError as error:
-        value = error
-    if not isinstance(value, dict):
-        found.append(f"{name}={text} is no JSON object, such as {{}}")
-        return None
-    return value
+        target = world_class(ALIASES.get(world, world))
+        inspect.signature(target).bind(**values)
+    except (ValueError, ImportError, TypeError) as error:
+        yield f"--worlds {world}: {error}"
+        return
+    for key, why in plugs.misfits(target, values).items():
+        yield f"--kwargs {world}: {key}={values[key]!r} {why}"
 
 
-def run(args: argparse.Namespace) -> list[str]:
-    """Measure what is missing in `args.out`, and print and write the table of all worlds and means
-    that were asked for.
-
-    A world that fails ends its own measurement only. Returns the reasons of those that failed.
-    """
-    args.out.mkdir(parents=True, exist_ok=True)
-    rows: dict[str, list[dict[str, Any]]] = {}
-    failed = []
-    role = Role(args.url, args.model, args.key, temperature=1.0, max_tokens=args.max_tokens)
-    for world, by in itertools.product(args.worlds, args.by):
-        explorer, _, words = by.partition("/")
-        means = Means(explorer, words, json.loads(args.options.get(explorer, "{}")), role)
-        row = world if by == "curiosity/plain" else f"{world}, {by}"
-        for seed in args.seeds:
-            try:
-                figures = _measured(args, world, means, seed, f"{row}-{seed}")
-            except (WorldError, ModuleNotFoundError) as error:
-                failed.append(f"{row}, seed {seed}: failed: {error}")
-                print(failed[-1], file=sys.stderr, flush=True)
-                continue
-            rows.setdefault(row, []).append(figures)
-            cells = dict(zip(HEAD.split("|"), _row(row, [figures])))
-            print(
-                f"{row}, seed {seed}: {', '.join(f'{k} {v}' for k, v in list(cells.items())[2:])}",
-                flush=True,
-            )
-    text = "\n".join([table(rows), *failed])
-    (args.out / "exploring.md").write_text(text, encoding="utf-8")
-    print("\n" + text)
-    return failed
-
-
-def _measured(
-    args: argparse.Namespace, world: str, means: Means, seed: int, name: str
+def measured(
+    path: Path, settings: dict[str, Any], world: str, seed: int, python: str, means: Means
 ) -> dict[str, Any]:
     """Return one measurement: from its file if that is of the same settings, else a new one, which
     is written there."""
-    kwargs = json.loads(args.kwargs.get(world, "{}"))
-    settings = {
-        "kwargs": kwargs,
-        "budget": args.budget,
-        "seeds": args.tasks,
-        "minutes": args.minutes,
-    }
-    settings |= {
-        "steps": args.steps,
-        "by": means.name,
-        "options": means.options,
-        "model": means.role.model,
-    }
-    path = args.out / f"{re.sub(r'[^a-zA-Z0-9_.]', '-', name)}.json"
     figures = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if figures.get("settings") == settings:
         return figures
-    python = args.python.get(world)
-    pool = {"mode": "worker", "workers": 2, "per_worker": 1, "python": python} if python else {}
-    with Source(ALIASES.get(world, world), kwargs, deadlines=PATIENT, **pool) as source:
-        limits = {
-            "budget": args.budget,
-            "seconds": 60 * args.minutes,
-            "steps": args.steps or float("inf"),
-        }
-        figures = measure(source.world, seed=seed, seeds=args.tasks, means=means, **limits)
+    pool: dict[str, Any] = (
+        {"mode": "worker", "workers": 2, "per_worker": 1, "python": python} if python else {}
+    )
+    with Source(ALIASES.get(world, world), settings["kwargs"], deadlines=PATIENT, **pool) as source:
+        figures = measure(
+            source.world, budget=settings["budget"], seed=seed, seeds=settings["seeds"],
+            seconds=60 * settings["minutes"], steps=settings["steps"] or float("inf"), means=means,
+        )  # fmt: skip
     figures["settings"] = settings
     path.write_text(json.dumps(figures), encoding="utf-8")
     return figures
 
 
-class _Pairs(argparse.Action):
-    """Collects NAME=VALUE arguments in a dictionary."""
+def main(
+    *,
+    worlds: tuple[str, ...] = ("travel", "bfcl"),
+    by: tuple[str, ...] = ("curiosity/plain",),
+    budget: int = 100,
+    seeds: tuple[int, ...] = (0, 1, 2),
+    tasks: int = 64,
+    minutes: float = 10.0,
+    steps: int = 0,
+    kwargs: tuple[str, ...] = (),
+    python: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
+    url: str = "",
+    model: str = "",
+    key: str = "",
+    max_tokens: int = 512,
+    out: Path = Path("runs/exploring"),
+) -> int:
+    """Measure what is missing in `out`, and print and write the table of all worlds and means that
+    were asked for. A world that fails ends its own measurement only.
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        pairs = [value.partition("=") for value in values]
-        if any(not equals for _, equals, _ in pairs):
-            parser.error(f"{option} takes NAME=VALUE, not {' '.join(values)}")
-        setattr(namespace, self.dest, {name: value for name, _, value in pairs})
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    means = [f"{explorer}/{words}" for explorer in EXPLORERS for words in WORDS]
-    parser.add_argument("--worlds", nargs="+", default=["travel", "bfcl"], metavar="WORLD")
-    parser.add_argument(
-        "--by", nargs="+", default=["curiosity/plain"], choices=means, help="explorer/words"
-    )
-    parser.add_argument("--budget", type=int, default=100, help="tasks to keep")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument(
-        "--tasks", type=int, default=64, help="training tasks whose worlds are explored"
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=10.0, help="most minutes of one measurement"
-    )
-    parser.add_argument(
-        "--steps",
-        type=int,
-        default=0,
-        help="most environment steps of one measurement; 0 = no limit",
-    )
-    parser.add_argument(
-        "--kwargs", nargs="+", default={}, action=_Pairs, help="WORLD=JSON: arguments of the world"
-    )
-    parser.add_argument(
-        "--python", nargs="+", default={}, action=_Pairs, help="WORLD=PATH: its interpreter"
-    )
-    parser.add_argument(
-        "--options", nargs="+", default={}, action=_Pairs, help="EXPLORER=JSON: its arguments"
-    )
-    parser.add_argument(
-        "--url", default="", help="OpenAI-compatible server, with /v1, for llm and model"
-    )
-    parser.add_argument("--model", default="", help="name of the model there")
-    parser.add_argument(
-        "--key", default="", help="environment variable that holds the server's key"
-    )
-    parser.add_argument("--max-tokens", type=int, default=512, help="most tokens of one answer")
-    parser.add_argument("--out", type=Path, default=Path("runs/exploring"))
-    args = parser.parse_args(argv)
-    if found := problems(args):
-        parser.error("\n".join(["", *found]))
-    return int(bool(run(args)))
+    by: explorer/words
+    budget: tasks to keep
+    tasks: training tasks whose worlds are explored
+    minutes: most minutes of one measurement
+    steps: most environment steps of one measurement; 0 = no limit
+    kwargs: WORLD=JSON: arguments of the world
+    python: WORLD=PATH: its interpreter
+    options: EXPLORER=JSON: its arguments
+    url: OpenAI-compatible server, with /v1, for llm and model
+    model: name of the model there
+    key: environment variable that holds the server's key
+    max_tokens: most tokens of one answer
+    """
+    found: list[str] = []
+    known = [f"{explorer}/{words}" for explorer in EXPLORERS for words in WORDS]
+    found += [f"--by {name}: choose {', '.join(known)}" for name in by if name not in known]
+    if not url and any("llm" in name or "model" in name for name in by):
+        found.append("--by with llm or model needs --url, the address of a server")
+    interpreters = pairs_of("python", python, worlds, found)
+    arguments = objects_of("kwargs", kwargs, worlds, found)
+    explorers = objects_of("options", options, EXPLORERS, found)
+    for name, values in explorers.items():
+        wrong = plugs.problems("questioning.explorer", name, values) if name in EXPLORERS else []
+        found += [f"--options {name}: {why}" for why in wrong]
+    for world in worlds:
+        if world not in interpreters:  # another interpreter has the packages
+            found += world_problems(world, arguments.get(world, {}))
+    if found:
+        raise commands.Problems(found)
+    out.mkdir(parents=True, exist_ok=True)
+    rows: dict[str, Runs] = {}
+    failed = []
+    role = Role(url, model, key, temperature=1.0, max_tokens=max_tokens)
+    for world, name, seed in itertools.product(worlds, by, seeds):
+        explorer, _, words = name.partition("/")
+        means = Means(explorer, words, explorers.get(explorer, {}), role)
+        row = world if name == "curiosity/plain" else f"{world}, {name}"
+        settings = {
+            "kwargs": arguments.get(world, {}), "budget": budget, "seeds": tasks,
+            "minutes": minutes, "steps": steps, "by": name, "options": means.options,
+            "model": model,
+        }  # fmt: skip
+        path = out / f"{re.sub(r'[^a-zA-Z0-9_.]', '-', f'{row}-{seed}')}.json"
+        try:
+            figures = measured(path, settings, world, seed, interpreters.get(world, ""), means)
+        except (WorldError, ModuleNotFoundError) as error:
+            failed.append(f"{row}, seed {seed}: failed: {error}")
+            print(failed[-1], file=sys.stderr, flush=True)
+            continue
+        rows.setdefault(row, []).append(figures)
+        _, *cells = row_of([figures]).items()
+        said = ", ".join(f"{column} {cell}" for column, cell in cells)
+        print(f"{row}, seed {seed}: {said}", flush=True)
+    text = "\n".join([table(rows), *failed])
+    (out / "exploring.md").write_text(text, encoding="utf-8")
+    print("\n" + text)
+    return int(bool(failed))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(commands.run(main))

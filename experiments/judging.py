@@ -21,8 +21,6 @@ its labels, WORKDIR/outcomes.jsonl every episode with its verdicts.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,8 +34,8 @@ from evolver.build import Run, RunError, sampled
 from evolver.config import plugs
 from evolver.phases.rollouts import gather_rollouts, sampling_of
 from experiments import measuring
-from models.files import write_atomically
-from rl.evaluation import interval
+from experiments.compare import markdown, over_tasks, percent
+from experiments.measuring import write_lines
 from rl.rollout import Job
 from rl.seeds import seed_of
 from rl.trajectory import Trajectory
@@ -48,10 +46,21 @@ NAMES = {GOOD: "GOOD", BAD: "BAD", ABSTAIN: "abstains"}
 
 
 def measure(
-    run: Run, judges: Sequence[str], outcomes: Sequence[str], tasks: int, rollouts: int
+    run: Run,
+    *,
+    judges: Sequence[str] = ("llm",),
+    outcomes: Sequence[str] = (),
+    tasks: int = 16,
+    rollouts: int = 4,
 ) -> str:
     """Return the tables of the judges and their controls, and write every verdict. Raises RunError
-    without any."""
+    without any.
+
+    judges: of turns: names for attributing.judge
+    outcomes: names for questioning.judge
+    tasks: training tasks, drawn once; 0 = all
+    rollouts: of each task
+    """
     chosen = sampled(run.tasks.originals, tasks)
     jobs = [
         Job(task, i, seed_of(run.config.seed, "judging", task.id, i), sampling_of(run.config))
@@ -108,12 +117,9 @@ def outcome_table(run: Run, judges: Sequence[str], episodes: Sequence[Trajectory
         for line, verdict in zip(verdicts, found):
             line[name] = verdict if isinstance(verdict, str) else verdict.score
     labels |= {"failed": np.full(len(episodes), BAD), "shuffled": shuffled(run, truth_n)}
-    write_atomically(
-        run.workdir / "outcomes.jsonl", "".join(json.dumps(line) + "\n" for line in verdicts)
-    )
-    return "\n" + table(
-        "judge of outcomes", labels, truth_n, np.array([t.task.id for t in episodes])
-    )
+    write_lines(run.workdir / "outcomes.jsonl", verdicts)
+    tasks = np.array([t.task.id for t in episodes])
+    return "\n" + table("judge of outcomes", labels, truth_n, tasks)
 
 
 def shuffled(run: Run, label_n: np.ndarray) -> np.ndarray:
@@ -125,9 +131,9 @@ def table(
     title: str, labels: dict[str, np.ndarray], truth_n: np.ndarray, task_n: np.ndarray
 ) -> str:
     """Return a row for each of the labels but replay's own, compared with `truth_n`."""
-    rows = [[title, *HEAD], ["---"] * (len(HEAD) + 1)]
-    rows += [[name, *cells(labels[name], truth_n, task_n)] for name in labels if name != "replay"]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+    names = [name for name in labels if name != "replay"]
+    rows = [[name, *cells(labels[name], truth_n, task_n)] for name in names]
+    return markdown([[title, *HEAD], *rows])
 
 
 def made(run: Run, key: str, name: str) -> Any:
@@ -147,16 +153,14 @@ def labelled(run: Run, name: str, episodes: Sequence[Trajectory]) -> np.ndarray:
 
 
 def write_labels(path: Path, episodes: Sequence[Trajectory], labels: dict[str, np.ndarray]) -> None:
-    turns = [(t, n) for t in episodes for n in range(len(t.turns))]
-    lines = [
-        {"task": t.task.id, "rollout": t.rollout, "success": bool(t.evaluation.success), "turn": n}
-        | {
-            "action": t.turns[n].action,
-            "labels": {name: int(values[i]) for name, values in labels.items()},
-        }
-        for i, (t, n) in enumerate(turns)
-    ]
-    write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
+    """Write a line for every turn."""
+    lines: list[dict[str, Any]] = []
+    for t in episodes:
+        for n, turn in enumerate(t.turns):
+            found = {name: int(values[len(lines)]) for name, values in labels.items()}
+            line = {"task": t.task.id, "rollout": t.rollout, "success": bool(t.evaluation.success)}
+            lines.append(line | {"turn": n, "action": turn.action, "labels": found})
+    write_lines(path, lines)
 
 
 def cells(label_n: np.ndarray, truth_n: np.ndarray, task_n: np.ndarray) -> list[str]:
@@ -166,56 +170,31 @@ def cells(label_n: np.ndarray, truth_n: np.ndarray, task_n: np.ndarray) -> list[
     known = truth_n != ABSTAIN
     both = known & (label_n != ABSTAIN)
     same_n = label_n == truth_n
-    by_task = np.array(
-        [same_n[both & (task_n == task)].mean() for task in dict.fromkeys(task_n[both])]
-    )
+    tasks = dict.fromkeys(task_n[both])
+    by_task = np.array([same_n[both & (task_n == task)].mean() for task in tasks])
     of_good, of_bad = (percent(same_n[both & (truth_n == value)]) for value in (GOOD, BAD))
-    agrees = ""
-    if len(by_task):
-        low, high = interval(by_task)
-        agrees = f"{100 * by_task.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}]"
     balanced = f"{(float(of_good) + float(of_bad)) / 2:.1f}" if of_good and of_bad else ""
-    return [percent(label_n[known] != ABSTAIN), agrees, of_good, of_bad, balanced]
-
-
-def percent(values: np.ndarray) -> str:
-    """Return the mean in percent, "" for no values."""
-    return f"{100 * np.mean(values):.1f}" if len(values) else ""
+    return [percent(label_n[known] != ABSTAIN), over_tasks(by_task), of_good, of_bad, balanced]
 
 
 # --- the command ----------------------------------------------------------------------------------
 
 
-def problems(config: Any, args: argparse.Namespace) -> list[str]:
+def problems(config: Any, workdir: str, *, judges: Any, outcomes: Any, **_: Any) -> list[str]:
     """Make the config provide what the judges need, and return what is wrong with them."""
-    found = measuring.several(config, TURNS, args.judges) + measuring.several(
-        config, OUTCOMES, args.outcomes
-    )
-    if not (args.judges or args.outcomes):
+    found = measuring.several(config, TURNS, judges)
+    found += measuring.several(config, OUTCOMES, outcomes)
+    if not (judges or outcomes):
         found.append("--judges and --outcomes name no judge")
-    if not found and args.judges:
+    if not found and judges:
         config.attributing.enabled = True
-        use(
-            config.advantage, "adca"
-        )  # nothing trains here, but a run that makes labels has to read them
-    if not found and args.outcomes:
+        # nothing trains here, but a run that makes labels has to read them
+        use(config.advantage, "adca")
+    if not found and outcomes:
         config.questioning.enabled = True
     return list(dict.fromkeys(found))
 
 
-def main(argv: list[str]) -> int:
-    """Measure and return the exit code (experiments/measuring.py)."""
-    parser = measuring.parser(__doc__, "runs/judging")
-    parser.add_argument("--judges", nargs="*", default=["llm"], help=f"of turns: names for {TURNS}")
-    parser.add_argument("--outcomes", nargs="*", default=[], help=f"names for {OUTCOMES}")
-    parser.add_argument("--tasks", type=int, default=16, help="training tasks, drawn once; 0 = all")
-    parser.add_argument("--rollouts", type=int, default=4, help="of each task")
-
-    def found(run: Run, args: argparse.Namespace) -> str:
-        return measure(run, args.judges, args.outcomes, args.tasks, args.rollouts)
-
-    return measuring.main("judging", parser, argv, {"tasks": 0, "rollouts": 1}, problems, found)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    words = ["judging", *sys.argv[1:]]
+    sys.exit(measuring.main(measure, problems, words, {"tasks": 0, "rollouts": 1}))

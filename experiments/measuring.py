@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
+import inspect
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,17 @@ from absl import logging
 
 from configs import base
 from configs.keys import use
-from evolver.build import Run, RunError, open_run
+from evolver.build import RunError, open_run
 from evolver.config import cli, plugs
 from evolver.config.checks import problems as config_problems
 from evolver.processes.interrupt import Interrupted, RunEnds
+from experiments import commands
 from models.files import write_atomically
 
 
-def parser(doc: str, workdir: str) -> argparse.ArgumentParser:
-    """Return a parser of --config and --workdir, which leaves --config.KEY=VALUE to `command`."""
-    found = argparse.ArgumentParser(
-        description=doc.partition("\n\n")[0],
-        epilog="--config.KEY=VALUE as for run.py",
-        allow_abbrev=False,
-    )
-    found.add_argument("--config", required=True, help="FILE or FILE:ARGUMENT")
-    found.add_argument("--workdir", default=workdir)
-    return found
+def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Write a file of JSON lines."""
+    write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def several(config: Any, key: str, names: Sequence[str]) -> list[str]:
@@ -47,38 +42,46 @@ def several(config: Any, key: str, names: Sequence[str]) -> list[str]:
 
 
 def main(
-    name: str,
-    parser: argparse.ArgumentParser,
+    measure: Callable[..., str],
+    problems: Callable[..., list[str]],
     argv: Sequence[str],
     least: dict[str, int],
-    problems: Callable[[Any, argparse.Namespace], list[str]],
-    measure: Callable[[Run, argparse.Namespace], str],
     goes_on: bool = False,
 ) -> int:
-    """Check everything, measure, print the text and write it to WORKDIR/<name>.md.
+    """Check everything, measure, print the text and write it to WORKDIR/NAME.md, where NAME is that
+    of the module.
 
-    least: the smallest values of arguments. problems: prepares the config, and returns what is
-    wrong with it. goes_on: an interrupted measurement goes on where it was cut off.
+    measure: takes the run, and the values of its other parameters from the command line. problems:
+    takes the config, which it prepares, the workdir and these values, and returns what is wrong.
+    least: the smallest values of arguments. goes_on: an interrupted measurement goes on where it
+    was cut off.
 
     Return the exit code: 0 done, 1 failed, 2 nothing was started, 3 ended early, 130 interrupted.
     """
     logging.set_verbosity(logging.ERROR)
-    args, overrides = parser.parse_known_args(argv[1:])
-    command = cli.parse(
-        [argv[0], f"--config={args.config}", f"--workdir={args.workdir}", *overrides]
-    )
+    name = argv[0].rpartition(".")[2]
+    parser = commands.parser_of(measure, skip=("run",), epilog="--config.KEY=VALUE as for run.py")
+    parser.add_argument("--config", required=True, help="FILE or FILE:ARGUMENT")
+    parser.add_argument("--workdir", default=f"runs/{name}")
+    given, overrides = parser.parse_known_args(argv[1:])
+    path, workdir = f"--config={given.config}", given.workdir
+    command = cli.parse([name, path, f"--workdir={workdir}", *overrides])
+    values = {k: v for k, v in vars(given).items() if k not in ("config", "workdir")}
+    bound = inspect.signature(measure).bind(None, **values)
+    bound.apply_defaults()
+    values = bound.kwargs
     config, found = command.config, [*command.problems]
-    found += [f"--{word} must be at least {n}" for word, n in least.items() if vars(args)[word] < n]
+    found += [f"--{word} must be at least {n}" for word, n in least.items() if values[word] < n]
     if config is not None:
-        found += problems(config, args)
-        found += config_problems(config, base.Config, args.workdir, "pool")
+        found += problems(config, workdir, **values)
+        found += config_problems(config, base.Config, workdir, "pool")
     if config is None or found:
         print(*found, sep="\n", file=sys.stderr)
         return 2
     try:
-        with open_run(config, args.workdir) as run:
+        with open_run(config, workdir) as run:
             run.workdir.claim(config.to_dict(), config.seed, name)
-            text = measure(run, args)
+            text = measure(run, **values)
             run.progress.close()
     except RunError as error:
         print(f"\n{error}", file=sys.stderr)
@@ -89,6 +92,6 @@ def main(
     except (Interrupted, KeyboardInterrupt):
         print("\ninterrupted" + "; the same command goes on from here" * goes_on, file=sys.stderr)
         return 130
-    write_atomically(Path(args.workdir) / f"{name}.md", text)
+    write_atomically(Path(workdir) / f"{name}.md", text)
     print(text)
     return 0

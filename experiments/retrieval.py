@@ -22,7 +22,6 @@ command goes on where it was cut off, and another embedder plays only what is ne
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -44,8 +43,10 @@ from evolver.navigating.guidance import Navigating
 from evolver.phases import extraction, tasks
 from evolver.phases.rollouts import gather_rollouts, sampling_of
 from experiments import measuring
-from models.files import read_jsonl, write_atomically
-from rl.evaluation import paired_difference
+from experiments.compare import markdown, percent
+from experiments.measuring import write_lines
+from models.files import read_jsonl
+from rl.evaluation import interval
 from rl.rollout import Job
 from rl.seeds import seed_of
 
@@ -54,16 +55,8 @@ Pairs = dict[
     tuple[str, str], list[bool | None]
 ]  # (task id, experience id or "") -> success, None = broken
 HEAD = (
-    "experience",
-    "found",
-    "same kind",
-    "cosine",
-    "helps",
-    "hurts",
-    "without",
-    "with",
-    "difference",
-)
+    "experience", "found", "same kind", "cosine", "helps", "hurts", "without", "with", "difference",
+)  # fmt: skip
 
 
 class Retrieved(NamedTuple):
@@ -73,9 +66,19 @@ class Retrieved(NamedTuple):
     similarity: float = float("nan")
 
 
-def measure(run: Run, embedders: Sequence[str], rollouts: int, folds: int) -> str:
+def measure(
+    run: Run,
+    *,
+    embedders: tuple[str, ...] = ("ngrams", "policy"),
+    rollouts: int = 16,
+    folds: int = 4,
+) -> str:
     """Return the table of the embedders and the controls. Raises RunError where nothing can be
-    measured."""
+    measured.
+
+    embedders: names for navigating.embedder
+    rollouts: of each task with, and without, each experience
+    """
     navigating = run.navigating
     assert navigating is not None  # `problems` refuses a config without it
     chosen, experiences = learnt(run, navigating)
@@ -110,7 +113,7 @@ def learnt(run: Run, navigating: Navigating) -> tuple[list[Task], list[Experienc
     if not path.is_file():
         attempts = extraction.first_attempts(run, navigating)
         found = navigating.extractor.extract(attempts, step=0)
-        write_atomically(path, "".join(json.dumps(e.to_dict()) + "\n" for e in found))
+        write_lines(path, [e.to_dict() for e in found])
     return chosen, list(read_jsonl(path, make=lambda record: Experience(**record)))
 
 
@@ -235,7 +238,7 @@ def played(run: Run, chosen: Sequence[Task], rows: Any, rollouts: int) -> Pairs:
             {"task": id, "experience": shown, "success": values}
             for (id, shown), values in success.items()
         ]
-        write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
+        write_lines(path, lines)
         pairs |= success
     return pairs
 
@@ -273,17 +276,15 @@ def table(
     was found."""
     kinds = kinds_of(chosen)
     rollouts = len(next(iter(pairs.values()), []))
-    text = [
-        f"{len(chosen)} tasks, {len(experiences)} experiences, "
-        f"{rollouts} rollouts with and {rollouts} without each.\n",
-        f"| {' | '.join(HEAD)} |",
-        "|" + "---|" * len(HEAD),
-    ]
+    lines = [list(HEAD)]
     for name, row in rows.items():
         found = [task for task in chosen if task.id in row]
         share = percent([task.id in row for task in chosen])
-        text.append(f"| {' | '.join([name, share, *cells(found, row, kinds, pairs)])} |")
-    return "\n".join(text) + "\n"
+        lines.append([name, share, *cells(found, row, kinds, pairs)])
+    return (
+        f"{len(chosen)} tasks, {len(experiences)} experiences, "
+        f"{rollouts} rollouts with and {rollouts} without each.\n\n{markdown(lines)}"
+    )
 
 
 def cells(
@@ -300,23 +301,15 @@ def cells(
     before_N, after_N = means.T
     for value_N in (after_N > before_N, after_N < before_N, before_N, after_N):
         yield percent(value_N)
-    if not len(means):
-        yield ""
-        return
-    yield "{:+.1f} [{:+.1f}, {:+.1f}]".format(
-        *(100 * value for value in paired_difference(before_N, after_N))
-    )
-
-
-def percent(values: Any) -> str:
-    """Return the mean in percent, "" for no values."""
-    return f"{100 * np.mean(values):.1f}" if len(values) else ""
+    low, high = interval(after_N - before_N)
+    change = np.mean(after_N - before_N) if len(means) else 0.0
+    yield f"{100 * change:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]" if len(means) else ""
 
 
 # --- the command ----------------------------------------------------------------------------------
 
 
-def problems(config: Any, args: argparse.Namespace) -> list[str]:
+def problems(config: Any, workdir: str, *, embedders: Sequence[str], **_: Any) -> list[str]:
     """Make the config provide what the embedders need, and return what is wrong with them or with
     the workdir."""
     if not config.navigating.enabled:
@@ -324,10 +317,8 @@ def problems(config: Any, args: argparse.Namespace) -> list[str]:
             "config.navigating.enabled is False: "
             "set it to True, because experience is made as in a run"
         ]
-    return [
-        *measuring.several(config, "navigating.embedder", args.embedders),
-        *other_settings(config, args.workdir),
-    ]
+    found = measuring.several(config, "navigating.embedder", embedders)
+    return [*found, *other_settings(config, workdir)]
 
 
 def other_settings(config: Any, workdir: str) -> Iterator[str]:
@@ -344,24 +335,6 @@ def other_settings(config: Any, workdir: str) -> Iterator[str]:
                 )
 
 
-def main(argv: list[str]) -> int:
-    """Measure and return the exit code (experiments/measuring.py)."""
-    parser = measuring.parser(__doc__, "runs/retrieval")
-    parser.add_argument(
-        "--embedders", nargs="+", default=["ngrams", "policy"], help="names for navigating.embedder"
-    )
-    parser.add_argument(
-        "--rollouts", type=int, default=16, help="of each task with, and without, each experience"
-    )
-    parser.add_argument("--folds", type=int, default=4)
-
-    def found(run: Run, args: argparse.Namespace) -> str:
-        return measure(run, args.embedders, args.rollouts, args.folds)
-
-    return measuring.main(
-        "retrieval", parser, argv, {"rollouts": 1, "folds": 2}, problems, found, goes_on=True
-    )
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    words, least = ["retrieval", *sys.argv[1:]], {"rollouts": 1, "folds": 2}
+    sys.exit(measuring.main(measure, problems, words, least, goes_on=True))

@@ -13,7 +13,6 @@ A run that is going on is followed. docs/view.md describes the pages.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
@@ -21,9 +20,10 @@ from pathlib import Path
 
 from envs.world import WorldError
 from evolver.config.plugs import look_in
-from experiments.view import replay
+from experiments import commands
 from experiments.view.bundle import write_bundle
-from experiments.view.runs import named, problems
+from experiments.view.replay import NoReplay, compare, lines
+from experiments.view.runs import Run, named, problems
 from experiments.view.server import View
 from experiments.view.text import group, groups_table
 
@@ -31,107 +31,89 @@ from experiments.view.text import group, groups_table
 def main(argv: list[str] | None = None) -> int:
     """Show runs and return the exit code: 0 done, 1 the files or the port cannot be used, 2 wrong
     arguments."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.view",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("workdir", nargs="+", help="workdir of a run")
-    parser.add_argument(
-        "--port", type=int, default=8321, help="of the pages; 0 = any free one; default: 8321"
-    )
-    parser.add_argument(
-        "--bundle", metavar="DIR", type=Path, help="write static files instead of serving"
-    )
-    parser.add_argument(
-        "--text",
-        action="store_true",
-        help="print a table of groups or, with --task, their rollouts",
-    )
-    parser.add_argument("--task", default="", help="with --text: part of a task's id or words")
-    parser.add_argument(
-        "--step",
-        type=int,
-        help="with --text: the training step; default: the last one, or all of --task",
-    )
-    parser.add_argument(
-        "--limit",
-        type=int,
-        default=600,
-        help="with --text: characters of one action or observation",
-    )
-    parser.add_argument(
-        "--replay",
-        metavar="N",
-        type=int,
-        help="play the last N labelled rollouts again, and compare the labels (Judge)",
-    )
-    parser.add_argument(
-        "--trust",
-        action="store_true",
-        help="with --replay: play any world that config.json names, which runs its code",
-    )
-    parser.add_argument(
-        "--python",
-        default="",
-        help="with --replay: the interpreter of the world; default: this one",
-    )
-    flags = parser.parse_args(argv)
-    if wrong := problems(flags.workdir):
-        print(*wrong, sep="\n", file=sys.stderr)
-        return 2
-    if not flags.text and (flags.task or flags.step is not None):
-        print("--task and --step are for --text; the pages have filters", file=sys.stderr)
-        return 2
-    runs = named(flags.workdir)
+    return commands.run(view, argv)
+
+
+def view(
+    workdir: tuple[str, ...],
+    *,
+    port: int = 8321,
+    bundle: Path | None = None,
+    text: bool = False,
+    task: str = "",
+    step: int | None = None,
+    limit: int = 600,
+    replay: int = 0,
+    trust: bool = False,
+    python: str = "",
+) -> int:
+    """Show runs.
+
+    workdir: workdir of a run
+    port: of the pages; 0 = any free one; default: 8321
+    bundle: a directory: write static files instead of serving
+    text: print a table of groups or, with --task, their rollouts
+    task: with --text: part of a task's id or words
+    step: with --text: the training step; default: the last one, or all of --task
+    limit: with --text: characters of one action or observation
+    replay: play the last N labelled rollouts again, and compare the labels (Judge)
+    trust: with --replay: play any world that config.json names, which runs its code
+    python: with --replay: the interpreter of the world; default: this one
+    """
+    folders = list(workdir)
+    if wrong := problems(folders):
+        raise commands.Problems(wrong)
+    if not text and (task or step is not None):
+        raise commands.Problems(["--task and --step are for --text; the pages have filters"])
+    runs = named(folders)
+    hint = ""
     try:
-        if flags.text:
+        if text:
             width = min(shutil.get_terminal_size().columns, 120)
-            for run in runs:
-                options = {"step": flags.step}
-                shown = {"task": flags.task, "limit": max(flags.limit, 40), "width": width}
-                lines = (
-                    group(run, **options, **shown) if flags.task else groups_table(run, **options)
-                )
-                for line in lines:
-                    print(line)
-            sys.stdout.flush()
-            return 0
-        if flags.replay:
-            if flags.trust:
+            print_text(runs, task=task, step=step, limit=max(limit, 40), width=width)
+        elif replay:
+            if trust:
                 look_in(Path.cwd())
             for run in runs:
-                result = replay.compare(run, flags.replay, trust=flags.trust, python=flags.python)
-                print(*replay.lines(run, result), sep="\n")
-            return 0
-        if flags.bundle:
-            if (
-                flags.bundle.exists()
-                and any(flags.bundle.iterdir())
-                and not (flags.bundle / "index.html").is_file()
-            ):
-                print(
-                    f"{flags.bundle}: is not empty and holds no bundle; name another directory",
-                    file=sys.stderr,
-                )
-                return 2
-            count = write_bundle(runs, flags.bundle, show)
-            size = sum(p.stat().st_size for p in flags.bundle.rglob("*") if p.is_file())
-            print(f"{count} files, {size / 1e6:.1f} MB: open {flags.bundle / 'index.html'}")
-            return 0
-        server = View(runs, flags.port)
+                result = compare(run, replay, trust=trust, python=python)
+                print(*lines(run, result), sep="\n")
+        elif bundle:
+            print(bundled(runs, bundle))
+        else:
+            hint = "; --port=0 takes any free port"
+            serve(View(runs, port))
     except BrokenPipeError:  # nobody reads on, as in `... --text | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (replay.NoReplay, WorldError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    except OSError as error:
-        hint = (
-            "" if flags.bundle or flags.text or flags.replay else "; --port=0 takes any free port"
-        )
+    except (NoReplay, WorldError, OSError) as error:
         print(f"{error}{hint}", file=sys.stderr)
         return 1
+    return 0
+
+
+def print_text(runs: list[Run], *, task: str, step: int | None, limit: int, width: int) -> None:
+    """Print a table of groups or, for a task, their rollouts."""
+    for run in runs:
+        shown = groups_table(run, step=step)
+        if task:
+            shown = group(run, step=step, task=task, limit=limit, width=width)
+        for line in shown:
+            print(line)
+    sys.stdout.flush()
+
+
+def bundled(runs: list[Run], folder: Path) -> str:
+    """Write a bundle and return a line on it. Raises commands.Problems and OSError."""
+    page = folder / "index.html"
+    if folder.exists() and any(folder.iterdir()) and not page.is_file():
+        reason = "is not empty and holds no bundle; name another directory"
+        raise commands.Problems([f"{folder}: {reason}"])
+    count = write_bundle(runs, folder, show)
+    size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+    return f"{count} files, {size / 1e6:.1f} MB: open {page}"
+
+
+def serve(server: View) -> None:
+    """Serve the pages until Ctrl-C."""
     print(f"{server.url}  (Ctrl-C ends it)", flush=True)
     try:
         server.serve_forever()
@@ -139,7 +121,6 @@ def main(argv: list[str] | None = None) -> int:
         print()
     finally:
         server.server_close()
-    return 0
 
 
 def show(text: str) -> None:

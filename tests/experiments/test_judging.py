@@ -8,7 +8,7 @@ import pytest
 from envs.world import Evaluation
 from evolver.attributing import ABSTAIN, BAD, GOOD, Label, TurnJudge
 from evolver.questioning import OutcomeJudge
-from experiments import judging
+from experiments import judging, measuring
 from tests.tiny import config_file, tiny_policy
 
 HERE = "tests.experiments.test_judging"
@@ -46,7 +46,9 @@ def tiny(tmp_path_factory):
 
 
 def measure(tiny, workdir, *words, judges=(f"{HERE}:Lenient", f"{HERE}:ByOutcome")) -> int:
-    return judging.main(
+    return measuring.main(
+        judging.measure,
+        judging.problems,
         [
             "judging",
             f"--config={tiny}",
@@ -56,21 +58,22 @@ def measure(tiny, workdir, *words, judges=(f"{HERE}:Lenient", f"{HERE}:ByOutcome
             "--judges",
             *judges,
             *words,
-        ]
+        ],
+        {"tasks": 0, "rollouts": 1},
     )
+
+
+def rows_of(lines: list[str]) -> dict[str, list[str]]:
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:2] == "| "]
+    return {name: cells for name, *cells in rows}
 
 
 def test_judges_and_controls_beside_replay(tiny, tmp_path):
     assert measure(tiny, tmp_path) == 0
     lines = (tmp_path / "judging.md").read_text().splitlines()
-    rows = {
-        line.split(" | ")[0][2:]: line.strip("| ").split(" | ")[1:]
-        for line in lines
-        if line.startswith("| ")
-    }
+    rows = rows_of(lines)
     assert list(rows) == [
         "judge of turns",
-        "---",
         f"{HERE}:Lenient",
         f"{HERE}:ByOutcome",
         "outcome",
@@ -93,14 +96,9 @@ def test_judges_of_outcomes_beside_the_world(tiny, tmp_path):
     outcomes = ("--outcomes", f"{HERE}:Short", "verifier")
     assert measure(tiny, tmp_path, *outcomes, judges=()) == 0
     text = (tmp_path / "judging.md").read_text()
-    rows = {
-        line.split(" | ")[0][2:]: line.strip("| ").split(" | ")[1:]
-        for line in text.splitlines()
-        if line[:1] == "|"
-    }
+    rows = rows_of(text.splitlines())
     assert list(rows) == [
         "judge of outcomes",
-        "---",
         f"{HERE}:Short",
         "verifier",
         "failed",

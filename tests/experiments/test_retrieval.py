@@ -9,7 +9,7 @@ import pytest
 from envs.world import Task
 from evolver.navigating import Extractor, Refiner, new_experience
 from evolver.processes.interrupt import Interrupted
-from experiments import retrieval
+from experiments import measuring, retrieval
 from experiments.retrieval import Retrieved
 from tests.tiny import Parity, config_file, tiny_policy
 
@@ -55,13 +55,17 @@ def tiny(tmp_path_factory):
 
 def measure(tiny, workdir, *words, embedders=("ngrams",)) -> int:
     here = "tests.experiments.test_retrieval"
-    return retrieval.main(
+    return measuring.main(
+        retrieval.measure,
+        retrieval.problems,
         [
             "retrieval", f"--config={tiny}", f"--workdir={workdir}", "--rollouts=2", "--folds=2",
             f"--config.env.name={here}:Kinds", "--config.navigating.enabled=True", "--config.navigating.tasks=0",
             "--config.navigating.rollouts=1", f"--config.navigating.extractor.name={here}:Notes", "--embedders",
             *embedders, *words,
-        ]
+        ],
+        {"rollouts": 1, "folds": 2},
+        goes_on=True,
     )  # fmt: skip
 
 
