@@ -38,7 +38,7 @@ from rl.evaluation import Scores
 
 PACKAGES = (
     "evolver", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers",
-    "safetensors",
+    "safetensors", "usearch",
 )  # fmt: skip
 
 log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from usearch.index import MetricKind, search
 
 from evolver.files import formats
 from evolver.llm.embedders import Embedder
@@ -37,8 +38,9 @@ class ExperiencePool:
         self.embedder = embedder
         self.splits: set[str] = set()  # of all tasks that experience was extracted from
         self._experiences: dict[str, Experience] = {}  # by their ids, in the order of arrival
-        # of the experiences, in the same order
-        self._vectors_ND = np.zeros((0, embedder.dims))
+        # Their vectors, in the same order; later rows are room for more, so that adding one does
+        # not copy all.
+        self._vectors_ND = np.empty((16, embedder.dims), np.float32)
 
     def __len__(self) -> int:
         return len(self._experiences)
@@ -70,7 +72,8 @@ class ExperiencePool:
     def remove(self, ids: Sequence[str]) -> None:
         """Remove experiences. Raises KeyError for an id that is not in the pool."""
         gone = {id: self._experiences[id] for id in ids}
-        self._vectors_ND = self._vectors_ND[[id not in gone for id in self._experiences]]
+        kept = [n for n, id in enumerate(self._experiences) if id not in gone]
+        self._vectors_ND[: len(kept)] = self._vectors_ND[kept]
         for id in gone:
             del self._experiences[id]
 
@@ -122,7 +125,8 @@ class ExperiencePool:
         self.splits = set(state["splits"])
         self._experiences = {experience.id: experience for experience in experiences}
         keys = [experience.key for experience in experiences]
-        self._vectors_ND = np.reshape(self.embedder(keys), (-1, self.embedder.dims)).astype(float)
+        self._vectors_ND = np.empty((len(keys) + 16, self.embedder.dims), np.float32)
+        self._vectors_ND[: len(keys)] = np.reshape(self.embedder(keys), (-1, self.embedder.dims))
 
     def save(self, folder: Path) -> None:
         """Write the pool. At any moment the folder holds the previous pool or the new one."""
@@ -137,17 +141,20 @@ class ExperiencePool:
         self.load_state(read_pool(folder))
 
     def _insert(self, experience: Experience, vector_D: np.ndarray) -> None:
-        self._vectors_ND = np.vstack([self._vectors_ND, vector_D])
+        if len(self) == len(self._vectors_ND):
+            self._vectors_ND = np.resize(self._vectors_ND, (2 * len(self), self.embedder.dims))
+        self._vectors_ND[len(self)] = vector_D
         self._experiences[experience.id] = experience
 
     def _nearest(
         self, vector_D: np.ndarray, k: int, min_similarity: float
     ) -> list[tuple[Experience, float]]:
-        experiences = self.all()
-        cosine_N = np.round(self._vectors_ND @ vector_D, 6)
-        order = np.argsort(-cosine_N, kind="stable")[: k + _TIES]
-        order = order[cosine_N[order] >= min_similarity]
-        near = [(experiences[n], float(cosine_N[n])) for n in order]
+        experiences, count = self.all(), min(k + _TIES, len(self))
+        found = search(
+            self._vectors_ND[: len(self)], vector_D, count, MetricKind.Cos, exact=True, threads=1
+        )
+        cosines = zip(found.keys, np.round(1 - found.distances.astype(float), 6))
+        near = [(experiences[n], float(c)) for n, c in cosines if c >= min_similarity]
         return sorted(near, key=lambda pair: (-pair[1], pair[0].id))[:k]
 
     def _twin(self, experience: Experience, vector_D: np.ndarray) -> Experience | None:
