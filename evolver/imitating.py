@@ -20,6 +20,7 @@ from evolver.files.progress import LOG_EVERY
 from models import qwen
 from models.tokenizer import Tokenizer
 from rl import calls, learner, optim, samples
+from rl.checkpoint import Checkpoints
 from rl.contexts import Context, Opening
 from rl.forward import Forward
 from rl.losses.nll import nll
@@ -28,6 +29,7 @@ from rl.samples import Sample
 from rl.seeds import seed_of
 from rl.trajectory import Completion, Turn
 
+SAVE_EVERY = 300.0  # seconds between checkpoints
 SHORT = 40  # most tokens of a list with which copying begins
 
 
@@ -56,9 +58,10 @@ def train(
     params: Any,
     careful: Sequence[Sample],
     careless: Sequence[Sample],
+    checkpoints: Checkpoints | None = None,
 ) -> Any:
     """Return the weights after `config.steps` updates on packed rows of demonstrations, in shuffled
-    passes.
+    passes. With `checkpoints` it goes on where it was interrupted.
 
     The first updates show no slips, because copying is learned several times sooner from sources
     that are always right. Careless samples are then added gradually: added all at once, after a
@@ -69,8 +72,12 @@ def train(
     forward = Forward(shape, micro=c.micro, capacity_rows=c.rows, dtype=dtype)
     update = learner.make_update(forward, optimizer=optimizer, loss=nll)
     state = learner.init_state(shape, params, optimizer)
-    started = said = time.monotonic()
-    losses = []
+    done = 0
+    if checkpoints is not None and (found := checkpoints.restore(state)):
+        done, state, _ = found
+        print(f"resuming after update {done}", flush=True)
+    started = said = saved = time.monotonic()
+    losses: list[float] = []
     first, second = round(c.lists * c.steps), round(c.whole * c.steps)
     careless_shares = itertools.islice(shares(c.careful, c.steps), first, None)
     lists = lists_of_pairs(careful, c.rows, c.row, c.seed)
@@ -82,7 +89,7 @@ def train(
         careful, careless, careless_shares, c.rows, c.row, c.seed + (second > 0), pairs=c.pairs
     )
     stream = itertools.chain(itertools.islice(lists, first), itertools.islice(whole, second), agent)
-    for step, packed in enumerate(itertools.islice(stream, c.steps), 1):
+    for step, packed in enumerate(itertools.islice(stream, done, c.steps), done + 1):
         seed = seed_of(c.seed, "rounding", step) % 2**32
         state, metrics = update(state, packed, seed=seed)
         losses.append(float(metrics["loss"]))
@@ -90,12 +97,16 @@ def train(
         if step % 20 == 0 or step == c.steps or late:
             said = time.monotonic()
             seconds = said - started
-            speed, left = step * c.rows * c.row / seconds, seconds / step * (c.steps - step)
+            speed = (step - done) * c.rows * c.row / seconds
+            left = seconds / (step - done) * (c.steps - step)
             print(
                 f"imitate {step}/{c.steps}  loss {np.mean(losses[-20:]):.4f}  "
                 f"{speed:,.0f} tokens/s  {left:.0f} s left",
                 flush=True,
             )
+        if checkpoints is not None and time.monotonic() - saved > SAVE_EVERY:
+            saved = time.monotonic()
+            checkpoints.save(step, state, {})
     return state["params"]
 
 

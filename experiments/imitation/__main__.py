@@ -5,7 +5,8 @@
         --workdir=runs/base_policy-1
 
 The policy is written to WORKDIR/policy in Hugging Face format; WORKDIR is runs/<name of the config>
-by default. A workdir that already holds the policy of this config is left as it is.
+by default. A workdir that already holds the policy of this config is left as it is, and one that
+was interrupted goes on from its last checkpoint.
 configs/imitation.py documents every key. All mistakes in a config are reported together, before any
 computation.
 """
@@ -66,14 +67,15 @@ def main(argv: list[str]) -> int:
         return 0
     from evolver.imitating import NothingFits  # imports jax
     from experiments.imitation.imitate import imitate
+    from rl.checkpoint import CheckpointError
 
     command = shlex.join(["python", "-m", "experiments.imitation", *argv[1:]])
     try:
         imitate(config, workdir, re.sub(r" --?workdir[= ]\S+", "", command))
     except KeyboardInterrupt:
-        print("\naborted; no policy was written", file=sys.stderr)
+        print("\naborted; the same command goes on from the last checkpoint", file=sys.stderr)
         return 130
-    except NothingFits as error:
+    except (NothingFits, CheckpointError) as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
     return 0

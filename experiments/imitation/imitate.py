@@ -3,9 +3,11 @@ pretrained one."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from experiments.imitation import demonstrations
 from experiments.imitation.induction import with_induction
 from models import hf, qwen
 from models.tokenizer import Tokenizer, train_bpe
+from rl.checkpoint import Checkpoints
 from rl.seeds import seed_of
 
 WORD = re.compile(r"[^\W\d_]+")
@@ -31,7 +34,8 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
     """Train a policy on demonstrations and write it to WORKDIR/policy; its model card names
     `command`.
 
-    config: as configs/imitation.py describes. Raises NothingFits.
+    config: as configs/imitation.py describes. Interrupted, it goes on from WORKDIR/checkpoints.
+    Raises NothingFits, and CheckpointError if no checkpoint there can be read.
     """
     c, started = config, time.monotonic()
     careful = demonstrated(c, 1.0)
@@ -63,8 +67,10 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
     careless_samples = careful_samples
     if careless is not careful:
         careless_samples = samples_of(careless, tokenizer, c.row, template)
-    params = train(c, shape, params, careful_samples, careless_samples)
     Workdir(workdir).claim(c.to_dict(), c.seed, "imitation")
+    folder = Path(workdir) / "checkpoints"
+    with contextlib.closing(Checkpoints(folder, keep=1)) as checkpoints:
+        params = train(c, shape, params, careful_samples, careless_samples, checkpoints)
     policy = Path(workdir) / "policy"
     text = card(
         c,
@@ -73,6 +79,7 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
         f"{len(careless_samples):,} careless ones, which succeed in {success:.0%} {hints}",
     )
     hf.save(policy, shape, params, tokenizer=tokenizer, card=text)
+    shutil.rmtree(folder)
     print(f"{qwen.parameter_count(shape):,} parameters written to {policy}")
 
 

@@ -16,6 +16,7 @@ import optax
 import pytest
 
 from configs import imitation
+from evolver import imitating
 from evolver.config import plugs
 from evolver.config.keys import keys_of
 from evolver.imitating import (
@@ -117,6 +118,32 @@ def test_a_policy_is_made_once(capsys, tiny, tmp_path):
     card.unlink()
     assert main(tiny) == 0 and weights.read_bytes() == first
     assert main([*tiny, "--config.seed=1"]) == 2 and "is not empty" in capsys.readouterr().err
+
+
+def test_an_interrupted_policy_is_the_same(capsys, monkeypatch, tiny, tmp_path):
+    """Two of three updates are made, then the process is interrupted while it waits for a batch."""
+    assert main([*tiny[:2], f"--workdir={tmp_path}/whole"]) == 0
+    monkeypatch.setattr(imitating, "SAVE_EVERY", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(imitating, "pack", interrupted(imitating.pack, after=2))
+        assert main(tiny) == 130 and "goes on" in capsys.readouterr().err
+    assert not (tmp_path / "run/policy").exists()
+    assert main(tiny) == 0 and "resuming after update 2" in capsys.readouterr().out
+    one, other = (tmp_path / name / "policy/model.safetensors" for name in ("whole", "run"))
+    assert one.read_bytes() == other.read_bytes()
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+def interrupted(function, after):
+    """Return the function, which raises KeyboardInterrupt once it was called `after` times."""
+    calls = itertools.count()
+
+    def call(*args):
+        if next(calls) == after:
+            raise KeyboardInterrupt
+        return function(*args)
+
+    return call
 
 
 def test_a_checkpoint_that_cannot_be_read_is_a_problem(capsys, tiny):
