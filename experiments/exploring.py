@@ -137,7 +137,7 @@ def _same_apis(a: Any, b: Any) -> bool:
 # World -> (what its state is, True if it is in this state). The explorer and its verifiers never
 # see this.
 STATES: dict[str, tuple[State, Same]] = {
-    "travel": (lambda w: w.difference(), lambda w, state: w.difference() == state),
+    "travel": (Travel.difference, lambda w, state: Travel.difference(w) == state),
     "bfcl": (lambda w: w._apis.instances, _same_apis),
     "thermostat": (lambda w: dict(w._state), lambda w, state: w._state == state),
     "home": (lambda w: dict(w._tools.state), lambda w, state: w._tools.state == state),

@@ -98,6 +98,9 @@ class EndpointEmbedder:
         if not texts:
             return np.zeros((0, self.dims), np.float32)
         vectors_ND = self._vectors([text or " " for text in texts])  # servers refuse empty texts
+        count = vectors_ND.shape[1]
+        if count != self.dims:
+            raise ServerDown(f"embeddings have {count} numbers instead of {self.dims}")
         return vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
 
     def _vectors(self, texts: Sequence[str]) -> np.ndarray:

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from envs import conformance
+from envs.call_formats import Hermes
 from envs.made_up import MadeUp, demos, plan, words
 from envs.made_up.demos import demonstrate, reading
 from envs.made_up.plan import plan_of
@@ -81,7 +82,8 @@ def test_exercises_in_reading_ask_for_what_stands_beside_the_name():
 
 
 def test_the_text_that_introduces_tools_takes_few_tokens():
-    assert all(text in brief.CALLS for text in demos.TOKENS[len(plan.SYSTEMS) - 1 :])
+    introduction = brief.CALLS.format(Hermes.example)
+    assert all(text in introduction for text in demos.TOKENS[len(plan.SYSTEMS) - 1 :])
 
 
 def test_words_of_the_worlds_that_policies_are_tested_in_are_not_shown():

@@ -672,6 +672,7 @@ class TestPool:
                 )
 
         pool, config = pool_of(), base.get_config()
+        config.questioning.enabled = True
         tasks = types.SimpleNamespace(pool=pool, explorer=Fails(), words=None)
         run = types.SimpleNamespace(
             config=config,

@@ -560,13 +560,13 @@ class TestServer:
         assert answer.status_code == 413 and "the body" in answer.json()["error"]["message"]
 
     def test_no_event_loop_encodes_and_nothing_that_cannot_fit_is_encoded(self, post, monkeypatch):
-        encode, seen = Tokenizer.encode, []
+        encode, seen = Tokenizer._encode, []
 
         def noted(self, text):
             seen.append((threading.current_thread().name.partition("_")[0], len(text)))
             return encode(self, text)
 
-        monkeypatch.setattr(Tokenizer, "encode", noted)
+        monkeypatch.setattr(Tokenizer, "_encode", noted)
         long = "Book a flight to Rome, please. " * 10**5
         tool = {"type": "function", "function": {"name": "f", "description": long}}
         call = {"function": {"name": "flights", "arguments": {"to": long}}}
