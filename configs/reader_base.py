@@ -6,8 +6,9 @@
 It imitates agents in made-up worlds, whose tools, names, schemas and hidden rules are random
 (envs/made_up): the worlds' own tasks, the explorer's in the first of them, and exercises in reading
 lists. No world is shown twice but those. It begins with induction heads laid out
-(experiments/imitation/induction.py), and with lists of pairs alone, as without either it copies
-words that it has learned by heart and selects nothing from a list (docs/results.md).
+(experiments/imitation/induction.py), and with lists of pairs alone, because random weights find no
+such heads in so few tokens; docs/results.md says how far that brings it. configs/assets/reader was
+made so in 41 minutes on two cores, from 10,453 tasks of about the first thousand worlds.
 """
 
 from ml_collections import ConfigDict

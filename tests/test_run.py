@@ -122,9 +122,17 @@ def test_each_mistake_is_named(capsys, tiny, override, words):
     assert code == 2 and words in err and "nothing was started" in err
 
 
-def test_a_switch_is_turned_on_by_its_name(tiny):
-    parsed = cli.parse(["run.py", f"--config={tiny}", "--config.rollout.must_end"])
-    assert not parsed.problems and parsed.config.rollout.must_end is True
+def test_a_switch_is_turned_on_by_its_name_and_off_by_no(tiny):
+    command = [
+        "run.py",
+        f"--config={tiny}",
+        "--config.rollout.must_end",
+        "--noconfig.log.tensorboard",
+    ]
+    parsed = cli.parse(command)
+    assert not parsed.problems
+    assert parsed.config.rollout.must_end is True and parsed.config.log.tensorboard is False
+    assert cli.parse([*command, "--noconfig.steps"]).problems
 
 
 @pytest.mark.parametrize(

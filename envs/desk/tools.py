@@ -42,12 +42,17 @@ class Tools:
     family: ClassVar[Family]
     remembers: ClassVar[tuple[str, ...]] = ("desk",)
     summaries: ClassVar[dict[str, str]]  # {tool: its description in one sentence}
+    desk_schemas: ClassVar[list[Tool]]
     start: Any  # the state before the episode
     state: dict[str, str]
 
     def __init_subclass__(cls) -> None:
         functions = [tool["function"] for tool in cls.schemas]
         cls.summaries = wording.summaries({f["name"]: f["description"] for f in functions})
+        cls.desk_schemas = [
+            tool(name, f"{name.capitalize()} {cls.family.subject}.", id=cls.family.id)
+            for name in cls.family.desk
+        ]
 
     def __init__(self, seed: int, house: House | None = None):
         """house: None = no house rules and no desk calls."""
@@ -58,11 +63,7 @@ class Tools:
     @classmethod
     def offered(cls, house: House | None) -> list[Tool]:
         """Return the schemas of the tools, which are the same in all houses."""
-        desk = [
-            tool(name, f"{name.capitalize()} {cls.family.subject}.", id=cls.family.id)
-            for name in cls.family.desk
-        ]
-        return cls.schemas + desk if house else cls.schemas
+        return cls.schemas + cls.desk_schemas if house else cls.schemas
 
     def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         """Run a tool. Return the text for the model, and False if the call was refused."""

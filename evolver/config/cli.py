@@ -59,8 +59,8 @@ class Command(NamedTuple):
 
 def parse(argv: Sequence[str]) -> Command:
     """Parse the command line. An override that cannot be applied is reported and left out, so that
-    the rest of the config is still checked."""
-    words = argv[1:]
+    the rest of the config is still checked. `--noconfig.KEY` sets a key to False."""
+    words = [re.sub(r"^--noconfig\.(.+)", r"--config.\1=False", word) for word in argv[1:]]
     overrides = [word for word in words if word.startswith("--config.")]
     try:
         given, strays = flags().parse_known_args([w for w in words if w not in overrides])

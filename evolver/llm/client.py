@@ -358,7 +358,7 @@ class Chat:
         Calls `check` every 0.2 seconds; if that raises, everything that no server is answering is
         cancelled.
         """
-        if asyncio._get_running_loop() is self._loop:
+        if _runs_here(self._loop):
             hint = "use `await chat(...)` here"
             raise RuntimeError(f"chat.ask would wait for the event loop that it blocks: {hint}")
         if self._closed:
@@ -387,3 +387,11 @@ class Chat:
 
 def _tokens(usage: Record) -> int:
     return usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    """Return True if the calling thread is running this event loop."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False

@@ -108,6 +108,8 @@ class EndpointEmbedder:
             return np.array(self.chat.embed(texts, role=self.role), np.float32)
         except ChatError as error:
             raise ServerDown(f"experience cannot be searched without embeddings: {error}") from None
+        except ValueError:
+            raise ServerDown("the embeddings of one request have different lengths") from None
 
 
 class PolicyEmbedder:

@@ -178,8 +178,16 @@ def read_pool(folder: Path) -> dict[str, Any]:
     """Return the state of a pool on disk. Raises OSError, and BrokenFile with the line, also for a
     pool that does not name its splits, since it may hold answers of held-out tasks."""
     path, lines = folder / "experiences.jsonl", list[dict[str, Any]]()
+    if not path.is_file():
+        raise BrokenFile(f"{path} does not exist: this is not a pool, or one that was never saved")
 
-    def fitting(line: dict[str, Any]) -> Any:
+    def fitting(line: Any) -> Any:
+        if not lines and isinstance(line, dict) and "splits" not in line:
+            raise ValueError(
+                "it does not say which splits its experience comes from, so it may come from"
+                " held-out tasks: make the pool again, or add, for example,"
+                ' "splits": ["train"] to its first line'
+            )
         return formats.valid(formats.EXPERIENCE if lines else formats.POOL, line)
 
     for line in read_jsonl(path, make=fitting):

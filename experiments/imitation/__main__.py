@@ -73,7 +73,10 @@ def main(argv: list[str]) -> int:
     try:
         imitate(config, workdir, re.sub(r" --?workdir[= ]\S+", "", command))
     except KeyboardInterrupt:
-        print("\naborted; the same command goes on from the last checkpoint", file=sys.stderr)
+        print(
+            "\naborted; the same command goes on from its last checkpoint, if it has written one",
+            file=sys.stderr,
+        )
         return 130
     except (NothingFits, CheckpointError) as error:
         print(f"\n{error}", file=sys.stderr)

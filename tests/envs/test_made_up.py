@@ -1,6 +1,7 @@
 """Made-up worlds: every own task is solved by its reference, hidden rules hold, and what later
 worlds are tested with is not shown."""
 
+import json
 import random
 import re
 
@@ -58,10 +59,10 @@ def test_worlds_differ_and_depend_on_their_number_alone():
 def test_some_demonstrations_find_a_rule_out():
     """They are refused, make the missing call, and repeat the refused one."""
     found = 0
-    for n in NUMBERS:
+    for n in range(430):  # 300 of them act, the others read lists
         said = [m["content"] for m in demonstrate(random.Random(n), care=1.0, hint=0.0)["messages"]]
         found += any(said.count(text) > 1 for text in said if text.startswith("<tool_call>"))
-    assert 5 < found < 150
+    assert 10 < found < 150
 
 
 def test_exercises_in_reading_ask_for_what_stands_beside_the_name():
@@ -73,12 +74,10 @@ def test_exercises_in_reading_ask_for_what_stands_beside_the_name():
             if ": " in answer
             else (list(zip(asked.split("\n")[0].split(", "), answer.split(", "))))
         )
+        if rows.startswith("["):
+            rows = "\n".join(" ".join(map(str, entity.values())) for entity in json.loads(rows))
         for told, sought in pairs:
-            assert (
-                told == sought
-                or re.search(rf"{re.escape(told)}[^\n]*{re.escape(sought)}", rows)
-                or re.search(rf"{re.escape(sought)}[^\n]*{re.escape(told)}", rows)
-            ), (told, sought, rows)
+            assert any(told in row and sought in row for row in rows.split("\n")), (told, rows)
 
 
 def test_the_text_that_introduces_tools_takes_few_tokens():

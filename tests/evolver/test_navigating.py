@@ -48,6 +48,26 @@ TEXTS = [
 PARTS = Parts(make_world=Library, splits=("train",))
 
 
+THINGS = [
+    "book",
+    "card",
+    "shelf",
+    "fine",
+    "desk",
+    "lamp",
+    "chair",
+    "table",
+    "door",
+    "key",
+    "room",
+    "wall",
+    "clock",
+    "plate",
+    "cup",
+    "spoon",
+]
+
+
 def lesson(when: str, content: str = "Use shelf, then lend.", source: str = "t") -> Experience:
     return new_experience(when, content, sources=[source])
 
@@ -147,6 +167,17 @@ actions = st.tuples(st.sampled_from(["add", "remove", "save"]), st.integers(0, 9
 
 
 class TestPool:
+    def test_a_pool_that_grew_and_shrank_finds_each_experience_by_its_key(self):
+        said = [f"{word} the {thing}" for word in ("lend", "pay", "find") for thing in THINGS]
+        pool = pool_of(*(lesson(text, content=text) for text in said))
+        gone = [e.id for e in pool.all()[::3]]
+        pool.remove(gone)
+        pool.add([lesson("return all of it", content="another")])
+        assert len(pool) == len(said) - len(gone) + 1
+        for experience in pool.all():
+            (found, cosine), *_ = nearest(pool, experience.key)
+            assert found is experience and cosine > 0.999
+
     def test_the_nearest_comes_first(self):
         pool = pool_of(*map(lesson, TEXTS))
         assert [found[0][0].when for found in pool.search(TEXTS, 3)] == TEXTS
@@ -280,9 +311,12 @@ class TestDisk:
             *(
                 (
                     lambda lines, key=key: "\n".join(lines).replace(f'"{key}"', f'"{key}s"', 1),
-                    rf"experiences\.jsonl, line 1: {key}: Field required",
+                    rf"experiences\.jsonl, line 1: {words}",
                 )
-                for key in ("size", "splits")
+                for key, words in (
+                    ("size", "size: Field required"),
+                    ("splits", "it does not say which splits .* make the pool again"),
+                )
             ),
         ],
     )
@@ -295,7 +329,7 @@ class TestDisk:
             loaded(tmp_path)
 
     def test_a_missing_file_is_named(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"experiences\.jsonl"):
+        with pytest.raises(BrokenFile, match=r"experiences\.jsonl does not exist"):
             loaded(tmp_path)
 
     def test_another_embedder_reads_it_too(self, tmp_path):

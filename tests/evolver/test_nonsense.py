@@ -188,6 +188,12 @@ def test_a_table_of_prices_that_is_nested_too_deeply_is_one_message(tiny, tmp_pa
     assert "recursion limit exceeded" in problem
 
 
+def test_a_home_directory_of_nobody_is_one_message(tiny):
+    command = cli.parse(["run.py", f"--config={tiny}", "--workdir=~nobody-has-this-name/run"])
+    (problem,) = problems(command.config, base.Config, command.workdir, "train")
+    assert problem.startswith("--workdir=~nobody-has-this-name/run: there is no such user")
+
+
 @pytest.fixture
 def checkpoint(policy, tmp_path):
     """A copy of the policy, to damage."""

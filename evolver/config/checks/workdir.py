@@ -69,6 +69,11 @@ def place_problems(workdir: str | Path) -> Iterator[str]:
             " with gcsfuse or s3fs) and give the directory where it is mounted"
         )
         return
+    if str(workdir).startswith("~"):  # the command has replaced what it could
+        yield (
+            f"--workdir={workdir}: there is no such user; give the path of a home directory in full"
+        )
+        return
     path = parent = Path(workdir).absolute()
     try:
         str(path).encode()
