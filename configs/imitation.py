@@ -52,7 +52,8 @@ class Config(Group):
     careful: Fraction = 0.5
     """Share of the updates, from the first, without slips; then their share grows."""
     lists: Fraction = 0.0
-    """Share of the updates, from the first, of short lists of random pairs of tokens alone."""
+    """Share of the updates, from the first, that show only short lists of random pairs of
+    tokens."""
     whole: Fraction = 0.0
     """Share of the updates, after those of lists, in which prompts and observations train, too."""
     pairs: Fraction = 0.0

@@ -211,7 +211,9 @@ def policy_prompts(config: Any) -> Iterator[tuple[str, Prompt]]:
 def read_prices(path: Path) -> dict[str, tuple[float, float]]:
     """Return {model: money per million (prompt tokens, completion tokens)}. Raises OSError and
     ValueError."""
-    return formats.valid(formats.PRICES, path.read_bytes())
+    data = path.read_bytes()
+    loads(data)  # refuses what pydantic would take or explain worse: a key twice, a deep nesting
+    return formats.valid(formats.PRICES, data)
 
 
 def make_chat(

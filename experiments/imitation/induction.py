@@ -27,9 +27,12 @@ CONTENT = 0.05  # factor of queries and keys in heads that look for a position
 
 
 def with_induction(shape: qwen.Config, params: Any, seed: int) -> Any:
-    """Return the parameters with head h of the first layer attending to the token h + 1 before, and
-    one head of each group in later layers to the tokens that followed what equals the current
-    one."""
+    """Return the parameters of `qwen.init` with two kinds of heads laid out. The shape needs biases
+    of queries and keys.
+
+    Head h of the first layer attends to the token h + 1 positions back. One head of each group in
+    every later layer attends to the tokens that followed earlier occurrences of the current one.
+    """
     draw = np.random.default_rng(seed)
     size, group = shape.head_dim, shape.heads // shape.kv_heads
     attention = {name: np.array(value) for name, value in params["layers"]["attention"].items()}
