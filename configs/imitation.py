@@ -58,6 +58,8 @@ class Config(Group):
     """Share of the updates, after those of lists, in which prompts and observations train, too."""
     pairs: Fraction = 0.0
     """Share of the samples, before there are slips, that are lists of random pairs of tokens."""
+    share_prompts: bool = False
+    """Samples of a row share what their prompts begin with, such as the tools of a world."""
     induction: bool = False
     """Random weights begin with heads that copy what followed an earlier occurrence of a token
     (experiments/imitation/induction.py)."""

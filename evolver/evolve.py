@@ -284,7 +284,7 @@ def imitated(config: Any, folder: Path, tasks: Sequence[Task], world: World) -> 
             "model": {"path": str(source), "dtype": c.model.dtype},
             "lr": e.lr, "muon_lr": e.lr, "final_lr": 0.05, "b2": 0.98, "clip": 1.0,
             "schedule": "cosine", "warmup": min(3, e.updates - 1), "careful": 1.0,
-            "lists": 0.0, "whole": 0.0, "pairs": 0.0,
+            "lists": 0.0, "whole": 0.0, "pairs": 0.0, "share_prompts": c.learner.share_prompts,
         }
     )  # fmt: skip
     params = train(settings, shape, params, samples, samples)

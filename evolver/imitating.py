@@ -24,7 +24,7 @@ from rl.checkpoint import Checkpoints
 from rl.contexts import Context, Opening
 from rl.forward import Forward
 from rl.losses.nll import nll
-from rl.packing import Packed, pack
+from rl.packing import Packed, beginning_of, pack
 from rl.samples import Sample
 from rl.seeds import seed_of
 from rl.trajectory import Completion, Turn
@@ -86,8 +86,9 @@ def train(
         c.seed, pairs=c.pairs,
     )  # fmt: skip
     agent = batches(
-        careful, careless, careless_shares, c.rows, c.row, c.seed + (second > 0), pairs=c.pairs
-    )
+        careful, careless, careless_shares, c.rows, c.row, c.seed + (second > 0), pairs=c.pairs,
+        share=c.share_prompts,
+    )  # fmt: skip
     stream = itertools.chain(itertools.islice(lists, first), itertools.islice(whole, second), agent)
     for step, packed in enumerate(itertools.islice(stream, done, c.steps), done + 1):
         seed = seed_of(c.seed, "rounding", step) % 2**32
@@ -132,10 +133,12 @@ def batches(
     row: int,
     seed: int,
     pairs: float = 0.0,
+    share: bool = False,
 ) -> Iterator[Packed]:
     """Yield batches of at most `rows` packed rows of `row` tokens, in endless passes over both data
     sets, each pass shuffled anew. `shares` are the shares of careless samples in the batches.
-    pairs: share of the samples of a batch without careless ones that are `random_pairs` instead."""
+    pairs: share of the samples of a batch without careless ones that are `random_pairs` instead.
+    share: samples share what their prompts begin with (`rl.packing`)."""
     draw = np.random.default_rng(seed_of(seed, "batches"))
     vocabulary = np.unique(np.concatenate([sample.tokens for sample in careful]))
 
@@ -145,15 +148,15 @@ def batches(
 
     streams = passes(careful), passes(careless)
     mean = np.mean([len(sample) for data in (careful, careless) for sample in data])
-    n = max(
-        1, int(0.95 * rows * row / mean)
-    )  # first-fit packing leaves gaps, and a batch must not need another row
-    for share in shares:
-        k = round(share * n)
+    shared = beginning_of([*careful, *careless]) if share and not pairs else 0
+    # first-fit packing leaves gaps, and a batch must not need another row
+    n = max(1, int(0.95 * rows * (row - shared) / (mean - shared)))
+    for careless_share in shares:
+        k = round(careless_share * n)
         m = 0 if k else round(pairs * n)
         chosen = [random_pairs(draw, vocabulary, int(mean)) for _ in range(m)]
         chosen += [next(streams[i < k]) for i in range(n - m)]
-        while (packed := pack(chosen, row)).tokens_RT.shape[0] > rows:
+        while (packed := pack(chosen, row, share=share)).tokens_RT.shape[0] > rows:
             chosen = chosen[:-1]
         yield packed
 

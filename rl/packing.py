@@ -1,9 +1,9 @@
 """Packing of samples into rows of one length: first-fit-decreasing and deterministic; no sample is
 cut or dropped.
 
-The rollouts of a task begin with the same prompt. With `share`, a row holds it once, and the tokens
-that follow it in each sample attend to it too (models/attention.py). The result of a forward pass
-is the same, for fewer tokens.
+The rollouts of a task begin with the same prompt, and all prompts of a world with its tools. With
+`share`, a row holds such a beginning once, and the tokens that follow it in each sample attend to
+it too (models/attention.py). The result of a forward pass is the same, for fewer tokens.
 """
 
 from __future__ import annotations
@@ -98,14 +98,14 @@ def pack(samples: Sequence[Sample], row: int, *, share: bool = False) -> Packed:
     """Pack samples, each whole, into rows of `row` tokens by first-fit-decreasing. Raises
     SampleTooLong.
 
-    share: let samples of a row that begin with the same prompt share it. Its last token stays with
-    each sample, because a sample's first trained token is predicted from the position before it.
+    share: let the samples of a row share what their prompts begin with. The last token of a prompt
+    stays with each sample, because its first trained token is predicted from the position before.
     """
     for i, sample in enumerate(samples):
         if len(sample) > row:
             raise SampleTooLong(f"sample {i} has {len(sample)} tokens, a row {row}")
     families = _families(samples, row) if share else [(0, [item]) for item in range(len(samples))]
-    lengths = [shared + sum(len(samples[i]) - shared for i in items) for shared, items in families]
+    lengths = [_tokens([family], samples) for family in families]
     rows = assign(lengths, row)
 
     def empty(dtype: type, fill: int = 0) -> np.ndarray:
@@ -151,20 +151,56 @@ def pack(samples: Sequence[Sample], row: int, *, share: bool = False) -> Packed:
 
 
 def _families(samples: Sequence[Sample], row: int) -> list[tuple[int, list[int]]]:
-    """Return (tokens of the shared prompt, indices of its samples), each of at most `row` tokens,
-    in order."""
+    """Return (tokens of what they share, indices of the samples), each of at most `row` tokens, in
+    order.
+
+    Either samples of the same prompt share all of it, or all samples what all prompts begin with,
+    such as the tools: what takes fewer tokens.
+    """
     by_prompt: dict[bytes, list[int]] = {}
     for i, sample in enumerate(samples):
-        length = max(int(np.argmax(sample.mask)) - 1, 0)
-        by_prompt.setdefault(sample.tokens[:length].tobytes(), []).append(i)
-    families: list[tuple[int, list[int]]] = []
-    for key, items in by_prompt.items():
-        shared, room = len(key) // 4, 0
+        by_prompt.setdefault(sample.tokens[: _prompt(sample)].tobytes(), []).append(i)
+    apart = [(_prompt(samples[items[0]]), items) for items in by_prompt.values()]
+    together = [(beginning_of(samples), list(range(len(samples))))]
+    choices = [_in_rows(families, samples, row) for families in (apart, together)]
+    return min(choices, key=lambda families: _tokens(families, samples))
+
+
+def _in_rows(
+    families: list[tuple[int, list[int]]], samples: Sequence[Sample], row: int
+) -> list[tuple[int, list[int]]]:
+    """Cut families of more than `row` tokens, each part with the shared tokens of its own."""
+    cut: list[tuple[int, list[int]]] = []
+    for shared, items in families:
+        room = 0
         for i in items:
             own = len(samples[i]) - shared
             if own > room or not shared:
-                families.append((shared, []))
+                cut.append((shared, []))
                 room = row - shared
-            families[-1][1].append(i)
+            cut[-1][1].append(i)
             room -= own
-    return [(shared if len(items) > 1 else 0, items) for shared, items in families]
+    return [(shared if len(items) > 1 else 0, items) for shared, items in cut]
+
+
+def _tokens(families: list[tuple[int, list[int]]], samples: Sequence[Sample]) -> int:
+    """Return the tokens of all families."""
+    return sum(s + sum(len(samples[i]) - s for i in items) for s, items in families)
+
+
+def beginning_of(samples: Sequence[Sample]) -> int:
+    """Return how many tokens all prompts begin with alike, without the last token of each; 0 if
+    there are no samples."""
+    if not samples:
+        return 0
+    first = samples[0].tokens
+    alike = min(_prompt(sample) for sample in samples)
+    for sample in samples[1:]:
+        differ = first[:alike] != sample.tokens[:alike]
+        alike = int(np.argmax(differ)) if differ.any() else alike
+    return alike
+
+
+def _prompt(sample: Sample) -> int:
+    """Return the tokens of a sample's prompt, without the last one."""
+    return max(int(np.argmax(sample.mask)) - 1, 0)

@@ -26,7 +26,7 @@ def get_config():
     config.template.show_tools = False
     config.template.cut_turn = "continue"
     config.template.max_observation = 16
-    config.engine.slots = 16
+    config.engine.slots, config.engine.prefill = 4, 32  # few shapes, as each one is compiled
     config.learner.updates = 2
     config.learner.row = 192
     config.learner.micro = 4

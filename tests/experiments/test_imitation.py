@@ -487,6 +487,16 @@ def test_a_batch_holds_the_given_share_of_careless_samples():
     assert all(np.array_equal(a.tokens_RT, b.tokens_RT) for a, b in zip(made, again, strict=True))
 
 
+def test_a_batch_holds_more_samples_that_share_what_their_prompts_begin_with():
+    tools = np.arange(1, 17)
+    ones = [Sample(np.r_[tools, n, n + 1, n + 2], np.arange(19) > 17) for n in range(20, 320, 3)]
+    apart, shared = (
+        next(batches(ones, ones, [0.0], 4, 32, 0, share=share)) for share in (False, True)
+    )
+    assert apart.mask_RT.sum() == 4 and shared.mask_RT.sum() == 20 and shared.rows == 4
+    assert all((row[:16] == tools).all() for row in shared.tokens_RT)
+
+
 def test_what_follows_a_token_can_be_found_in_a_list_of_random_pairs_and_alone_trains():
     draw = np.random.default_rng(0)
     for longest in (8, 100, 1000):

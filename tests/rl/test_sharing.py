@@ -15,12 +15,12 @@ from rl.samples import Sample
 from tests.rl.test_learner import CONFIG, ROW, assert_trees_close, gradient, params
 
 
-def rollouts(rng, prompts, group, most=6):
-    """Return samples of `group` rollouts of each prompt; generations differ in length, and
-    observations follow some."""
-    batch = []
+def rollouts(rng, prompts, group, most=6, alike=0):
+    """Return samples of `group` rollouts of each prompt, which begin with the same `alike` tokens;
+    generations differ in length, and observations follow some."""
+    batch, beginning = [], rng.integers(1, CONFIG.vocab, alike)
     for n in prompts:
-        prompt = rng.integers(1, CONFIG.vocab, n)
+        prompt = np.r_[beginning[:n], rng.integers(1, CONFIG.vocab, max(n - alike, 0))]
         for _ in range(group):
             own = rng.integers(1, most + 1)
             mask = np.r_[np.zeros(n, bool), True, rng.random(own - 1) < 0.7]
@@ -34,9 +34,12 @@ def rollouts(rng, prompts, group, most=6):
     return batch
 
 
-@given(st.lists(st.integers(1, 12), max_size=5), st.integers(1, 5), st.integers(0, 1000))
-def test_every_sample_is_a_prompt_of_its_row_and_what_follows_it(prompts, group, seed):
-    batch = rollouts(np.random.default_rng(seed), prompts, group)
+@given(
+    st.lists(st.integers(1, 12), max_size=5), st.integers(1, 5), st.integers(0, 9),
+    st.integers(0, 1000),
+)  # fmt: skip
+def test_every_sample_is_a_prompt_of_its_row_and_what_follows_it(prompts, group, alike, seed):
+    batch = rollouts(np.random.default_rng(seed), prompts, group, alike=alike)
     packed, apart = packing.pack(batch, 20, share=True), packing.pack(batch, 20)
     assert packed.rows <= apart.rows
     for r in range(packed.rows):
@@ -58,14 +61,15 @@ def test_every_sample_is_a_prompt_of_its_row_and_what_follows_it(prompts, group,
     np.testing.assert_array_equal(packed.trained(packed.logp_RT), apart.trained(apart.logp_RT))
 
 
-def both(seed=0):
+def both(seed=0, prompts=(9, 5, 12, 1), group=4, alike=0):
     """Return the same samples packed with and without sharing."""
-    batch = rollouts(np.random.default_rng(seed), [9, 5, 12, 1], 4)
+    batch = rollouts(np.random.default_rng(seed), prompts, group, alike=alike)
     return packing.pack(batch, ROW, share=True), packing.pack(batch, ROW)
 
 
-def test_logp_is_that_of_whole_samples():
-    packed, apart = both()
+@pytest.mark.parametrize("samples", [{}, {"prompts": [12] * 9, "group": 1, "alike": 10}])
+def test_logp_is_that_of_whole_samples(samples):
+    packed, apart = both(**samples)
     assert packed.rows < apart.rows
     logp = learner.make_logp(Forward(CONFIG, micro=2, chunk=8))
     got, want = (p.trained(logp(params(), p)) for p in (packed, apart))
