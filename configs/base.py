@@ -446,7 +446,7 @@ class Learner(Group):
     widths: int = Field(1, ge=1, le=64)
     """Row widths to compile, row/2 to row, to cut padding; same result."""
     share_prompts: bool = False
-    """Rollouts of a task share their prompt's tokens in a row; same result, fewer tokens."""
+    """Samples of a row share what their prompts begin with; same result, fewer tokens."""
     chunk: Tokens = 1024
     """Tokens per device in one pass of the output head."""
     max_staleness: CountOrZero = 1
