@@ -41,6 +41,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optim.lr = 5e-4
     config.optim.warmup = 2
     config.loss.kl_coef = 0.0
+    config.loss.old_logp = "sampled"  # saves a forward pass of every step
 
     config.questioning.enabled = True
     config.questioning.share = 1.0
