@@ -16,6 +16,8 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+from envs.values import Repeated, without_repeats
+
 TOKEN_VARIABLE = (
     "EVOLVER_ENV_TOKEN"  # environment variable with the bearer token of the environment service
 )
@@ -52,10 +54,12 @@ def is_local(host: str) -> bool:
 
 async def read_json(stream: AsyncIterator[bytes], limit: int) -> Any:
     """Return the JSON value in a request body. Raises what `read_body` does, and ValueError for
-    invalid JSON."""
+    invalid JSON and for a key that occurs twice in an object."""
     body = await read_body(stream, limit)
     try:
-        return json.loads(body)
+        return json.loads(body, object_pairs_hook=without_repeats)
+    except Repeated as error:
+        raise ValueError(f"the body has {error}") from None
     except (ValueError, RecursionError):
         raise ValueError("the body is not JSON") from None
 

@@ -189,14 +189,14 @@ class RemoteWorld(HostedWorld):
         """Return the data of an answer, or raise the error that it reports."""
         try:
             reply = json.loads(answer)
-            detail = "" if status == 200 else reply["detail"]
-        except (ValueError, KeyError, TypeError, RecursionError):
+            data, detail = reply.get("data"), "" if status == 200 else reply["detail"]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             start = answer[:200].decode(errors="replace")
             raise WorldError(
                 f"{self._connections.url} answered {op} with {status} {start}"
             ) from None
         if status == 200:
-            return reply.get("data")
+            return data
         if reply.get("reason") == "env_timeout":
             raise WorldTimeout(detail)
         if reply.get("reason") == "not_implemented":

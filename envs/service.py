@@ -82,10 +82,16 @@ Json = dict[str, Any]
 
 
 class Service:
-    """The routes over a pool. `app` is the ASGI application, which closes the pool at shutdown."""
+    """The routes over a pool. `app` is the ASGI application, which closes the pool at shutdown.
 
-    def __init__(self, pool: Pool, *, token: str = "", max_body: int = MAX_BODY):
-        self.pool, self._token, self._max_body = pool, token, max_body
+    local: answer only to names of this machine, for a service that nobody else can reach: a page
+    elsewhere may make its own name resolve to it.
+    """
+
+    def __init__(
+        self, pool: Pool, *, token: str = "", max_body: int = MAX_BODY, local: bool = False
+    ):
+        self.pool, self._token, self._max_body, self._local = pool, token, max_body, local
         self._tasks: dict[str, dict[str, Json]] = {}  # by split and id
         self._seconds: dict[
             str, list[float]
@@ -232,6 +238,11 @@ class Service:
         return endpoint
 
     def _authorise(self, request: Request) -> None:
+        if self._local and not http.is_local(request.headers.get("host", "")):
+            raise PermissionError(
+                "without a bearer token this service answers to the names of this machine only; set"
+                f" {http.TOKEN_VARIABLE} to use others"
+            )
         if not http.authorized(request.headers.get("authorization", ""), self._token):
             raise PermissionError(
                 f"wrong or missing bearer token; clients read it from {http.TOKEN_VARIABLE}"
@@ -361,15 +372,15 @@ class Impatient(Protocol):
             self._timer = None
 
 
-def server_config(service: Service, **options: Any) -> uvicorn.Config:
-    """Return the settings of the HTTP server."""
+def server_config(app: Starlette, **options: Any) -> uvicorn.Config:
+    """Return the settings of the HTTP server of an application."""
     settings: Json = {
         "log_level": "warning",
         "access_log": False,
         "timeout_keep_alive": 75,
         "timeout_graceful_shutdown": 5,
     }
-    return uvicorn.Config(service.app, http=Impatient, **settings | options)
+    return uvicorn.Config(app, http=Impatient, **settings | options)
 
 
 async def _healthz(request: Request) -> Response:
@@ -538,7 +549,8 @@ def main(argv: list[str] | None = None) -> int:
     print(
         f"{args.env}: Uvicorn running on http://{args.host}:{listener.getsockname()[1]}", flush=True
     )
-    uvicorn.Server(server_config(Service(pool, token=token))).run(sockets=[listener])
+    service = Service(pool, token=token, local=not token and args.host in http.LOOPBACK)
+    uvicorn.Server(server_config(service.app)).run(sockets=[listener])
     return 0
 
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from models.files import BrokenFile, read_text
 from models.jinja import ChatError, Message, Tool
 
 if TYPE_CHECKING:
@@ -41,10 +42,10 @@ def system_message(folder: str | Path) -> str:
     """Return the system message with which the model in a directory was trained, "" if none is
     known. Raises ChatError if its file cannot be read."""
     try:
-        return (Path(folder) / SYSTEM_FILE).read_text(encoding="utf-8")
+        return read_text(Path(folder) / SYSTEM_FILE)
     except FileNotFoundError:
         return ""
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, BrokenFile) as error:
         raise ChatError(f"{folder}: {SYSTEM_FILE} cannot be read ({error})") from None
 
 

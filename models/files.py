@@ -98,6 +98,15 @@ def read_whole(path: str | Path) -> bytes:
     return content
 
 
+def read_text(path: str | Path) -> str:
+    """Return the text of a file. Raises what `read_whole` does, and BrokenFile if it is not
+    UTF-8."""
+    try:
+        return read_whole(path).decode()
+    except UnicodeDecodeError as error:
+        raise BrokenFile(f"{path} is not UTF-8 text ({error})") from None
+
+
 def loads(text: str | bytes) -> Any:
     """Return a JSON value. Raises ValueError for a text that is none, that is nested too deeply, or
     that holds what

@@ -22,7 +22,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from models import chat, hf_config, qwen
-from models.files import replacing, write_atomically
+from models.files import loads, read_whole, replacing, write_atomically
 from models.hf_config import ModelError
 from models.mesh import RULES, shardings
 from models.tokenizer import Tokenizer
@@ -206,9 +206,7 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
-            files = sorted(
-                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            )
+            files = sorted(set(loads(read_whole(index))["weight_map"].values()))
             if not all(isinstance(file, str) and Path(file).name == file for file in files):
                 raise ValueError(f"weight_map holds {files[:3]}, not names of files")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

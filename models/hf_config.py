@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.files import loads
+from models.files import BrokenFile, loads, read_whole
 from models.rope import Llama3, Yarn, llama3_of, yarn_of
 from models.rope import record_of as rope_record
 
@@ -59,13 +59,15 @@ def read(folder: str | Path, name: str = "config.json") -> dict[str, Any]:
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such directory")
     try:
-        record = loads((folder / name).read_bytes())
+        record = loads(read_whole(folder / name))
     except FileNotFoundError:
         raise ModelError(
             f"{folder}: no {name}, so this is not a Hugging Face model directory"
         ) from None
     except OSError as error:
         raise ModelError(f"{folder}/{name} cannot be read: {error.strerror}") from None
+    except BrokenFile as error:
+        raise ModelError(str(error)) from None
     except ValueError as error:
         raise ModelError(f"{folder}/{name} is not JSON: {error}") from None
     if not isinstance(record, dict):

@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers,
 from tokenizers import models as bpe_models
 
 from models import hf_config, jinja
-from models.files import write_atomically
+from models.files import BrokenFile, loads, read_text, write_atomically
 from models.jinja import MARK, QWEN3, QWEN25, SWITCH, ChatError, ChatTemplate, thoughtless
 
 # Qwen2/2.5's pre-tokenizer. `transformers` uses this same expression for every model of type qwen2.
@@ -205,13 +205,12 @@ class Tokenizer:
         if not file.is_file():
             raise TokenizerError(f"{path}: no tokenizer.json")
         try:
-            text = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise TokenizerError(f"{path}: tokenizer.json is not UTF-8 text ({error})") from None
-        settings, ends = _settings_of(file.parent), set[int]()
+            text, settings = read_text(file), _settings_of(file.parent)
+            template, ends = _template_of(file.parent, settings), set[int]()
+        except (OSError, BrokenFile) as error:
+            raise TokenizerError(str(error)) from None
         with contextlib.suppress(hf_config.ModelError):  # an older or a partial checkpoint
             ends = set[int]().union(*hf_config.end_tokens(file.parent).values())
-        template = _template_of(file.parent, settings)
         settings |= {} if calls == "auto" else {"call_format": calls}
         return cls(text, str(path), template, render=render, settings=settings, ends=sorted(ends))
 
@@ -350,20 +349,27 @@ def byte_level(bpe: bpe_models.BPE) -> tokenizers.Tokenizer:
 
 
 def _settings_of(folder: Path) -> dict[str, Any]:
-    """Return the content of tokenizer_config.json, {} if it cannot be read."""
+    """Return what tokenizer_config.json holds, {} without one. Raises BrokenFile and OSError."""
+    file = folder / "tokenizer_config.json"
     try:
-        found = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # an older or a partial checkpoint: models.hf reports its needs
+        found = loads(read_text(file))
+    except FileNotFoundError:  # an older or a partial checkpoint: models.hf reports its needs
         return {}
-    return found if isinstance(found, dict) else {}
+    except BrokenFile:
+        raise
+    except ValueError as error:
+        raise BrokenFile(f"{file} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise BrokenFile(f"{file} holds a {type(found).__name__}, not a JSON object")
+    return found
 
 
 def _template_of(folder: Path, settings: Mapping[str, Any]) -> str:
     """Return the chat template in a model directory, "" if it has none: a file, or an entry of its
-    tokenizer's."""
+    tokenizer's. Raises BrokenFile and OSError."""
     try:
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    except OSError:
+        return read_text(folder / "chat_template.jinja")
+    except FileNotFoundError:
         found = settings.get("chat_template")
     if isinstance(found, list):  # several templates by name
         found = next((one.get("template") for one in found if one.get("name") == "default"), "")

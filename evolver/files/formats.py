@@ -103,7 +103,7 @@ class Columns(TypedDict):
     abstained: list[list[str]]
 
 
-@pydantic.with_config(STRICT)
+@pydantic.with_config(strict=True, allow_inf_nan=False, extra="forbid")
 class Index(TypedDict):
     """The index beside a file of rollouts. members: (offset, bytes, rollouts) of each gzip member;
     bytes: of the file."""

@@ -28,6 +28,7 @@ LEVEL = 6  # of the compression: level 9 takes three times as long and saves 2%
 MAX_CHARS = 300  # of a query, an error and an abstention's reason in the index
 MOST_TEXT, MOST_LINES = 1 << 30, 1 << 20  # of a file; an archive of 1 MB can hold 1 GB of text
 MOST_TOLD = 20  # faults of a file that are told one by one
+MOST_BROKEN = 1000  # lines that cannot be read, after which a file is none of rollouts
 
 # The columns of an index that a record has too; the others are computed from it.
 COPIED = ("task", "draw", "rollout", "origin", "difficulty", "stop", "score", "success", "fate")
@@ -193,7 +194,7 @@ class RolloutFile:
     def __init__(self, path: Path):
         self.path = path
         name = path.name.removesuffix(ENDING)
-        numbered = re.fullmatch(r"(step|held_out|extra)_(\d+)", name)
+        numbered = re.fullmatch(r"(step|held_out|extra)_([0-9]{1,15})", name)
         self.kind = numbered[1] if numbered else name
         self.step = int(numbered[2]) if numbered else None
 
@@ -265,7 +266,7 @@ class _Part:
 def _records(file: BinaryIO, first: int = 1) -> Iterator[dict[str, Any] | str]:
     """Yield the record of each line of gzip members, or what is wrong with the line. Ends where
     they cannot be unpacked, or hold more than a file of rollouts does."""
-    text, size = gzip.GzipFile(fileobj=file), 0
+    text, size, broken = gzip.GzipFile(fileobj=file), 0, 0
     for number in itertools.count(first):
         try:
             line = text.readline(LONGEST + 1)
@@ -283,6 +284,10 @@ def _records(file: BinaryIO, first: int = 1) -> Iterator[dict[str, Any] | str]:
                 yield _record(line)
             except ValueError as error:
                 yield f"line {number}: {error}"
+                broken += 1
+                if broken == MOST_BROKEN:
+                    yield f"line {number}: so many lines cannot be read that this is the last one"
+                    return
 
 
 def _record(line: bytes) -> dict[str, Any]:

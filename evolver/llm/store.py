@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from evolver.llm.questions import BudgetSpent, Json, Record
-from models.files import append_line, read_jsonl, write_atomically
+from models.files import append_line, read_jsonl, read_whole, write_atomically
 
 log = logging.getLogger(__name__)
 SUMS = ("prompt_tokens", "completion_tokens", "money", "seconds")  # figures of a ledger's line
@@ -41,8 +41,8 @@ class Cache:
     def get(self, key: str) -> Any:
         """Return the record of a question, None if there is no readable one."""
         try:
-            return json.loads(self.path(key).read_bytes())
-        except (OSError, ValueError):
+            return json.loads(read_whole(self.path(key)))
+        except (OSError, ValueError, RecursionError):
             return None
 
     def put(self, key: str, record: Record) -> bool:

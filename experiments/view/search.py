@@ -9,6 +9,7 @@ that it covers have changed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import shutil
 import sqlite3
@@ -19,10 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from experiments.view.runs import Run
-from models.files import BrokenFile
 
 LONGEST = 1 << 14  # characters of one text, such as an action, that are indexed
 _WORD = re.compile(r"[^\W_]+")
+_TABLES = """
+    CREATE TABLE IF NOT EXISTS file (id INTEGER PRIMARY KEY, name, bytes, changed);
+    CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(text, content='', detail=none,
+        tokenize='unicode61 remove_diacritics 0');
+"""
 _ROWS = 1 << 20  # a row's id is its file's number times this, plus its place in the file
 
 
@@ -34,6 +39,18 @@ def text_of(record: dict[str, Any]) -> Iterator[str]:
     for turn in record["turns"]:
         yield from (turn["action"], turn["reason"])
         yield from (str(message.get("content") or "") for message in turn["observation"])
+
+
+def _schema(connection: sqlite3.Connection) -> set[tuple[str, str]]:
+    """Return (type, text) of everything that is defined in a database."""
+    return set(connection.execute("SELECT type, sql FROM sqlite_master"))
+
+
+@functools.cache
+def _expected() -> set[tuple[str, str]]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(_TABLES)
+        return _schema(connection)
 
 
 def words_of(text: str) -> list[str]:
@@ -74,13 +91,10 @@ class Search:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA trusted_schema=OFF")  # it may have come with the folder
         connection.execute("PRAGMA synchronous=OFF")  # it can be made again
-        connection.execute(
-            "CREATE TABLE IF NOT EXISTS file (id INTEGER PRIMARY KEY, name, bytes, changed)"
-        )
-        connection.execute(
-            "CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(text, content='', detail=none, "
-            "tokenize='unicode61 remove_diacritics 0')"
-        )
+        if not _schema(connection) <= _expected():  # a view or a trigger might never end
+            connection.close()
+            raise sqlite3.DatabaseError(f"{self.path.name} is no index of words")
+        connection.executescript(_TABLES)
         return connection
 
     def grow(self) -> None:
@@ -89,7 +103,8 @@ class Search:
             try:
                 self._grow()
             except sqlite3.DatabaseError:  # damaged, or of another program
-                self.path.unlink(missing_ok=True)
+                for path in self.path.parent.glob(f"{self.path.name}*"):
+                    path.unlink(missing_ok=True)
                 self._grow()
 
     def _grow(self) -> None:
@@ -115,7 +130,7 @@ class Search:
                         with connection:
                             self._add(connection, number, name, entry.signature)
                         self.done += 1
-                    except (OSError, LookupError, BrokenFile) as error:  # it is tried again
+                    except (OSError, LookupError, ValueError) as error:  # it is tried again
                         self.wrong[name] = str(error)
 
     def _add(

@@ -73,15 +73,18 @@ class View(ThreadingHTTPServer):
 
     def _index(self) -> None:
         for run in self.runs:  # before a page asks for them; requests come in between
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError, RecursionError):  # which its page tells
                 run.refresh()
                 for number in reversed(range(len(run.entries))):
                     if not self._closing.is_set() and number < len(run.entries):
                         run.load([number])
         while not self._closing.is_set():
             for search in self.searches:
-                with contextlib.suppress(OSError, LookupError, sqlite3.Error):  # look again later
+                try:
                     search.grow()
+                    search.wrong.pop("", None)
+                except Exception as error:  # whatever it is, the pages tell it, and look again
+                    search.wrong[""] = f"{type(error).__name__}: {error}"
             self._closing.wait(EVERY)
 
     def _wait_for_pages(self) -> None:

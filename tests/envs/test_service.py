@@ -45,12 +45,14 @@ from tests.envs.test_process import (
 
 
 @contextlib.contextmanager
-def service(env=COUNTER, kwargs=None, token="", max_body=1 << 20, **pool):
+def service(env=COUNTER, kwargs=None, token="", max_body=1 << 20, local=False, **pool):
     """Run a service in a thread of this process. Yield (url, pool)."""
     pool = Pool(env, kwargs, **{"workers": 1, **pool})
     listener = listen("127.0.0.1", 0)
     server = uvicorn.Server(
-        server_config(Service(pool, token=token, max_body=max_body), log_level="critical")
+        server_config(
+            Service(pool, token=token, max_body=max_body, local=local).app, log_level="critical"
+        )
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -334,7 +336,10 @@ def test_errors_say_what_was_wrong(counter, route, body, status, detail):
     assert got == status and detail in answer["detail"] and "Traceback" not in answer["detail"]
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'"x"', b"\xff", b"[" * 100_000])
+TWICE = b'{"instance_id": "x", "messages": {"content": "+"}, "messages": {"content": "x"}}'
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'"x"', b"\xff", b"[" * 100_000, TWICE])
 def test_broken_bodies_are_refused(counter, data):
     url, _ = counter
     assert post(url, "step", data=data)[0] == 400
@@ -392,6 +397,14 @@ def test_a_token_is_required(monkeypatch):
         with pytest.raises(WorldError, match="token"):
             RemoteWorld(url).tasks("train")
         monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+        assert solve(RemoteWorld(url)) == 1.0
+
+
+def test_a_service_of_this_machine_answers_to_no_other_name():
+    """As a page elsewhere has whose name was made to resolve to this machine."""
+    with service(local=True) as (url, _):
+        for host, status in (("evil.example:8080", 401), ("", 401), ("localhost:8080", 200)):
+            assert post(url, "get_env_profile", headers={"Host": host})[0] == status
         assert solve(RemoteWorld(url)) == 1.0
 
 
@@ -616,6 +629,7 @@ def test_an_interrupted_service_ends_its_workers():
     [
         (b"garbage\r\n\r\n", "did not answer"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nhuh?", "huh"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n[1]", "200"),
         (b"HTTP/1.1 502 Bad\r\nContent-Length: 2\r\n\r\n{}", "502"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n" + b"x" * (17 << 20), "16 MB"),
         (b"", "did not answer"),

@@ -26,7 +26,7 @@ from evolver.llm.questions import (
     url_problem,
 )
 from evolver.llm.roles import ROLES, for_evaluation, llm_problems, make_chat, roles_of
-from evolver.llm.store import Ledger, ledger_lines
+from evolver.llm.store import Cache, Ledger, ledger_lines
 from evolver.parts import Parts
 from tests.evolver.chat_server import Answer, ChatServer, refused, said
 
@@ -76,6 +76,16 @@ class Clock:
 
 
 class TestCache:
+    def test_a_damaged_file_counts_as_absent(self, tmp_path):
+        cache = Cache(tmp_path)
+        cache.put("a", {"text": "yes"})
+        assert cache.get("a") == {"text": "yes"}
+        cache.path("a").write_text("[" * 100_000)
+        assert cache.get("a") is None
+        cache.path("a").unlink()
+        os.mkfifo(cache.path("a"))
+        assert cache.get("a") is None
+
     def test_a_question_costs_one_call_whoever_asks_it_and_when(self, tmp_path):
         with client("yes", cache=tmp_path) as chat:
             (first,) = ask(chat, "a")

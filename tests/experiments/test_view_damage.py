@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,7 @@ INDEXES = [
     ("count", lambda i: i.update(count="4")),
     ("columns", lambda i: i.update(columns=[])),
     ("queries.t1", lambda i: i.update(queries={"t1": 5})),
+    ("faults: Extra", lambda i: i.update(faults=7, broken="x", name=5)),
 ]  # fmt: skip
 
 
@@ -221,6 +223,83 @@ def test_what_is_no_regular_file_or_does_not_end_is_told_and_never_waited_for(
     search.grow()
     assert (search.done, search.of, search.wrong) == (9, 9, {})
     assert list(search.find("window")["files"].values()) == [[0]] * 3
+
+
+def test_a_file_of_lines_that_are_no_rollouts_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("evolver.files.rollout_files.MOST_BROKEN", 3)
+    path = tmp_path / "trajectories/step_000001.jsonl.gz"
+    written(path, [json.dumps(record(0)), *"xxxxxx", json.dumps(record(1))])
+    (file,) = Run(tmp_path).index()["files"]
+    assert file["count"] == 1 and len(file["faults"]) == 4
+    assert "line 4: so many lines cannot be read" in file["faults"][-1]
+
+
+def test_files_of_odd_names_are_shown_and_a_search_goes_on_past_them(tmp_path, capsys):
+    whole = made(tmp_path) / "trajectories/step_000001.jsonl.gz"
+    names = (b"step_" + b"9" * 200, "step_٣".encode(), b"<img src=x>\n")
+    for name in names:
+        (tmp_path / "trajectories" / os.fsdecode(name + b".jsonl.gz")).write_bytes(
+            whole.read_bytes()
+        )
+    Path(os.fsdecode(bytes(whole.parent) + b"/a\xff.jsonl.gz")).write_bytes(whole.read_bytes())
+    files = shown(tmp_path)["run/0/index"]["files"]
+    assert len(files) == 8 and {f["step"] for f in files} == {1, 2, 3, None}
+    assert main([str(tmp_path), "--text"]) == 0 and "of step 3" in capsys.readouterr().out
+    search = Search(Run(tmp_path))
+    search.grow()
+    assert (search.done, search.of, list(search.wrong)) == (7, 8, ["a\udcff.jsonl.gz"])
+    assert len(search.find("window")["files"]) == 7
+
+
+ENDLESS = (
+    "WITH RECURSIVE t(id, name, bytes, changed) AS (SELECT 1, 'a', 1, 1 UNION ALL"
+    " SELECT id + 1, 'a', 1, 1 FROM t) SELECT * FROM t"
+)
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [[f"CREATE VIEW file AS {ENDLESS}"], ["CREATE TABLE words (text)"], ["CREATE TABLE file (id)"],
+     ["CREATE TABLE file (id INTEGER PRIMARY KEY, name, bytes, changed)",
+      f"CREATE TRIGGER slow AFTER INSERT ON file BEGIN INSERT INTO file {ENDLESS}; END"]],
+)  # fmt: skip
+def test_a_data_base_that_is_no_index_of_words_is_made_anew_and_never_waited_for(
+    tmp_path, statements
+):
+    (made(tmp_path) / ".view").mkdir()
+    foreign = sqlite3.connect(tmp_path / ".view/words.sqlite")
+    for statement in statements:
+        foreign.execute(statement)
+    foreign.commit()
+    foreign.close()
+    search = Search(Run(tmp_path))
+    search.grow()
+    assert search.done == 4 and len(search.find("window")["files"]) == 4
+    search.close()
+
+
+def test_the_thread_that_indexes_outlives_any_error_and_pages_are_told(tmp_path, monkeypatch):
+    broken = [True, True]
+
+    def grow(search):
+        if broken:
+            broken.pop()
+            raise RecursionError("too deep")
+        return whole(search)
+
+    whole = Search.grow
+    monkeypatch.setattr(Search, "grow", grow)
+    for name in ("EVERY", "QUIET"):
+        monkeypatch.setattr(f"experiments.view.server.{name}", 0.2)
+    with served(made(tmp_path)) as server:
+        found = {}
+        for wanted in (["RecursionError: too deep"], []):
+            until = time.monotonic() + 30
+            while found.get("wrong") != wanted and time.monotonic() < until:
+                time.sleep(0.3)
+                _, found = ask(server, "/api/run/0/search?q=window")
+            assert found["wrong"] == wanted
+        assert len(found["files"]) == 4
 
 
 def test_a_search_goes_on_past_a_file_that_cannot_be_read(tmp_path, monkeypatch):

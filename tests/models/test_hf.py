@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from models import hf, hf_config, qwen
+from models import chat, hf, hf_config, qwen
 from models.rope import Llama3, Yarn
 from models.tokenizer import Tokenizer, train_bpe
 
@@ -223,6 +225,17 @@ UNSUPPORTED = [
 def test_configs_that_are_not_supported(change, text):
     with pytest.raises(hf.ModelError, match=text):
         hf_config.fields(hf_config.record_of(CONFIG, "float32") | change)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(folder, name):
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(hf_config.ModelError, match=re.escape(f"{name} is not a regular file")):
+        hf_config.read(folder, name)
+    os.mkfifo(folder / chat.SYSTEM_FILE)
+    with pytest.raises(chat.ChatError, match="is not a regular file"):
+        chat.system_message(folder)
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,19 @@ def test_problems_are_named(small, tmp_path):
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
+def test_a_file_beside_it_that_is_there_and_cannot_be_read_is_no_file_that_is_missing(
+    small, tmp_path, name
+):
+    """Otherwise another chat template would take the place of the checkpoint's own."""
+    small.save(tmp_path)
+    for damage in (b"\xff", b"[" * 100_000, b"[1]", None)[:: 1 if name.endswith("json") else 3]:
+        (tmp_path / name).unlink(missing_ok=True)
+        os.mkfifo(tmp_path / name) if damage is None else (tmp_path / name).write_bytes(damage)
+        with pytest.raises(TokenizerError, match=name):
+            Tokenizer.load(tmp_path)
+
+
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a*)*b", "(x+x+)+y", "(", r"\p{Foo}"])
 def test_an_expression_that_never_ends_is_refused_in_one_message(small, pattern, capfd):
     spec = json.loads(small.to_json())

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import itertools
 import json
+import socket
 import threading
 from collections import Counter
 
@@ -17,8 +18,11 @@ import uvicorn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from envs import http as http_module
+from envs import service as service_module
 from envs import toolcalls
 from envs.http import listen
+from envs.service import server_config
 from evolver.llm.answers import array, record, string
 from models import chat, hf
 from models.tokenizer import Tokenizer
@@ -51,10 +55,7 @@ RIGHT = {"Authorization": "Bearer sk-right"}
 def serving(service):
     """Run the service in a thread, on a free port; yield its URL."""
     listener = listen("127.0.0.1", 0)
-    config = uvicorn.Config(
-        service.app, log_level="warning", access_log=False, timeout_graceful_shutdown=2
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(server_config(service.app, timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
@@ -439,6 +440,15 @@ class TestServer:
                 "parts of type text",
             ),
             (
+                {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]},
+                "parts of type text",
+            ),
+            ({"messages": [{"role": "user", "content": 0}]}, "messages.0.content: Input should be"),
+            (
+                {"messages": [{"role": "user", "content": {}}]},
+                "messages.0.content: Input should be",
+            ),
+            (
                 {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
                 "messages.0.tool_calls.0.function: Field required",
             ),
@@ -477,6 +487,7 @@ class TestServer:
         "path,body,words",
         [
             ("/v1/completions", [], "not a JSON object"),
+            ("/tokenize", {"prompt": ["a", "b"]}, "2 prompts; one at a time"),
             ("/tokenize", {"prompt": "a", "add": 1}, "add is unknown to this server"),
             ("/tokenize", {"prompt": "a", "max_tokens": 1}, "max_tokens is unknown to this server"),
             ("/detokenize", {"tokens": [5], "skip": 1}, "skip is unknown to this server"),
@@ -606,6 +617,17 @@ class TestServer:
     def test_an_unknown_route_is_an_error_of_the_api(self, url, method, path, status):
         answer = httpx.request(method, url.removesuffix("/v1") + path, headers=RIGHT)
         assert answer.status_code == status and path in answer.json()["error"]["message"]
+
+    def test_half_a_request_ends(self, url, monkeypatch):
+        monkeypatch.setattr(service_module, "HEAD_S", 0.3)
+        monkeypatch.setattr(http_module, "BODY_S", 0.3)
+        head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-right\r\n"
+        port = int(url.removesuffix("/v1").rpartition(":")[2])
+        for start in (b"", b"PO", head, head + b"Content-Length: 10\r\n\r\n{"):
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+                client.sendall(start)
+                answer = b"".join(iter(lambda: client.recv(1 << 16), b""))  # until it closes
+            assert (b" 408 " in answer) == (b"Content-Length" in start)
 
     def test_a_disconnected_client_frees_its_slot(self, url, parts, complete):
         body = {"prompt": [5], "max_tokens": 200, "ignore_eos": True, "stream": True}

@@ -6,13 +6,14 @@ import dataclasses
 import sys
 import threading
 
+import httpx
 import numpy as np
 import pytest
 
 from models import hf, qwen
 from rl.engines import ContextFull, EngineFault, RequestFault
 from rl.engines.vllm.check import compare
-from rl.engines.vllm.client import COMPLETIONS, GENERATE, Schemas
+from rl.engines.vllm.client import COMPLETIONS, GENERATE, Schemas, Server, ServerBusy
 from rl.engines.vllm.engine import Patience, VllmEngine, WeightsNotLoaded
 from rl.engines.vllm.servers import OwnServers, Servers, ServerStartError, first_error
 from rl.engines.vllm.transfer import MIB, UPDATE, SharedMemory, TransferError, buckets_of
@@ -240,6 +241,23 @@ def test_without_any_server_requests_fail_with_the_reason(tmp_path):
 
     cluster = Cluster(tmp_path, 1, patience=dataclasses.replace(QUICK, no_replica=0.5))
     cluster.run(scenario)
+
+
+@pytest.mark.parametrize("status, error", [(200, ServerBusy), (503, ServerBusy), (400, ValueError)])
+@pytest.mark.parametrize("body", [b"[" * 100_000, b"\xff{", b""])
+def test_an_answer_that_is_no_json_is_that_of_a_busy_server_or_a_refusal(status, error, body):
+    async def ask():
+        answer = httpx.MockTransport(lambda _: httpx.Response(status, content=body))
+        async with httpx.AsyncClient(base_url="http://server", transport=answer) as server.http:
+            return await server.ask("GET", "/health", timeout=5)
+
+    server = Server("http://server", "policy")
+
+    if status == 200 and not body:
+        assert asyncio.run(ask()) == {}
+    else:
+        with pytest.raises(error):
+            asyncio.run(ask())
 
 
 @pytest.mark.parametrize("statuses,survives", [([429, 503, 500], True), ([429] * 9, False)])

@@ -91,10 +91,11 @@ def _top_of_text(logprobs: Any) -> Any:
 def _text_of(content: Any) -> Any:
     """Return the text of a message's content, which may be null or a list of parts."""
     if not isinstance(content, list):
-        return content or ""
+        return "" if content is None else content
     text = ""
     for part in content:
-        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+        known = isinstance(part, dict) and part.get("type", "text") == "text"
+        if not known or not isinstance(part.get("text"), str):
             raise ValueError("only parts of type text are supported in a message's content")
         text += part["text"]
     return text

@@ -59,6 +59,7 @@ try:
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 
+    from envs.service import server_config
     from rl.engines.serve.answers import Answers, Generated, error
     from rl.engines.serve.requests import (
         MAX_BODY,
@@ -149,6 +150,8 @@ class Service:
             return await handler(request)
         except Refused as why:
             return JSONResponse(error(str(why), why.code), why.status)
+        except http.BodyTooLate as why:
+            return JSONResponse(error(str(why)), 408, {"Connection": "close"})
         except ValueError as why:
             return JSONResponse(error(str(why)), 400)
         except EngineFault as why:
@@ -236,7 +239,10 @@ class Service:
         return request, request.choices(prompts, self.tokenizer, self.engine.context)
 
     def _prompt(self, body: bytes) -> list[int]:
-        return next(self._prompts(parse(_prompt_kind, body, self.name)))
+        request = parse(_prompt_kind, body, self.name)
+        if isinstance(request, TextPrompt) and len(request.prompt) > 1:
+            raise Refused(f"{len(request.prompt)} prompts; one at a time is encoded")
+        return next(self._prompts(request))
 
     def _text_of(self, body: bytes) -> str:
         ids = parse(lambda fields: TokenIds, body, self.name).tokens
@@ -542,8 +548,5 @@ def main(argv: list[str] | None = None) -> int:
     if args.warm_up:
         say(f"compiled {warm_up(engine, say)} programs")
     say(f"running on http://{args.host}:{listener.getsockname()[1]}/v1")
-    config = uvicorn.Config(
-        service.app, log_level="warning", access_log=False, timeout_graceful_shutdown=5
-    )
-    uvicorn.Server(config).run(sockets=[listener])
+    uvicorn.Server(server_config(service.app)).run(sockets=[listener])
     return 0

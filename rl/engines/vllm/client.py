@@ -99,7 +99,7 @@ class Server:
             raise ServerBusy(reason, retry_after(response.headers.get("retry-after")) or 0.0)
         try:
             return response.json() if response.content else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ServerBusy(
                 f"{self.url}{path}: the answer is not JSON: {response.text[:80]!r}"
             ) from None
@@ -235,6 +235,6 @@ def message_of(response: httpx.Response) -> str:
         body = response.json()
         error = body.get("error", body.get("detail", body))
         text = error.get("message", error) if isinstance(error, dict) else error
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         text = response.text
     return " ".join(str(text).split())[:300]
