@@ -17,6 +17,9 @@ class ActionWorld(ReplayWorld):
     """A world that takes one action per turn, up to a maximum. Subclasses implement `reset`, `_act`
     and `evaluate`."""
 
+    # Characters of the longest action that the simulator reads as it is, all of them printable
+    # ASCII; 0 = it reads any text.
+    longest = 0
     _over: bool
 
     def __init__(self, max_steps: int):
@@ -30,6 +33,10 @@ class ActionWorld(ReplayWorld):
         truncated = len(self._actions) >= self._max_steps
         try:
             text, role = action_of(action)
+            if self.longest and not (
+                len(text) <= self.longest and text.isascii() and text.isprintable()
+            ):
+                raise ValueError(f"an action has at most {self.longest} characters, all of ASCII")
         except ValueError as error:
             self._over = truncated
             info = {"calls": [], "errors": 1, "parse_error": True}
@@ -93,7 +100,7 @@ def action_of(text: str) -> tuple[str, str]:
         call = turn.calls[0]
         action = call.arguments.get("action")
         fits = call.name == "act" and len(call.arguments) == 1 and isinstance(action, str)
-        if len(turn.calls) > 1 or not fits:
+        if len(turn.calls) > 1 or not (fits and str(action).strip()):
             raise ValueError("call act once, with an action and nothing else")
         return " ".join(str(action).split()), "tool"
     lines = [line.strip() for line in turn.content.splitlines() if line.strip()]

@@ -45,7 +45,7 @@ def observation(value: Any) -> Observation:
     """Return an observation, made safe. Raises Unsafe."""
     if not isinstance(value, Observation):
         raise Unsafe(f"a {type(value).__name__} instead of an Observation")
-    return Observation(_messages(value.messages), _list(value.tools, "tools"))
+    return Observation(_messages(value.messages), _tools(value.tools))
 
 
 def result(value: Any) -> StepResult:
@@ -59,7 +59,7 @@ def result(value: Any) -> StepResult:
         reward=_real(value.reward, "the reward"),
         terminated=bool(value.terminated),
         truncated=bool(value.truncated),
-        tools=None if value.tools is None else _list(value.tools, "tools"),
+        tools=None if value.tools is None else _tools(value.tools),
         info=json_value(value.info, "info"),
     )
 
@@ -93,6 +93,15 @@ def _messages(messages: Any) -> list[Message]:
                     "str"
                 )
     return json_value(messages, "messages")
+
+
+def _tools(value: Any) -> list[Any]:
+    tools = _list(value, "tools")
+    functions = [tool.get("function") for tool in tools if isinstance(tool, dict)]
+    names = [function.get("name") for function in functions if isinstance(function, dict)]
+    if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
+        raise Unsafe(f"more than one tool has the name {twice!r}: a call could mean each of them")
+    return tools
 
 
 def _list(value: Any, where: str, check: bool = True) -> list[Any]:

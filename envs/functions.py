@@ -309,11 +309,15 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {str(_plain(key)): _plain(item) for key, item in value.items()}
+        items = {str(_plain(key)): _plain(item) for key, item in value.items()}
+        return items if len(items) == len(value) else list(map(_plain, value.items()))
     if isinstance(value, set | frozenset):
         return sorted((_plain(item) for item in value), key=str)
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    for whole in ("to_string", "tolist"):  # of pandas and NumPy, whose str() leaves out the middle
+        if hasattr(value, whole):
+            return _plain(getattr(value, whole)())
     try:
         return json_value(value)
     except ValueError:

@@ -147,6 +147,8 @@ class GymWorld(World):
                 raise ValueError(
                     f"{self._id} has {space.n} actions, but {len(actions)} names were given"
                 )
+            if len(set(actions)) < len(actions):
+                raise ValueError(f"{self._id}: two actions have the same name: {actions}")
         elif actions:
             raise ValueError(f"{self._id}: only Discrete actions can be named")
         self._actions = actions or []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import base64
 import concurrent.futures
 import contextlib
 import json
@@ -44,7 +45,8 @@ class McpWorld(ToolWorld):
     A server is opened once and then brought back to its initial state by what it offers: nothing if
     the episode only called tools that the server declares to be read-only; the tool `reset_tool`;
     or a pair of SNAPSHOTS, of which the second takes what the first returned. These tools are not
-    shown to the agent. Only a server without them is started again for each episode.
+    shown to the agent. Only a server without them is started again for each episode. Its
+    instructions follow the system message.
 
     command: the command line of the server, as a list or a text, or the address of a running server
     (streamable HTTP), which is connected again instead of started. url: that address. env:
@@ -76,6 +78,7 @@ class McpWorld(ToolWorld):
         words = shlex.split(command) if isinstance(command, str) else list(command or [])
         if len(words) == 1 and re.match("https?://", words[0]):
             url = words.pop()
+        self._own_system = system
         self._start = _Start(words, url, env, timeout_s, reset_tool, log)
         self._session: _Session | None = None
 
@@ -124,7 +127,9 @@ class McpWorld(ToolWorld):
         return None
 
     def _open(self, task: Task, seed: int) -> list[Tool]:
-        return self._connect().tools
+        session = self._connect()
+        self._system = "\n\n".join(filter(None, (self._own_system, session.instructions)))
+        return session.tools
 
     def _call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         assert self._session, "no episode: reset the world first"
@@ -151,7 +156,7 @@ class _Session:
         """Raises RuntimeError, with what can be done about it, if there is no connection in time,
         and ValueError if the server has no tool `reset_tool`."""
         self.tools: list[Tool] = []
-        self.server = ""
+        self.server = self.instructions = ""
         self._start, self._timeout_s = start, start.timeout_s
         self._reading: set[str] = set()  # tools that change nothing
         self._changed = False
@@ -217,11 +222,7 @@ class _Session:
         except Exception as error:
             self._changed = True  # as far as is known
             return f"error: {_innermost(error)}", False
-        blocks = [_text(block) for block in result.content]
-        texts = [block for block in result.content if block.type == "text"]
-        if not texts and result.structured_content is not None:
-            blocks.append(json.dumps(result.structured_content, ensure_ascii=False))
-        text = "\n".join(blocks)
+        text = _shown(result)
         return (f"error: {text}" if result.is_error else text or "(no output)"), not result.is_error
 
     def _wait(self, called: Coroutine[Any, Any, Any]) -> Any:
@@ -306,6 +307,7 @@ class _Session:
                 break
         info = self._client.server_info
         self.server = info.name if info else "server"
+        self.instructions = self._client.instructions or ""
 
     async def _serve(self, client: Any) -> None:
         wait = self._timeout_s
@@ -325,8 +327,32 @@ class _Session:
 
 def _tool(tool: Any) -> Tool:
     parameters = {**tool.input_schema, "type": "object"}
-    function = {"name": tool.name, "description": tool.description or "", "parameters": parameters}
+    described = tool.description or tool.title or ""
+    function = {"name": tool.name, "description": described, "parameters": parameters}
     return {"type": "function", "function": function}
+
+
+def _shown(result: Any) -> str:
+    """Return a result as text: its blocks, and its structured content unless the texts say it too,
+    in one of them or, for a list, in one for each item."""
+    blocks, structured = [_text(block) for block in result.content], result.structured_content
+    texts = [block.text for block in result.content if block.type == "text"]
+    values = [_value(text) for text in texts]
+    if structured is not None:
+        # A value that is no object is wrapped in one.
+        value = structured["result"] if structured.keys() == {"result"} else structured
+        told = [*texts, *values, texts, values] if texts else []
+        if structured not in told and value not in told:
+            blocks.append(json.dumps(structured, ensure_ascii=False))
+    return "\n".join(blocks)
+
+
+def _value(text: str) -> Any:
+    """Return the JSON value of a text, or the text itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _text(block: Any) -> str:
@@ -336,7 +362,11 @@ def _text(block: Any) -> str:
         return block.text
     if block.type == "resource":
         place, text = block.resource, getattr(block.resource, "text", None)
-        about = _about(uri=place.uri, type=place.mime_type, data=getattr(place, "blob", None))
+        data = getattr(place, "blob", None)
+        if data is not None and (place.mime_type or "").startswith("text/"):
+            with contextlib.suppress(ValueError):  # of another encoding
+                text, data = base64.b64decode(data).decode(), None
+        about = _about(uri=place.uri, type=place.mime_type, data=data)
         return f"[resource {about}]" if text is None else f"[resource {about}]\n{text}"
     if block.type == "resource_link":
         about = _about(

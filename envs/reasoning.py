@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from envs import packages
+from envs.toolcalls import spoken
 from envs.world import Evaluation, Observation, StepResult, Task, World
 
 SYSTEM = (
@@ -150,6 +151,8 @@ class Reasoning(World):
 
 
 def answer_of(text: str) -> str:
-    """Return the text inside the last <answer>...</answer>, or the whole text if there is none."""
+    """Return the text inside the last <answer>...</answer> behind the thought of a turn, or all of
+    what it says there if there is none."""
+    text = spoken(text)
     _, opened, rest = text.rpartition("<answer>")
     return (rest.partition("</answer>")[0] if opened else text).strip()

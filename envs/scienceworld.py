@@ -114,6 +114,7 @@ class ScienceWorld(ActionWorld):
     """
 
     name = "scienceworld"
+    longest = 10_000
     _idle: ClassVar[
         list[Simulator]
     ] = []  # at most one; a list is taken from and added to by one thread at a time
@@ -171,7 +172,7 @@ class ScienceWorld(ActionWorld):
             self._invented and text.lower() == "task"
         ):  # the simulator would show the task of the variation
             return text, self._require_episode().query, 0.0, False
-        answer = self._env.server.step(text.encode("ascii", "ignore").decode() or "look around")
+        answer = self._env.server.step(text)
         before, self._score = self._score, float(self._env.server.getScore())
         if self._invented:  # reaching or failing the goal of the variation means nothing here
             return text, str(answer).strip(), 0.0, False

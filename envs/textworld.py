@@ -63,6 +63,7 @@ class TextWorld(ActionWorld):
     """
 
     name = "textworld"
+    longest = 200  # the interpreter's line buffer is limited
 
     def __init__(
         self,
@@ -140,11 +141,8 @@ class TextWorld(ActionWorld):
         if self._invented and text.lower() == "goal":  # the game would show its own objective
             return text, self._require_episode().query, 0.0, False
         before = self.evaluate().score
-        command = "".join(c for c in text if " " <= c <= "~")[
-            :200
-        ]  # the interpreter's line buffer is limited
-        self._state, _, done = self._env.step(command or "look")
-        return command, self._shown(), self.evaluate().score - before, bool(done)
+        self._state, _, done = self._env.step(text)
+        return text, self._shown(), self.evaluate().score - before, bool(done)
 
     def evaluate(self) -> Evaluation:
         self._require_episode()

@@ -82,8 +82,9 @@ def json_value(value: Any, where: Place = "it", *, depth: int = MAX_DEPTH) -> An
     """Return a copy of a JSON value with its texts repaired. Tuples become lists, and scalar keys
     texts, as in JSON.
 
-    Raises Unsafe for other types, for numbers that are not finite or that a float cannot hold, and
-    for more than `depth` levels. `where` names the value in the message.
+    Raises Unsafe for other types, for numbers that are not finite or that a float cannot hold, for
+    keys that would become one, and for more than `depth` levels. `where` names the value in the
+    message.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -98,10 +99,13 @@ def json_value(value: Any, where: Place = "it", *, depth: int = MAX_DEPTH) -> An
     # Places are tuples, not texts: a world's every answer passes through here, and formatting took
     # half of the time.
     if isinstance(value, dict):
-        return {
+        copied = {
             key(k, where): json_value(v, (where, ".", k, ""), depth=depth - 1)
             for k, v in value.items()
         }
+        if len(copied) < len(value):
+            raise Unsafe(f"{_short(where)} has different keys that are one key in JSON")
+        return copied
     return [json_value(v, (where, "[", i, "]"), depth=depth - 1) for i, v in enumerate(value)]
 
 

@@ -14,7 +14,7 @@ from evolver.metrics import Metrics, mean
 from rl.trajectory import Trajectory
 
 WINDOW = 3  # steps that a figure is averaged over, at the beginning of a run and at its present
-JUDGED = 24  # synthetic rollouts before their judge is doubted
+JUDGED = 24  # rollouts that the world scored too before their judge is doubted
 AGREED = 0.7  # least agreement of a judge with the world
 SUCCESSES = 10  # before they are doubted
 CALLLESS = 0.3  # most successes without a call
@@ -59,6 +59,7 @@ def figures(trajectories: Sequence[Trajectory]) -> Metrics:
     if checked:
         agreed = [e.success == bool(e.components["verified"]) for e in checked]
         metrics["questioning/judge/agreed_rate"] = mean(agreed)
+        metrics["questioning/judge/compared"] = len(agreed)
     successes = [t for t in played if t.tools and t.evaluation.success]
     if successes:
         callless = [not any(turn.info.get("calls") for turn in t.turns) for t in successes]
@@ -144,9 +145,11 @@ def first_and_last(history: History, name: str) -> tuple[float, float] | None:
 
 def judge_differs(history: History) -> bool:
     """Return True if a judge and the world's own evaluation differ too often."""
-    agreed = values(history, "questioning/judge/agreed_rate")[-WINDOW:]
-    judged = sum(values(history, "rollout/count/synthetic")[-WINDOW:])
-    return bool(agreed) and judged >= JUDGED and mean(agreed) < AGREED
+    names = "questioning/judge/agreed_rate", "questioning/judge/compared"
+    found = [(line.get(names[0]), line.get(names[1])) for line in history]
+    recent = [(rate, count) for rate, count in found if rate is not None and count][-WINDOW:]
+    compared = sum(count for _, count in recent)
+    return compared >= JUDGED and sum(rate * count for rate, count in recent) < AGREED * compared
 
 
 def held_out_falls(history: History) -> bool:
@@ -163,10 +166,10 @@ def held_out_falls(history: History) -> bool:
 
 def success_without_a_call(history: History) -> bool:
     """Return True if too many successes made no call, in a world with tools."""
-    recent = [line for line in history if "alarm/no_call/share" in line][-WINDOW:]
-    successes = sum(line["rollout/count"] * line["rollout/success"] for line in recent)
-    shares = values(recent, "alarm/no_call/share")
-    return successes >= SUCCESSES and mean(shares) > CALLLESS
+    recent = [line for line in history if line.get("alarm/no_call/share") is not None][-WINDOW:]
+    counts = [line["rollout/count"] * line["rollout/success"] for line in recent]
+    callless = sum(line["alarm/no_call/share"] * n for line, n in zip(recent, counts))
+    return sum(counts) >= SUCCESSES and callless > CALLLESS * sum(counts)
 
 
 def entropy_collapses(history: History) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from envs.toolcalls import parse, spoken
 from envs.world import Task
 from evolver.files import formats
 from models.files import LONGEST, BrokenFile, opened, read_whole, write_atomically
@@ -81,7 +82,8 @@ def expected_answer(task: Task) -> str:
         answer = answer.get("value") if isinstance(answer, dict) else answer
         return "" if answer is None else str(answer)
     last = task.reference[-1] if task.reference else ""
-    return "" if "<tool_call>" in last else last
+    turn = parse(last)
+    return "" if turn.calls or turn.errors else spoken(last)
 
 
 def given_answer(trajectory: Trajectory) -> str:
@@ -93,7 +95,7 @@ def given_answer(trajectory: Trajectory) -> str:
     answer = last.info.get("answer")
     if answer is not None:
         return str(answer)
-    return "" if last.info.get("calls") else last.action
+    return "" if last.info.get("calls") else spoken(last.action)
 
 
 def _turn_record(turn: Turn, seen: list[int]) -> dict[str, Any]:

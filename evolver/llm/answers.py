@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from envs.toolcalls import THINK, parse
+from envs.values import Repeated, without_repeats
 from evolver.transcripts import COPIED, scripts, words
 
 Schema = dict[str, Any]
@@ -140,7 +141,7 @@ def read_json(text: str, schema: Schema, *, prompt: str = "") -> Any:
 def _values(text: str) -> Iterator[tuple[Any, str]]:
     """Yield the JSON objects and arrays in a text that are not parts of one another, with their
     source text."""
-    decoder, start = json.JSONDecoder(), 0
+    decoder, start = json.JSONDecoder(object_pairs_hook=without_repeats), 0
     for _ in range(_TRIES):
         match = _OPENING.search(text, start)
         if not match:
@@ -154,6 +155,8 @@ def _values(text: str) -> Iterator[tuple[Any, str]]:
             start += 1
         except RecursionError:
             raise Unreadable("unreadable", "the answer is nested too deeply") from None
+        except Repeated as error:
+            raise Unreadable("unreadable", f"the answer has {error}") from None
         except ValueError:  # Python reads no number of more than 4,300 digits
             raise Unreadable("unreadable", "the answer holds a number that is too long") from None
         else:

@@ -11,6 +11,7 @@ from evolver.llm.answers import Schema, Unreadable, read_json
 from evolver.processes.interrupt import RunEnds
 
 CURRENT_POLICY, INITIAL_POLICY = "policy", "policy:initial"
+CUT = ("length", "content_filter", "abort", "error")  # why an answer is not whole
 POLICY_URLS = (CURRENT_POLICY, INITIAL_POLICY)  # urls of roles that an engine of this run answers
 Json = dict[str, Any]  # a JSON object
 # What is cached of an answer: prompt_tokens, completion_tokens, estimated=True where they are, and
@@ -144,9 +145,10 @@ class Call:
         """
         if self.is_embedding:
             return record["vector"]
-        if record["finish"] == "length":
+        if (why := record["finish"]) in CUT:
+            before = "" if why == "length" else f" or before: {why}"
             most = self.role.max_tokens
-            raise Unreadable("cut", f"the answer was cut at max_tokens={most}")
+            raise Unreadable("cut", f"the answer was cut at max_tokens={most}{before}")
         text = record["text"]
         if self.schema is not None:
             asked = [m.get("content") for m in self.body["messages"] if m.get("role") == "user"]

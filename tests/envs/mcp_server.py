@@ -8,7 +8,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import EmbeddedResource, ResourceLink, TextResourceContents, ToolAnnotations
 
-server = MCPServer("notes")
+server = MCPServer("notes", instructions="Keep notes short.")
 notes: list[str] = []
 offers = sys.argv[1:]  # "reset", "broken reset", "snapshot"
 print("the notes are served", file=sys.stderr)

@@ -93,6 +93,8 @@ def test_texts_are_repaired_and_nothing_else():
         ({"a": [object()]}, "it.a[0] is of type object"),
         ({"a": {1}}, "it.a is of type set"),
         ({(1, 2): 3}, "a key of it is of type tuple"),
+        ({"a": {1: 0, "1": 0}}, "it.a has different keys that are one key in JSON"),
+        (dict.fromkeys(("\ud800", "\udc00")), "it has different keys that are one key"),
         (nested(MAX_DEPTH + 1), f"deeper than {MAX_DEPTH} levels"),
         (nested(50_000), f"deeper than {MAX_DEPTH} levels"),
         ([10**400], "it[0] is a number of more than 300 digits"),
@@ -127,6 +129,7 @@ BAD_RESULTS = [
     (StepResult([MESSAGE], info={"calls": nested(900)}), "deeper than"),
     (StepResult([MESSAGE], tools=[{"function": object()}]), "tools[0].function is of type object"),
     ({"messages": []}, "a dict instead of a StepResult"),
+    (StepResult([MESSAGE], tools=2 * [{"function": {"name": "a"}}]), "one tool has the name 'a'"),
 ]
 
 

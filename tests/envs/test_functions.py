@@ -71,6 +71,13 @@ def breaks(how: str) -> str:
         return "Error: no"
     raise KeyError(how)
 
+def table(kind: Literal["numbers", "keys", "frame"]) -> Any:
+    import numpy
+    class Frame:
+        to_string = lambda self: "all rows"
+        tolist = None
+    return {"numbers": {"row": numpy.arange(2000)}, "keys": {1: "a", "1": "b"}, "frame": Frame()}[kind]
+
 def _private():
     pass
 '''
@@ -142,7 +149,7 @@ def test_schemas_come_from_signatures_and_docstrings(module):
     world = Functions(module)
     tools = world.reset(world.tasks("train")[0]).tools
     found = {tool["function"]["name"]: tool["function"] for tool in tools}
-    assert list(found) == ["pack", "count", "draw", "anything", "breaks"]
+    assert list(found) == ["pack", "count", "draw", "anything", "breaks", "table"]
     pack = found["pack"]
     assert pack["description"] == "Pack a box with items."
     assert pack["parameters"]["required"] == ["name"]
@@ -179,6 +186,7 @@ def test_schemas_come_from_signatures_and_docstrings(module):
         ("count", {"unit": "12"}, "does not fit"),
         ("anything", {"value": {"a": [1.5, None]}}, '{"a": [1.5, null]}'),
         ("anything", {"value": None}, "done"),
+        ("table", {"kind": "keys"}, '[[1, "a"], ["1", "b"]]'),
         ("anything", {"value": 1, "deep": {"x": 1}}, "does not fit"),
         ("breaks", {"how": "exit"}, "error: SystemExit"),
         ("breaks", {"how": "key"}, "error: 'key'"),
@@ -189,6 +197,12 @@ def test_schemas_come_from_signatures_and_docstrings(module):
 )
 def test_calls_are_checked_and_exceptions_are_read(module, tool, arguments, said):
     assert said in say(started(module), tool, **arguments)
+
+
+def test_arrays_and_tables_are_shown_whole(module):
+    shown = say(started(module), "table", kind="numbers")
+    assert json.loads(shown) == {"row": list(range(2000))}
+    assert say(started(module), "table", kind="frame") == '"all rows"'
 
 
 def test_worlds_share_a_module_and_no_state(module):

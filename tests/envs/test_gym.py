@@ -167,6 +167,8 @@ def test_unsupported_environments_are_refused():
         GymWorld("Pendulum-v1")
     with pytest.raises(ValueError, match="4 actions, but 1 names"):
         GymWorld("FrozenLake-v1", actions=["left"])
+    with pytest.raises(ValueError, match="the same name"):
+        GymWorld("FrozenLake-v1", actions=["left", "down", "left", "up"])
     with pytest.raises(ValueError, match="no world 'nowhere'"):
         envs.make("nowhere")
     with pytest.raises(ValueError, match="n_trian"):

@@ -14,9 +14,10 @@ from types import SimpleNamespace
 import pytest
 
 from envs import make
-from envs.mcp import McpWorld, _innermost, _text
+from envs.mcp import McpWorld, _innermost, _shown, _text
 from envs.source import Source
 from envs.toolcalls import call_text
+from envs.toolworld import SYSTEM
 from envs.world import Task
 
 SERVER = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
@@ -67,6 +68,7 @@ def world():
 def test_an_episode_over_the_tools_of_a_server(world):
     start = world.reset(TASK)
     assert start.messages[-1] == {"role": "user", "content": TASK.query}
+    assert start.messages[0]["content"] == f"{SYSTEM}\n\nKeep notes short."
     tools = {tool["function"]["name"]: tool["function"] for tool in start.tools}
     assert set(tools) == {"add_note", "list_notes", "pid", "attach", "fail", "wait", "die"}
     assert tools["add_note"]["description"] == "Keep a note."
@@ -210,6 +212,9 @@ def test_no_block_of_a_result_is_lost():
     assert resource(uri="a:b", mime_type=None, text="") == "[resource uri: a:b]\n"
     blob = resource(uri="file:///a.png", mime_type="image/png", blob="AAEC")
     assert blob == "[resource uri: file:///a.png, type: image/png, bytes: 3]"
+    told = resource(uri="file:///a.txt", mime_type="text/plain", blob="YcO8")
+    assert told == "[resource uri: file:///a.txt, type: text/plain]\na\u00fc"
+    assert resource(uri="a:b", mime_type="text/plain", blob="/w==").endswith("bytes: 1]")
     link = {"name": "log", "title": None, "uri": "file:///log", "mime_type": "text/plain"}
     assert block(type="resource_link", description="of today", size=0, **link) == (
         "[resource_link name: log, uri: file:///log, type: text/plain, description: of today,"
@@ -219,6 +224,25 @@ def test_no_block_of_a_result_is_lost():
         "[image type: image/png, bytes: 1]"
     )
     assert block(type="hologram") == "[hologram]"
+
+
+@pytest.mark.parametrize(
+    ("texts", "structured", "shown"),
+    [
+        (["3 notes found"], {"notes": ["a", "b"]}, '3 notes found\n{"notes": ["a", "b"]}'),
+        (["done"], {"result": 7}, 'done\n{"result": 7}'),
+        ([], {"result": []}, '{"result": []}'),
+        (['{"b": 1, "a": 2}'], {"a": 2, "b": 1}, '{"b": 1, "a": 2}'),
+        (["12"], {"result": "12"}, "12"),
+        (["12"], {"result": 12}, "12"),
+        (["a", "b"], {"result": ["a", "b"]}, "a\nb"),
+        (["1", "2"], {"result": [1, 2]}, "1\n2"),
+        (["a"], None, "a"),
+    ],
+)
+def test_structured_content_is_shown_unless_the_texts_say_it(texts, structured, shown):
+    content = [SimpleNamespace(type="text", text=text) for text in texts]
+    assert _shown(SimpleNamespace(content=content, structured_content=structured)) == shown
 
 
 @needs_mcp

@@ -54,6 +54,7 @@ def test_an_action_is_a_call_or_the_last_line(text, expected):
         " \n",
         "<tool_call>",
         call_text("act", {}),
+        call_text("act", {"action": " "}),
         call_text("do", {"action": "x"}),
         2 * call_text("act", {"action": "x"}),
     ],
@@ -259,6 +260,19 @@ def test_the_simulator_of_a_closed_scienceworld_serves_the_next(science, monkeyp
     assert len(made) == 2 and third.evaluate().score == 0.0
 
 
+@pytest.mark.parametrize("action", ["open b\u00fcro door", "drop\x00it", "\u00fc"])
+def test_scienceworld_takes_no_action_that_it_would_read_as_another(science, action):
+    world = make("scienceworld", kinds=["boil"])
+    world.reset(world.tasks("train")[0])
+    for written in (action, call_text("act", {"action": action})):
+        result = world.step(written)
+        assert result.messages[0]["content"].startswith("error: an action has at most")
+        assert (result.info["errors"], result.info["calls"]) == (1, [])
+    assert (
+        "2 moves" in world.step("open door").messages[0]["content"]
+    )  # the first one looked around
+
+
 @pytest.mark.parametrize(
     "answer",
     ["Ambiguous request: which?", "No known action matches that input.", "Unknown action."],
@@ -375,6 +389,8 @@ def test_a_textworld_episode(games, tmp_path):
     result = world.step("take key")
     assert result.reward == 0.5 and not result.terminated and world.walkthrough() == ["open box"]
     assert world.step("<tool_call>").info["parse_error"]
+    for other in ("open box" + " " * 200 + "not", "\u00e9open box"):  # cut, this would win
+        assert world.step(other).info["errors"] == 1
     result = world.step("open box")
     assert result.terminated and world.evaluate().score == 1.0 and games == [(100001, 5)]
     with pytest.raises(ValueError, match="no option"):
@@ -475,6 +491,9 @@ def test_reasoning_refuses_synthetic_tasks(gym_of_reasons):
 def test_the_answer_is_the_last_one():
     assert answer_of("a <answer>1</answer> b <answer>2</answer> c") == "2"
     assert answer_of("<answer>open") == "open" and answer_of(" 5 ") == "5" and answer_of("") == ""
+    thought = "<think>Is it <answer>5</answer>?</think>"
+    assert answer_of(f"{thought} I do not know.") == "I do not know."
+    assert answer_of(f"{thought}<answer>7</answer>") == "7" and answer_of(thought[:-9]) == ""
 
 
 # ------------------------------------------------------------------------------------------ the packages

@@ -37,6 +37,7 @@ def healthy(step: int, **changes: float) -> dict:
         "stop/length": 2,
         "stop/max_turns": 1,
         "questioning/judge/agreed_rate": 0.85,
+        "questioning/judge/compared": 64,
         "alarm/no_call/share": 0.05,
         "alarm/repetition/share": 0.1,
     }
@@ -106,6 +107,31 @@ def test_each_is_raised_by_what_it_is_for_and_by_nothing_else(name, metrics):
     assert raised(lines) == {name}
     text = alarms.told(name, lines)
     assert text.startswith("ALARM: ") and f"alarm/{name}" in text and ".." not in text
+
+
+@pytest.mark.parametrize(
+    "compared,agreed,alarm",
+    [
+        (lambda step: 2, lambda step: 0.0, set()),  # of 64 synthetic rollouts that it judged
+        (lambda step: 60 if step % 3 else 2, lambda step: float(bool(step % 3)), set()),
+        (lambda step: 60 if step % 3 else 2, lambda step: float(not step % 3), {"judge"}),
+    ],
+)
+def test_a_judge_is_doubted_for_the_rollouts_that_the_world_scored_too(compared, agreed, alarm):
+    lines = history(
+        **{"questioning/judge/compared": compared, "questioning/judge/agreed_rate": agreed}
+    )
+    assert raised(lines[2:]) == alarm
+
+
+def test_the_share_of_successes_without_a_call_is_of_all_successes():
+    lines = history(
+        **{
+            "rollout/success": lambda step: 1 / 64 if step % 3 else 0.5,
+            "alarm/no_call/share": lambda step: float(bool(step % 3)),
+        }
+    )
+    assert raised(lines) == set()
 
 
 @pytest.mark.parametrize(
@@ -201,6 +227,7 @@ def test_figures_count_what_the_rollouts_did():
     )
     assert found == {
         "questioning/judge/agreed_rate": 2 / 3,
+        "questioning/judge/compared": 3,
         "alarm/no_call/share": 0.5,
         "alarm/repetition/share": 0.5,
     }

@@ -333,10 +333,11 @@ class TestAnswers:
 
     USELESS = [
         ("", "empty"), (" \n", "empty"), ("no json", "unreadable"), ('{"score": "high"}', "unreadable"),
+        ('{"score": 90, "score": 10}', "unreadable"), ('{"a": {"x": 1, "x": 2}, "score": 1}', "unreadable"),
         ('{"points": 1}', "unreadable"), ('{"score": 1', "cut"), ('<think>{"score": 1}', "cut"),
         ("[" * 5000, "unreadable"), ('You wrote {"score":  "1"}, {"score": 100}.', "quoted"),
         # what was cut may have been the verdict, and what is left a quotation
-        (said('{"score": 1}', finish="length"), "cut"),
+        (said('{"score": 1}', finish="length"), "cut"), (said('{"score": 1}', finish="content_filter"), "cut"),
     ]  # fmt: skip
 
     @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envs.toolcalls import call_text
 from envs.world import Evaluation, Task
 from evolver.files import rollout_files as files
 from evolver.files.rollout_files import (
@@ -67,6 +68,14 @@ def test_records_come_back_whole_and_by_member(tmp_path_factory, texts, member):
     assert [record for part in parts for record in part] == read_rollouts(path) == written
     text = gzip.decompress(path.read_bytes()).decode("utf-8", "surrogatepass")
     assert [json.loads(line) for line in text.split("\n") if line] == written
+
+
+def test_answers_are_read_as_the_worlds_read_them():
+    call = call_text("look", {})
+    played = rollout(text=f"<think>{call}</think> Rome")
+    played.task.reference = [played.turns[-1].action]
+    record = record_of(played, fate="trained")
+    assert (record["expected"], record["given"]) == ("Rome", "Rome")
 
 
 def test_hostile_text_comes_back_as_it_was(tmp_path):

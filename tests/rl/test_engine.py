@@ -313,6 +313,14 @@ def test_top_p_and_top_k_keep_exactly_their_support(top_p, top_k):
     np.testing.assert_allclose(logp, whole, atol=1e-5, err_msg="not renormalised")
 
 
+def test_a_row_that_uses_no_top_p_keeps_every_token_beside_one_that_does():
+    """Sums of 152,000 terms reach their total before the end."""
+    logits = np.tile(masked(0, 151_936, 1)[0], (2, 1))
+    settings = draw(2)._replace(top_p=np.float32([1.0, 0.9]))
+    whole, part = decoding._cut(logits - logits.max(), settings)
+    assert whole == (logits - logits.max()).min() < part
+
+
 @given(
     st.integers(1, 70),
     st.integers(0, 2**31),

@@ -115,7 +115,11 @@ def test_completions_carry_tokens_log_probabilities_and_version(tmp_path, paths)
         await engine.load(weights(0.5), 7)
         return await asyncio.gather(*(ask(engine, i) for i in range(20)))
 
-    completions = Cluster(tmp_path, paths=paths).run(scenario)
+    cluster = Cluster(tmp_path, paths=paths)
+    completions = cluster.run(scenario)
+    neutral = {"min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+    for options in cluster.fakes[0].options:  # generation_config.json may have others
+        assert neutral.items() <= options.items()
     for i, completion in enumerate(completions):
         assert (
             completion.tokens == expected(i)

@@ -100,7 +100,10 @@ def _cut(z_BV: jax.Array, draw: Draw) -> jax.Array:
     before = (
         jnp.cumsum(p, axis=-1) - p
     )  # probability mass above each token; the token that crosses top_p is kept
-    inside = (p > 0) & (before < draw.top_p[:, None] * jnp.sum(p, axis=-1, keepdims=True))
+    top_p = draw.top_p[
+        :, None
+    ]  # 1 keeps all, also where rounded sums reach the total before the end
+    inside = (p > 0) & ((top_p >= 1) | (before < top_p * jnp.sum(p, axis=-1, keepdims=True)))
     last = jnp.maximum(jnp.sum(inside, axis=-1) - 1, 0)
     return jnp.take_along_axis(sorted_BV, last[:, None], axis=-1)[:, 0]
 

@@ -186,6 +186,11 @@ def request_of(
         "stop_token_ids": list(sampling.stop_tokens),
         "ignore_eos": True,  # only our stop tokens count, not those of generation_config.json
         "logprobs": 0,  # of the sampled token only
+        # A server takes what is not given from generation_config.json.
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
     }
     if schema is not None:
         options["ignore_eos"] = False  # the end of the text is the only token that may follow it
