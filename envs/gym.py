@@ -270,8 +270,8 @@ def _made(id: str, options: dict[str, Any]) -> gymnasium.Env:
 
 
 def _printed(observation: Any) -> str:
-    """Return an observation as Python prints it, with all numbers of its arrays up to MAX_NUMBERS,
-    and a line for each array that was cut."""
+    """Return an observation as Python prints it, with all numbers of its arrays up to MAX_NUMBERS
+    and all of their digits, and a line for each array that was cut."""
     left, cuts = MAX_NUMBERS, []
 
     def bounded(value: Any, name: str) -> Any:
@@ -281,8 +281,9 @@ def _printed(observation: Any) -> str:
         if isinstance(value, list | tuple):
             items = [bounded(item, f"{name}[{i}]") for i, item in enumerate(value)]
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-        if not isinstance(value, np.ndarray):
+        if not hasattr(value, "__array__") or np.ndim(value) == 0:
             return value
+        value = np.asarray(value)
         shown = min(value.size, left)
         left -= shown
         if shown == value.size:
@@ -294,5 +295,5 @@ def _printed(observation: Any) -> str:
         return value.reshape(-1)[:shown]
 
     kept = bounded(observation, "the observation")
-    with np.printoptions(threshold=sys.maxsize):
+    with np.printoptions(threshold=sys.maxsize, precision=17):  # all digits
         return "\n".join([str(kept), *cuts])

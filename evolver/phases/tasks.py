@@ -26,6 +26,8 @@ from rl.contexts import Opening
 from rl.rollout import Job
 from rl.seeds import seed_of
 
+ANSWER = 64  # tokens that an answer with a reason takes
+
 
 def check(run: Run) -> None:
     """Raise RunError if the world has too few tasks. The config check cannot ask workers or
@@ -79,10 +81,12 @@ def look_ahead(run: Run) -> None:
     for role, question in policy_prompts(c):
         messages = question.messages(**dict.fromkeys(question.slots, ""))
         needed = len(chat.opening(actor.tokenizer, messages)) + bare + c.rollout.max_tokens
+        needed += min(ANSWER, c.llm[role].max_tokens)
         if needed > question_context(c):
             found.append(
-                f"the policy plays the {role}, whose questions with one turn have about"
-                f" {needed:,} tokens, more than the {question_context(c):,} of config.llm.context"
+                f"the policy plays the {role}, whose questions with one turn have, with an answer,"
+                f" about {needed:,} tokens, more than the {question_context(c):,} of"
+                " config.llm.context"
             )
     if seen.tools and calls.is_unknown(actor.tokenizer):
         found.append(

@@ -1,8 +1,11 @@
 """The gymnasium bridge in both directions."""
 
 import collections
+import json
+import re
 
 import gymnasium
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -132,6 +135,9 @@ def test_arrays_are_shown_whole():
         assert "..." not in text and "cut" not in text
     words = [word.strip("[]") for word in shown(row).split()]
     assert [float(word) for word in words if word] == row.tolist()
+    for exact in ([123456789.25, 1e-9], [0.1, 1 / 3]):
+        assert json.loads(re.sub(r"\s+", ",", shown(np.array(exact)))) == exact
+    assert shown({"a": jnp.arange(2000)}) == shown({"a": np.arange(2000, dtype=np.int32)})
     small = {"a": np.zeros((2, 2)), "b": (1, "x"), "c": np.float32(0.5)}
     assert shown(small) == str(small)  # as Python prints it
 
