@@ -174,11 +174,11 @@ def _check(body: str) -> None:
     """Raise what `loads` does. Replays repeat the same texts."""
     try:
         record = json.loads(body, object_pairs_hook=without_repeats)
-        json_value(record)
         # A lone surrogate is not repaired: the model would be answered about another text than it
         # wrote.
         if "\\u" in body or not body.isascii():
             json.dumps(record, ensure_ascii=False).encode()
+        json_value(record)
     except json.JSONDecodeError as error:
         raise ValueError(f"tool call is not JSON: {error.msg} at character {error.pos}") from None
     except UnicodeError:

@@ -147,6 +147,7 @@ def test_a_tag_in_a_string_of_a_call_is_text(tag):
         ('{"name": "pay", "arguments": {"x": -Infinity}}', "number"),
         (f'{{"name": "pay", "arguments": {{"x": {"1" * 400}}}}}', "number"),
         ('{"name": "pay", "arguments": {"x\\udc00": 1}}', "text"),
+        ('{"name": "pay", "arguments": {"\\ud800": 1, "\\udc00": 1}}', "text"),
         (f'{{"name": "pay", "arguments": {{"x": {"[" * 200}1{"]" * 200}}}}}', "deep"),
     ],
 )  # fmt: skip
