@@ -203,7 +203,7 @@ class GymWorld(World):
             terminated=bool(terminated),
             truncated=bool(truncated),
             info={
-                "calls": [call.to_dict() for call in turn.calls],
+                "calls": [{"name": "act", "arguments": {"action": self._named(chosen)}}],
                 "errors": 0,
                 "parse_error": False,
             },
@@ -251,6 +251,11 @@ class GymWorld(World):
                 "have"
             )
         return text
+
+    def _named(self, action: Any) -> str:
+        """Return the text of an action."""
+        space: Any = self._env.action_space
+        return self._actions[action - int(space.start)] if self._actions else action
 
     def _text(self, observation: Any) -> str:
         if isinstance(observation, str):

@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from envs.toolcalls import parse
 from evolver.metrics import Metrics, mean
-from rl.trajectory import Trajectory
+from rl.trajectory import Trajectory, Turn
 
 WINDOW = 3  # steps that a figure is averaged over, at the beginning of a run and at its present
 JUDGED = 24  # rollouts that the world scored too before their judge is doubted
@@ -62,21 +63,27 @@ def figures(trajectories: Sequence[Trajectory]) -> Metrics:
         metrics["questioning/judge/compared"] = len(agreed)
     successes = [t for t in played if t.tools and t.evaluation.success]
     if successes:
-        callless = [not any(turn.info.get("calls") for turn in t.turns) for t in successes]
+        callless = [not any(map(_calls, t.turns)) for t in successes]
         metrics["alarm/no_call/share"] = mean(callless)
     if played:
         metrics["alarm/repetition/share"] = mean(repeats(t) for t in played)
     return metrics
 
 
+def _calls(turn: Turn) -> bool:
+    """Return True if a turn calls a tool, by what the world says or, if it says nothing, by its
+    text."""
+    return bool(turn.info["calls"] if "calls" in turn.info else parse(turn.action).calls)
+
+
 def repeats(trajectory: Trajectory) -> bool:
-    """Return True if a rollout says the same in several turns in a row, or ends a turn in a
-    loop."""
-    said = [turn.completion.tokens for turn in trajectory.turns]
-    for start in range(len(said) - SAME_TURNS + 1):
-        if all(tokens == said[start] for tokens in said[start : start + SAME_TURNS]):
+    """Return True if a rollout says the same in several turns in a row, with the same answer, or
+    ends a turn in a loop. A step to the right may be right three times."""
+    turns = [(turn.completion.tokens, turn.observation) for turn in trajectory.turns]
+    for start in range(len(turns) - SAME_TURNS + 1):
+        if all(turn == turns[start] for turn in turns[start : start + SAME_TURNS]):
             return True
-    return any(loops(tokens) for tokens in said)
+    return any(loops(tokens) for tokens, _ in turns)
 
 
 def loops(tokens: Sequence[int]) -> bool:

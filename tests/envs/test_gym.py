@@ -103,6 +103,7 @@ def test_a_discrete_environment_as_a_world():
     for action in ["down", "down", "right", "right", "down", "right"]:
         result = world.step(action)
     assert result.terminated and world.evaluate().success and "[G]" in result.messages[0]["content"]
+    assert result.info["calls"] == [{"name": "act", "arguments": {"action": "right"}}]
 
 
 class Shows(gymnasium.Env):

@@ -8,6 +8,7 @@ import pytest
 import envs
 import run
 from configs import base
+from envs.toolcalls import call_text
 from envs.world import Evaluation, Task
 from evolver import alarms
 from evolver.build import RunError
@@ -232,6 +233,16 @@ def test_figures_count_what_the_rollouts_did():
         "alarm/repetition/share": 0.5,
     }
     assert alarms.figures([]) == {}
+
+
+def test_a_world_that_lists_no_calls_and_one_whose_steps_are_alike_raise_nothing():
+    silent = rollout([1], calls=False)
+    silent.turns[0].info, silent.turns[0].action = {}, call_text("look", {})
+    assert alarms.figures([silent])["alarm/no_call/share"] == 0.0
+    moving, stuck = (rollout([5], [5], [5]) for _ in range(2))
+    for place, turn in enumerate(moving.turns):
+        turn.observation = [{"role": "tool", "content": f"You are at {place}."}]
+    assert (alarms.repeats(moving), alarms.repeats(stuck)) == (False, True)
 
 
 @pytest.mark.parametrize("period", [1, 2, 7, 32])
