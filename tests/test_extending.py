@@ -32,7 +32,7 @@ def call(folder: Path, *words: str) -> int:
     small = {
         "steps": 2, "rollout.tasks": 2, "rollout.group": 4, "rollout.max_turns": 5, "learner.updates": 1,
         "questioning.budget": 6, "navigating.rollouts": 4, "navigating.tasks": 4, "navigating.every": 1,
-        "eval.every": 0,
+        "eval.every": 0, "engine.slots": 4, "engine.prefill": 64, "rollout.context": 256,
     }  # fmt: skip
     values = [f"--config.{name}={value}" for name, value in small.items()]
     return run.main(
