@@ -1,5 +1,5 @@
-"""Load and save Hugging Face checkpoints of dense Qwen2, Qwen3 and Llama models in safetensors
-files.
+"""Load and save Hugging Face checkpoints of dense Qwen2, Qwen3, Llama, Mistral and SmolLM3 models
+in safetensors files.
 
 `HF_NAMES` maps our weights to Hugging Face's tensors. A checkpoint stores the matrices of a layer
 as (out, in); here they are (in, out), with the heads on an axis of their own.
@@ -22,7 +22,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from models import chat, hf_config, qwen
-from models.files import loads, read_whole, replacing, write_atomically
+from models.files import replacing, write_atomically
 from models.hf_config import ModelError
 from models.mesh import RULES, shardings
 from models.tokenizer import Tokenizer
@@ -206,10 +206,10 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
-            files = sorted(set(loads(read_whole(index))["weight_map"].values()))
+            files = sorted(set(hf_config.read(folder, index.name)["weight_map"].values()))
             if not all(isinstance(file, str) and Path(file).name == file for file in files):
                 raise ValueError(f"weight_map holds {files[:3]}, not names of files")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(f"{index} is not an index of safetensors files: {error}") from None
         absent = [file for file in files if not (folder / file).is_file()]
         if absent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ TOKENIZER_FILES = (
     "merges.txt",
     "special_tokens_map.json",
     "added_tokens.json",
+    "tokenizer.model",
+    "tekken.json",
 )
 # Fields of `qwen.Config` that are sizes, with their keys in config.json.
 SIZES = {
@@ -39,18 +42,41 @@ OPTIONAL_SIZES = {
 }
 # Far beyond all models that exist; of other sizes 2^20.
 LARGEST = {"layers": 1000, "max_positions": 10**9}
-# model_type -> (qkv_bias, qk_norm)
-KINDS = {"qwen2": (True, False), "qwen3": (False, True), "llama": (False, False)}
+# model_type -> (name of its class, qkv_bias, qk_norm, a key of its own); a model is saved as the
+# first that it is
+KINDS: dict[str, tuple[Any, ...]] = {
+    "qwen2": ("Qwen2", True, False),
+    "qwen3": ("Qwen3", False, True),
+    "llama": ("Llama", False, False),
+    "smollm3": ("SmolLM3", False, False, "no_rope_layers"),
+    "mistral": ("Mistral", False, False, "sliding_window"),
+}
+# What a config.json may leave out, as old ones do.
+LEFT_OUT = (
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+)
 # What every kind of rope has, with the defaults of `transformers`.
 ROPE = {"rope_theta": 1e4, "partial_rotary_factor": 1}
 SUPPORTED = (
-    "supported are qwen2, qwen3 and llama: dense, full attention, rope of type 'default', 'yarn'"
-    " or 'llama3'"
+    "supported are qwen2, qwen3, llama, mistral and smollm3: dense, full attention, rope of type"
+    " 'default', 'yarn' or 'llama3'"
 )
 
 
 class ModelError(ValueError):
     """A checkpoint that cannot be read; the message names the directory and every problem found."""
+
+
+def transformers() -> Any:
+    """Return the library, which takes 2 s to import: only what nothing else reads is left to it.
+    Its advice to install torch is not shown."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    import transformers
+
+    return transformers
 
 
 def read(folder: str | Path, name: str = "config.json") -> dict[str, Any]:
@@ -105,14 +131,17 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
         )
     problems = [f"{key} is missing" for key in SIZES.values() if record.get(key) is None]
     sizes = {}
-    for field, key in (SIZES | OPTIONAL_SIZES).items():
-        if (value := record.get(key)) is not None:
-            sizes[field] = value
-            limit = LARGEST.get(field, 1 << 20)
-            if type(value) is not int or value < 1:
-                problems.append(f"{key}={value!r} is not a positive integer")
-            elif value > limit:
-                problems.append(f"{key}={value} is more than any model has, {limit:,} at most")
+    for keys in (SIZES, OPTIONAL_SIZES):
+        for field, key in keys.items():
+            if (value := record.get(key)) is not None:
+                sizes[field] = value
+                limit = LARGEST.get(field, 1 << 20)
+                if type(value) is not int or value < 1:
+                    problems.append(f"{key}={value!r} is not a positive integer")
+                elif value > limit:
+                    problems.append(f"{key}={value} is more than any model has, {limit:,} at most")
+        if not problems:  # transformers' defaults depend on the sizes
+            record = {**_left_out(record, kind, problems), **record}
     rope = _rope(record, problems)
     scaling: Yarn | Llama3 | None = None
     rope_type = rope["rope_type"]
@@ -138,8 +167,10 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
             problems.append(f"{key}={number!r} is not a number between {least:g} and {most:g}")
     if not isinstance(tied := record.get("tie_word_embeddings", False), bool):
         problems.append(f"tie_word_embeddings={tied!r} is neither true nor false")
-    if record.get("use_sliding_window") or "sliding_attention" in str(record.get("layer_types")):
-        problems.append("sliding window attention (use_sliding_window) is not supported")
+    window = "sliding_attention" in str(record.get("layer_types"))
+    key = "sliding_window" if kind == "mistral" else "use_sliding_window"
+    if window or record.get(key):
+        problems.append(f"sliding window attention ({key}) is not supported")
     if record.get("hidden_act", "silu") != "silu":
         problems.append(f"hidden_act {record['hidden_act']!r} is not supported, only 'silu'")
     if kind != "qwen2":
@@ -161,6 +192,12 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
         )
     if not problems and sizes.get("head_dim", 2) % 2:
         problems.append(f"head_dim={sizes['head_dim']} is odd: rope rotates pairs")
+    rotates: Any = record.get("no_rope_layers") if kind == "smollm3" and not problems else []
+    listed = isinstance(rotates, list) and all(flag in (0, 1) for flag in rotates)
+    if not listed or 0 < len(rotates) < sizes["layers"]:
+        problems.append(
+            f"no_rope_layers={str(rotates)[:80]} is not a list with 0 or 1 for each layer"
+        )
     if problems:
         raise ModelError("config.json: " + "; ".join(problems) + f" ({SUPPORTED})")
     defaults = {
@@ -172,10 +209,30 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
         "rope_theta": float(numbers["rope_theta"]),
         "rms_eps": float(numbers["rms_norm_eps"]),
         "tied": tied,
-        "qkv_bias": KINDS[kind][0],
-        "qk_norm": KINDS[kind][1],
+        "qkv_bias": KINDS[kind][1],
+        "qk_norm": KINDS[kind][2],
         "rope_scaling": scaling,
+        "no_rope": tuple(i for i, flag in enumerate(rotates[: sizes["layers"]]) if not flag),
     }  # fmt: skip
+
+
+def _left_out(record: Mapping[str, Any], kind: str, problems: list[str]) -> dict[str, Any]:
+    """Return what a config.json leaves out, as `transformers` understands it.
+
+    What it states is not left to `AutoConfig`, which takes a rope_theta of -1 or NaN, two different
+    factors of rope and ten million layers without a word.
+    """
+    absent = [key for key in (*LEFT_OUT, *KINDS[kind][3:]) if key not in record]
+    absent += [] if "rope_theta" in str(record) else ["rope_theta"]  # also of rope_parameters
+    if not absent:
+        return {}
+    try:
+        whole = transformers().AutoConfig.for_model(**record).to_dict()
+    except Exception as error:  # its validators raise a dozen types
+        reason = " ".join(str(error).split())
+        problems.append(f"{', '.join(absent)} left out, and transformers has no defaults: {reason}")
+        return {}
+    return {key: whole.get(key, whole["rope_parameters"].get(key)) for key in absent}
 
 
 def _rope(record: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
@@ -225,15 +282,17 @@ def record_of(config: Config, dtype: str, tokenizer: Tokenizer | None = None) ->
 
     Raises ModelError where Hugging Face has no such architecture.
     """
-    kinds = [kind for kind, flags in KINDS.items() if flags == (config.qkv_bias, config.qk_norm)]
+    flags, smol = (config.qkv_bias, config.qk_norm), bool(config.no_rope)
+    kinds = [k for k in KINDS if KINDS[k][1:3] == flags and smol <= (k == "smollm3")]
     if not kinds:
-        raise ModelError("Hugging Face has no model with both qkv_bias and qk_norm")
-    kind, rope = (
-        kinds[0],
-        rope_record(config.rope_scaling) if config.rope_scaling else {"rope_type": "default"},
-    )
+        raise ModelError(
+            "Hugging Face has no model with both qkv_bias and qk_norm, nor with one and no_rope"
+        )
+    kind, rope = kinds[0], {"rope_type": "default"}
+    if config.rope_scaling:
+        rope = rope_record(config.rope_scaling)
     record = {
-        "architectures": [f"{kind.capitalize()}ForCausalLM"],
+        "architectures": [f"{KINDS[kind][0]}ForCausalLM"],
         "model_type": kind,
         "vocab_size": config.vocab,
         "hidden_size": config.d_model,
@@ -255,6 +314,9 @@ def record_of(config: Config, dtype: str, tokenizer: Tokenizer | None = None) ->
     record |= {"use_sliding_window": False} if kind != "llama" else {"mlp_bias": False}
     if kind != "qwen2":
         record["attention_bias"] = False
+    if config.no_rope:
+        record["no_rope_layers"] = [int(i not in config.no_rope) for i in range(config.layers)]
+        record["pad_token_id"] = None  # that of its class is beyond a small vocabulary
     if config.rope_scaling:  # `transformers` 4 and vLLM read this key
         record["rope_scaling"] = rope
     if tokenizer is not None:

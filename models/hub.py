@@ -28,9 +28,9 @@ def fetch(name: str, *, weights: bool = True) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=wanted))
     except Exception as error:  # huggingface_hub and its transport raise a dozen types
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(
             f"{name} is not a local directory and could not be downloaded from the Hugging Face"
-            f" Hub: {reason}. Download it on a machine that can reach the Hub, and give its"
-            " directory"
+            f" Hub: {reason[:500]} Log in if it is gated (`hf auth login`), or download it on a"
+            " machine that can reach the Hub, and give its directory"
         ) from None

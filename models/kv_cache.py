@@ -128,12 +128,14 @@ def extend(
     )  # out of bounds: dropped
     mask_BTS = jnp.arange(window) <= positions_BT[:, :, None]
     cos, sin = rope_table(config, window, positions_BT)
+    still = jnp.ones_like(cos), jnp.zeros_like(sin)
     row = jnp.arange(rows)[:, None]
 
     x = weights["embed"][tokens_BT].astype(weights["norm"].dtype)
     keys, values = [], []
-    for w, k_BKhS, v_BKSh in zip(weights["layers"], cache["k"], cache["v"]):
-        q, k, v = _fused_qkv(config, w, x, cos, sin)
+    for number, (w, k_BKhS, v_BKSh) in enumerate(zip(weights["layers"], cache["k"], cache["v"])):
+        turn = still if number in config.no_rope else (cos, sin)
+        q, k, v = _fused_qkv(config, w, x, *turn)
         k_BKhS = k_BKhS.at[row, :, :, write_at].set(k.astype(k_BKhS.dtype), mode="drop")
         v_BKSh = v_BKSh.at[row, :, write_at].set(v.astype(v_BKSh.dtype), mode="drop")
         seen = k_BKhS[..., :window].astype(x.dtype), v_BKSh[:, :, :window].astype(x.dtype)

@@ -106,7 +106,4 @@ def save(path: str | Path, adapters: qwen.Params, lora: LoRA, *, base: str = "")
 
 def shapes(config: qwen.Config, lora: LoRA, dtype: Any = jnp.float32) -> Any:
     """Return the adapters as ShapeDtypeStructs."""
-    declared = weights(config, lora)
-    return jax.tree.map(
-        lambda w: jax.ShapeDtypeStruct(w.shape, dtype), declared, is_leaf=qwen.is_weight
-    )
+    return qwen.structs(weights(config, lora), dtype)

@@ -1,4 +1,4 @@
-"""Qwen2.5 and, by two flags, dense Qwen3 and Llama, as Flax NNX modules.
+"""Qwen2.5 and, by a few flags, dense Qwen3, Llama, Mistral and SmolLM3, as Flax NNX modules.
 
     model = Qwen(PRESETS["tiny"], rngs=nnx.Rngs(0))     # or Qwen.load("a checkpoint's directory")
     logits_RTV = model(tokens_RT)
@@ -66,6 +66,7 @@ class Config:
     qk_norm: bool = False
     max_positions: int = 32768
     rope_scaling: Yarn | Llama3 | None = None
+    no_rope: tuple[int, ...] = ()  # layers that do not rotate queries and keys, as in SmolLM3
     unused: int = 0  # last rows of the embedding, of which no tokenizer's id is: never predicted
 
 
@@ -219,7 +220,8 @@ def rope_angles(
         frequencies *= jnp.asarray(factors(head_dim, theta, scaling), jnp.float32)
     angles = positions[..., None].astype(jnp.float32) * frequencies
     if scaling is not None:
-        return scaling.attention * jnp.cos(angles), scaling.attention * jnp.sin(angles)
+        scale = scaling.attention_factor
+        return scale * jnp.cos(angles), scale * jnp.sin(angles)
     return jnp.cos(angles), jnp.sin(angles)
 
 
@@ -412,10 +414,19 @@ class Qwen(nnx.Module):
 
         cos, sin = rope_table(config, shape[1], one_axis(positions_RT))
         graphdef, stacked = nnx.split(self.layers)
+        rotates_L = None
+        if config.no_rope:
+            rotates_L = jnp.array([number not in config.no_rope for number in range(config.layers)])
 
-        def layer(x: jax.Array, weights: nnx.State) -> tuple[jax.Array, None]:
+        def layer(
+            x: jax.Array, inputs: tuple[nnx.State, jax.Array | None]
+        ) -> tuple[jax.Array, None]:
+            weights, rotates = inputs
             block = nnx.merge(graphdef, _gathered(weights, x.dtype, mesh))
-            return _spread(block(x, cos, sin, attend), mesh), None
+            turn = cos, sin
+            if rotates is not None:
+                turn = jnp.where(rotates, cos, 1.0), jnp.where(rotates, sin, 0.0)
+            return _spread(block(x, *turn, attend), mesh), None
 
         if remat != "none":
             layer = jax.checkpoint(layer, prevent_cse=False, policy=REMAT[remat])
@@ -423,7 +434,7 @@ class Qwen(nnx.Module):
         x = _spread(table[one_axis(tokens_RT)].astype(dtype), mesh)
         # Few layers are unrolled, because XLA's CPU loops copy their stacked operands.
         unroll = config.layers if config.layers <= 4 else 1
-        x, _ = jax.lax.scan(layer, x, stacked, unroll=unroll)
+        x, _ = jax.lax.scan(layer, x, (stacked, rotates_L), unroll=unroll)
         return two_axes(rms_norm(x, self.norm[...], config.rms_eps))
 
 
@@ -531,9 +542,12 @@ def parameter_count(config: Config) -> int:
 
 def shapes(config: Config, dtype: Any = jnp.float32) -> Any:
     """Return `params` as ShapeDtypeStructs, for planning and compiling without weights."""
-    return jax.tree.map(
-        lambda w: jax.ShapeDtypeStruct(w.shape, dtype), weights(config), is_leaf=is_weight
-    )
+    return structs(weights(config), dtype)
+
+
+def structs(declared: Any, dtype: Any) -> Any:
+    """Return a tree of `Weight`s as ShapeDtypeStructs."""
+    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, dtype), declared, is_leaf=is_weight)
 
 
 def init(config: Config, seed: int, dtype: Any = jnp.float32) -> Params:

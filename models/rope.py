@@ -14,28 +14,34 @@ LARGEST = 1e9  # of any parameter: beyond it float32 has no frequencies left
 class Yarn(NamedTuple):
     """YaRN (arXiv 2309.00071), as Qwen2.5's long-context recipe uses it.
 
-    Dimensions that turn more than `fast` times within `original` positions keep their frequency,
-    those that turn less than `slow` times get it divided by `factor`, and those between are
-    interpolated. Cosines and sines are multiplied by `attention`, so that scores are by its square.
+    Dimensions that turn more than `beta_fast` times within the positions trained on keep their
+    frequency, those that turn less than `beta_slow` times get it divided by `factor`, and those
+    between are interpolated. Cosines and sines are multiplied by `attention_factor`, so that scores
+    are by its square. `truncate` rounds the bounds of the interpolated dimensions to whole numbers.
     """
 
     factor: float
-    original: int  # positions trained on
-    attention: float
-    fast: float = 32.0
-    slow: float = 1.0
-    whole: bool = True  # round the bounds of the interpolated dimensions to whole numbers
+    original_max_position_embeddings: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
 
 
 class Llama3(NamedTuple):
-    """Llama 3's scaling: wavelengths beyond original / low are stretched by `factor`, those below
-    original / high stay, and those between are interpolated."""
+    """Llama 3's scaling: wavelengths beyond the positions trained on, divided by `low_freq_factor`,
+    are stretched by `factor`, those below the positions divided by `high_freq_factor` stay, and
+    those between are interpolated."""
 
     factor: float
-    low: float  # low_freq_factor
-    high: float  # high_freq_factor
-    original: int  # original_max_position_embeddings: positions trained on
-    attention: float = 1.0  # as in `Yarn`
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    @property
+    def attention_factor(self) -> float:
+        """As in `Yarn`."""
+        return 1.0
 
 
 def factors(head_dim: int, theta: float, scaling: Yarn | Llama3) -> list[float]:
@@ -47,22 +53,20 @@ def factors(head_dim: int, theta: float, scaling: Yarn | Llama3) -> list[float]:
 
 def _llama3_factors(head_dim: int, theta: float, scaling: Llama3) -> list[float]:
     turns_h = [
-        scaling.original * theta ** (-2 * pair / head_dim) / (2 * math.pi)
+        scaling.original_max_position_embeddings * theta ** (-2 * pair / head_dim) / (2 * math.pi)
         for pair in range(head_dim // 2)
     ]
-    kept_h = [
-        min(max((turns - scaling.low) / (scaling.high - scaling.low), 0.0), 1.0)
-        for turns in turns_h
-    ]
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept_h = [min(max((turns - low) / (high - low), 0.0), 1.0) for turns in turns_h]
     return [kept + (1 - kept) / scaling.factor for kept in kept_h]
 
 
 def _yarn_factors(head_dim: int, theta: float, scaling: Yarn) -> list[float]:
     low, high = (
-        _dimension(turns, head_dim, theta, scaling.original)
-        for turns in (scaling.fast, scaling.slow)
+        _dimension(turns, head_dim, theta, scaling.original_max_position_embeddings)
+        for turns in (scaling.beta_fast, scaling.beta_slow)
     )
-    if scaling.whole:
+    if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     scaled_h = [
@@ -96,25 +100,26 @@ def yarn_of(rope: Mapping[str, Any], positions: int) -> Yarn:
     both = "mscale" in given and "mscale_all_dim" in given
     attention = scale(given["mscale"]) / scale(given["mscale_all_dim"]) if both else scale(1.0)
     scaling = Yarn(
-        factor=factor,
-        original=int(given.get(ORIGINAL, positions)),
-        attention=given.get("attention_factor", attention),
-        fast=given.get("beta_fast", 32.0),
-        slow=given.get("beta_slow", 1.0),
-        whole=whole,
+        factor,
+        int(given.get(ORIGINAL, positions)),
+        given.get("attention_factor", attention),
+        given.get("beta_fast", 32.0),
+        given.get("beta_slow", 1.0),
+        whole,
     )
-    if scaling.slow >= scaling.fast:
-        raise ValueError(f"beta_slow={scaling.slow} is not below beta_fast={scaling.fast}")
+    if scaling.beta_slow >= scaling.beta_fast:
+        raise ValueError(
+            f"beta_slow={scaling.beta_slow} is not below beta_fast={scaling.beta_fast}"
+        )
     return scaling
 
 
 def llama3_of(rope: Mapping[str, Any]) -> Llama3:
     """Return the scaling that a config.json describes. Raises ValueError."""
-    keys = ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL)
-    given = _numbers("llama3", rope, *keys)
-    if missing := [key for key in keys if key not in given]:
+    given = _numbers("llama3", rope, *Llama3._fields)
+    if missing := [key for key in Llama3._fields if key not in given]:
         raise ValueError(f"rope type 'llama3' needs {', '.join(missing)}")
-    factor, low, high, original = (given[key] for key in keys)
+    factor, low, high, original = (given[key] for key in Llama3._fields)
     if low >= high:
         raise ValueError(f"low_freq_factor={low} is not below high_freq_factor={high}")
     return Llama3(factor, low, high, int(original))
@@ -140,20 +145,4 @@ def _numbers(kind: str, rope: Mapping[str, Any], *names: str) -> dict[str, float
 def record_of(scaling: Yarn | Llama3) -> dict[str, Any]:
     """Return the object of a config.json from which `yarn_of` or `llama3_of` reads the same
     scaling."""
-    if isinstance(scaling, Llama3):
-        return {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low,
-            "high_freq_factor": scaling.high,
-            ORIGINAL: scaling.original,
-        }
-    return {
-        "rope_type": "yarn",
-        "factor": scaling.factor,
-        ORIGINAL: scaling.original,
-        "attention_factor": scaling.attention,
-        "beta_fast": scaling.fast,
-        "beta_slow": scaling.slow,
-        "truncate": scaling.whole,
-    }
+    return {"rope_type": type(scaling).__name__.lower()} | scaling._asdict()

@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers,
 from tokenizers import models as bpe_models
 
 from models import hf_config, jinja
-from models.files import BrokenFile, loads, read_text, write_atomically
+from models.files import BrokenFile, read_text, write_atomically
 from models.jinja import MARK, QWEN3, QWEN25, SWITCH, ChatError, ChatTemplate, thoughtless
 
 # Qwen2/2.5's pre-tokenizer. `transformers` uses this same expression for every model of type qwen2.
@@ -30,36 +30,21 @@ PRE_TOKENIZER = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Qwen2.5's added tokens in the order of their ids; the flag is True for those that Qwen marks as
-# special.
-QWEN_TOKENS = (
-    ("<|endoftext|>", True),
-    ("<|im_start|>", True),
-    ("<|im_end|>", True),
-    ("<|object_ref_start|>", True),
-    ("<|object_ref_end|>", True),
-    ("<|box_start|>", True),
-    ("<|box_end|>", True),
-    ("<|quad_start|>", True),
-    ("<|quad_end|>", True),
-    ("<|vision_start|>", True),
-    ("<|vision_end|>", True),
-    ("<|vision_pad|>", True),
-    ("<|image_pad|>", True),
-    ("<|video_pad|>", True),
-    ("<tool_call>", False),
-    ("</tool_call>", False),
-    ("<|fim_prefix|>", False),
-    ("<|fim_middle|>", False),
-    ("<|fim_suffix|>", False),
-    ("<|fim_pad|>", False),
-    ("<|repo_name|>", False),
-    ("<|file_sep|>", False),
-)
+# Qwen2.5's added tokens in the order of their ids.
+ADDED = """
+    <|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|>
+    <|box_end|> <|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|>
+    <|image_pad|> <|video_pad|>
+    <tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|>
+    <|repo_name|> <|file_sep|>
+"""
+# The flag is True for those that Qwen marks as special: the first fourteen.
+QWEN_TOKENS = tuple((name, number < 14) for number, name in enumerate(ADDED.split()))
 # Long runs of one character, on which expressions such as (a+)+$ need exponential time.
 RUNS = "\0".join(40 * chr(code) for code in range(32, 127))
 LONG = 2**13  # characters from which encoding lets other threads run
 COMPOSED = 4  # most characters that Unicode's composition makes one of
+OLDER = ("tokenizer.model", "vocab.json", "tekken.json")  # than tokenizer.json
 REQUIRED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # of ChatML
 KNOWN = {"qwen2.5": QWEN25, "qwen3": QWEN3}  # chat templates that are ours, too
 NAMES = {QWEN25: "Qwen2.5's", QWEN3: "Qwen3's"}
@@ -95,10 +80,18 @@ class Tokenizer:
         settings: Mapping[str, Any] | None = None,
         ends: Iterable[int] = (),
     ):
+        self._settings = dict(settings or {})
         try:
             spec = json.loads(json_text)
-            self._original = tokenizers.Tokenizer.from_str(json_text)
-            added = {token["content"]: token["id"] for token in spec["added_tokens"]}
+            listed = {token["content"]: token for token in spec["added_tokens"]}
+            stated = [("tokenizer.json", name, token["id"]) for name, token in listed.items()]
+            for id, token in (self._settings.get("added_tokens_decoder") or {}).items():
+                stated.append(("tokenizer_config.json", token["content"], int(id)))
+                held = listed.setdefault(token["content"], {"id": int(id), **token})
+                held["special"] |= token["special"]
+            spec["added_tokens"] = list(listed.values())
+            self._original = tokenizers.Tokenizer.from_str(json.dumps(spec))
+            added = {name: token["id"] for name, token in listed.items()}
             self._control = {}
             for token in spec["added_tokens"]:
                 if token["special"] or _is_control(token["content"]):
@@ -108,7 +101,10 @@ class Tokenizer:
             spec |= {"truncation": None, "padding": None, "post_processor": None}
             self._encoder = tokenizers.Tokenizer.from_str(json.dumps(spec))
         except Exception as error:  # the library raises bare Exception on malformed files
-            raise TokenizerError(f"{source}: tokenizer.json cannot be read ({error})") from None
+            raise TokenizerError(
+                f"{source}: tokenizer.json cannot be read with the tokens of tokenizer_config.json"
+                f" ({error})"
+            ) from None
         missing = [name for name in REQUIRED if name not in added]
         if missing and (render != "auto" or template in ("", QWEN25)):
             needs = "Qwen2.5's template" if render == "auto" else f"template.render={render}"
@@ -119,14 +115,12 @@ class Tokenizer:
                 f" {'them' if template else 'a chat_template.jinja'}"
             )
         actual = self._original.get_vocab(with_added_tokens=True)
-        if moved := [
-            (name, id, actual.get(name)) for name, id in added.items() if actual.get(name) != id
-        ]:
-            name, stated, id = moved[0]
-            raise TokenizerError(
-                f"{source}: tokenizer.json gives {name} the id {stated}, and it is read as {id}: it"
-                " has a hole"
-            )
+        for file, name, id in stated:
+            if actual.get(name) != id:
+                raise TokenizerError(
+                    f"{source}: {file} gives {name} the id {id}, and it is read as"
+                    f" {actual.get(name)}: it has a hole"
+                )
         # A control token of the model's own vocabulary has another id in the encoder.
         known = self._encoder.get_added_tokens_decoder()
         ids = {id: added[token.content.removeprefix(MARK)] for id, token in known.items()}
@@ -144,7 +138,6 @@ class Tokenizer:
             )
         self.vocab_size = 1 + max(actual.values())
         self._longest = max(map(len, actual))  # characters of a token, which spells bytes or text
-        self._settings = dict(settings or {})
         self._header: list[int] = []  # of a turn, if it has the same ids alone
         self.calls: str = self._settings.get("call_format", "")
         if not missing:
@@ -195,19 +188,23 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path, render: str = "auto", calls: str = "auto") -> Tokenizer:
-        """Load `tokenizer.json`, given its path or that of a model directory, with the chat
-        template beside it. calls: the format of calls, "auto" = that which was saved, if any.
+        """Load `tokenizer.json`, given its path or that of a model directory, or what
+        `transformers` makes of the files that came before it, with the chat template beside it.
+        calls: the format of calls, "auto" = that which was saved, if any.
 
         Raises TokenizerError.
         """
         file = Path(path)
         file = file / "tokenizer.json" if file.is_dir() else file
-        if not file.is_file():
-            raise TokenizerError(f"{path}: no tokenizer.json")
         try:
-            text, settings = read_text(file), _settings_of(file.parent)
-            template, ends = _template_of(file.parent, settings), set[int]()
-        except (OSError, BrokenFile) as error:
+            settings, ends = _settings_of(file.parent), set[int]()
+            if file.is_file():
+                text = read_text(file)
+            else:
+                text, named = _converted(Path(path))
+                settings = named | settings
+            template = _template_of(file.parent, settings)
+        except (OSError, BrokenFile, hf_config.ModelError) as error:
             raise TokenizerError(str(error)) from None
         with contextlib.suppress(hf_config.ModelError):  # an older or a partial checkpoint
             ends = set[int]().union(*hf_config.end_tokens(file.parent).values())
@@ -349,19 +346,34 @@ def byte_level(bpe: bpe_models.BPE) -> tokenizers.Tokenizer:
 
 
 def _settings_of(folder: Path) -> dict[str, Any]:
-    """Return what tokenizer_config.json holds, {} without one. Raises BrokenFile and OSError."""
-    file = folder / "tokenizer_config.json"
-    try:
-        found = loads(read_text(file))
-    except FileNotFoundError:  # an older or a partial checkpoint: models.hf reports its needs
-        return {}
-    except BrokenFile:
-        raise
-    except ValueError as error:
-        raise BrokenFile(f"{file} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise BrokenFile(f"{file} holds a {type(found).__name__}, not a JSON object")
+    """Return what special_tokens_map.json and tokenizer_config.json hold, as far as they are there.
+    Raises ModelError."""
+    found: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / name).exists():
+            found |= hf_config.read(folder, name)
     return found
+
+
+def _converted(folder: Path) -> tuple[str, dict[str, Any]]:
+    """Return the tokenizer.json that `transformers` makes of the files that came before it, and the
+    tokens that it names. Raises TokenizerError.
+
+    A tokenizer.json is read as it is: `AutoTokenizer` changes the ids of some, such as all of
+    models of type qwen2 that do not split text in Qwen's way.
+    """
+    older = [name for name in OLDER if (folder / name).is_file()]
+    if not older:
+        raise TokenizerError(f"{folder}: no tokenizer.json")
+    library = hf_config.transformers()
+    try:
+        made = library.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return made.backend_tokenizer.to_str(), made.special_tokens_map
+    except Exception as error:  # it raises a dozen types
+        raise TokenizerError(
+            f"{folder}: no tokenizer.json, and transformers can make none of {', '.join(older)}:"
+            f" {' '.join(str(error).split())}"
+        ) from None
 
 
 def _template_of(folder: Path, settings: Mapping[str, Any]) -> str:

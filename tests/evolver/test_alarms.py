@@ -16,6 +16,7 @@ from evolver.phases import tasks
 from models.tokenizer import Tokenizer
 from rl.rollout import Actor
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
+from tests.models.test_jinja import SMOL
 from tests.tiny import config_file, tiny_policy
 
 CALLS = {"calls": [{"name": "look"}]}
@@ -177,13 +178,18 @@ def test_a_doomed_run_is_told_from_its_first_prompt(change, remedy):
         ("travel", False, 3000, "does not show the world's 12 tools"),
         ("tests.tiny:Parity", False, 300, ""),
         ("travel", True, 400, "leaves 0 for the episode"),
+        ("travel", True, 0, "prompt of travel cannot be written: the chat template lists no tools"),
     ],
 )
 def test_a_doomed_run_says_so_before_its_first_step(env, show_tools, context, said, tmp_path):
+    """With a context of 0 the chat template raises an exception for tools."""
     config, world = base.get_config(), envs.make(env)
     config.update_from_flattened_dict({"env.name": env, "rollout.context": context})
     config.update_from_flattened_dict({"rollout.max_tokens": 20, "model.path": str(tmp_path)})
     tokenizer = Tokenizer.load(tiny_policy(tmp_path))
+    if not context:
+        raising = "{% if tools %}{{ raise_exception('No tools') }}{% endif %}"
+        tokenizer = Tokenizer(tokenizer.to_json(), template=raising + SMOL)
     actor = Actor(None, tokenizer, None, show_tools=show_tools)
     told: list[str] = []
     doomed = SimpleNamespace(
@@ -193,7 +199,7 @@ def test_a_doomed_run_says_so_before_its_first_step(env, show_tools, context, sa
         tasks=SimpleNamespace(originals=world.tasks("train")[:1], held_out=[]),
         progress=SimpleNamespace(say=told.append),
     )
-    if context == 400:
+    if context in (0, 400):
         with pytest.raises(RunError, match=said):
             tasks.look_ahead(doomed)
         return

@@ -39,8 +39,7 @@ def test_an_unsupported_model_is_named_with_the_other_problems(
     assert run.main(["run.py", *words, f"--workdir={tmp_path}/run"]) == 2
     err = capsys.readouterr().err
     assert (
-        "2 problems" in err
-        and "model_type is 'mixtral'; supported are qwen2, qwen3 and llama" in err
+        "2 problems" in err and "model_type is 'mixtral'; supported are qwen2, qwen3, llama" in err
     )
     assert "Traceback" not in err
 
@@ -48,7 +47,7 @@ def test_an_unsupported_model_is_named_with_the_other_problems(
 @pytest.mark.parametrize(
     "values,words",
     [
-        ({"model_type": None}, "supported are qwen2, qwen3 and llama"),
+        ({"model_type": None}, "supported are qwen2, qwen3, llama"),
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"num_key_value_heads": 3}, "3 key/value heads do not divide"),
         (
@@ -94,6 +93,16 @@ def test_each_file_that_names_an_end_of_turns_must_name_one_of_the_tokenizer(pol
         )
     finally:
         generation.write_text(kept)
+
+
+def test_the_plan_names_the_rows_that_are_never_sampled(policy, changed):
+    config = base.get_config()
+    config.model.path = str(policy)
+    ids = f"{load_tokenizer(config).vocab_size:,} ids"
+    assert facts.vocabulary(config)["vocabulary"] == ids
+    changed(vocab_size=load_tokenizer(config).vocab_size + 7)
+    found = facts.vocabulary(config)["vocabulary"]
+    assert found == f"{ids}; the other 7 rows of the model are never sampled"
 
 
 @pytest.mark.parametrize("value", ["on", "off"])

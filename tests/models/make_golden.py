@@ -31,6 +31,9 @@ VARIANTS = {
     "tied": {"model_type": "qwen2", "tie_word_embeddings": True, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
     "untied": {"model_type": "qwen2", "tie_word_embeddings": False, "rms_norm_eps": 1e-6, "rope_theta": 1e4},
     "qwen3": {"model_type": "qwen3", "tie_word_embeddings": False, "head_dim": 16, "rope_theta": 1e6},
+    "smollm3": {
+        "model_type": "smollm3", "tie_word_embeddings": True, "rope_theta": 1e4, "no_rope_layers": [1, 0], "pad_token_id": None,
+    },
     "yarn": {
         "model_type": "qwen2", "tie_word_embeddings": False, "num_attention_heads": 2, "num_key_value_heads": 1,
         "rope_theta": 100.0, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},

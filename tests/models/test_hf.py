@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from configs import base
+from evolver.config.checks.model import model_problems
 from models import chat, hf, hf_config, qwen
 from models.rope import Llama3, Yarn
 from models.tokenizer import Tokenizer, train_bpe
@@ -23,6 +25,7 @@ CONFIG = qwen.Config(
 )
 QWEN3 = dataclasses.replace(CONFIG, head_dim=8, tied=False, qkv_bias=False, qk_norm=True)
 LLAMA = qwen.Config(40, 36, 2, 9, 3, 4, 24, rope_theta=1e5, rms_eps=1e-5, qkv_bias=False, tied=True)
+SMOL3 = dataclasses.replace(LLAMA, no_rope=(1,))
 LLAMA3 = dataclasses.replace(LLAMA, tied=False, rope_scaling=Llama3(8.0, 1.0, 4.0, 64))
 
 
@@ -37,7 +40,7 @@ def same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-@pytest.mark.parametrize("config", [CONFIG, QWEN3, LLAMA, LLAMA3])
+@pytest.mark.parametrize("config", [CONFIG, QWEN3, LLAMA, LLAMA3, SMOL3])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("shard_bytes", [hf.SHARD_BYTES, 3000])
 def test_round_trip(tmp_path, config, dtype, shard_bytes):
@@ -181,7 +184,10 @@ def test_directories_without_a_sound_checkpoint(folder):
 
 YARN = {"rope_type": "yarn", "factor": 4.0}
 UNSUPPORTED = [
-    ({"model_type": "mixtral"}, "model_type is 'mixtral'; supported are qwen2, qwen3 and llama: dense"),
+    ({"model_type": "mixtral"}, "model_type is 'mixtral'; supported are qwen2, qwen3, llama, mistral and smollm3: dense"),
+    ({"model_type": "mistral", "sliding_window": 4096}, r"sliding window attention \(sliding_window\)"),
+    ({"model_type": "smollm3", "no_rope_layers": [1]}, r"no_rope_layers=\[1\] is not a list with 0 or 1 for each"),
+    ({"model_type": "smollm3", "no_rope_layers": [1, "x"]}, "is not a list with 0 or 1 for each"),
     ({"model_type": "llama", "mlp_bias": True, "attention_bias": True}, "attention_bias is not.*mlp_bias is not"),
     ({"model_type": "llama", "hidden_size": 18, "head_dim": None}, "head_dim is missing, and 4 heads"),
     ({"model_type": "llama", "partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
@@ -297,6 +303,83 @@ def test_yarn_is_never_ignored(parameters):
     assert qwen.Config(**hf_config.fields(hf_config.record_of(config, "float32"))) == config
 
 
+@pytest.mark.parametrize("kind", hf_config.KINDS)
+def test_what_config_json_leaves_out_is_as_transformers_understands_it(kind):
+    transformers = pytest.importorskip("transformers")
+    keys = (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+    )
+    record = {"model_type": kind} | dict.fromkeys(keys, 64)
+    theirs = transformers.AutoConfig.for_model(**record)
+    found = hf_config.fields(record | ({"sliding_window": None} if kind == "mistral" else {}))
+    assert found["rope_theta"] == theirs.rope_parameters["rope_theta"]
+    for ours, key in (
+        ("kv_heads", "num_key_value_heads"),
+        ("max_positions", "max_position_embeddings"),
+        ("rms_eps", "rms_norm_eps"),
+        ("tied", "tie_word_embeddings"),
+    ):
+        assert found[ours] == getattr(theirs, key)
+    left_out = [i for i, flag in enumerate(getattr(theirs, "no_rope_layers", [])) if not flag]
+    assert list(found["no_rope"]) == left_out and bool(left_out) == (kind == "smollm3")
+    with pytest.raises(
+        hf.ModelError, match="rms_norm_eps left out, and transformers has no defaults"
+    ):
+        del (whole := hf_config.record_of(CONFIG, "float32"))["rms_norm_eps"]
+        hf_config.fields(
+            whole
+            | {
+                "model_type": kind,
+                "no_rope_layers": [1, 1],
+                "sliding_window": None,
+                "pad_token_id": "x",
+            }
+        )
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_model_of_the_hub_is_taken_from_the_cache_or_named(tmp_path, cached):
+    """Without a network, in a process of its own: the library reads its variables once."""
+    if cached:
+        kept = tmp_path / "hub/models--owner--model/snapshots/abc"
+        kept.mkdir(parents=True)
+        (kept / "config.json").write_text("{}")
+        (kept.parents[1] / "refs").mkdir()
+        (kept.parents[1] / "refs/main").write_text("abc")
+    code = "from models import hub\ntry: print(hub.fetch('owner/model'))\nexcept ValueError as e: print(e)"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (line,) = run.stdout.splitlines()
+    if cached:
+        assert line == str(kept)
+    else:
+        assert "owner/model is not a local directory" in line and "give its directory" in line
+
+
+def test_a_gated_model_is_one_message_that_says_what_to_do(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(
+            "401 Client Error.\n\nCannot access gated repo for url https://x/y.\nYou must be authenticated."
+        )
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    config = base.get_config()
+    config.model.path = "owner/gated"
+    (problem,) = model_problems(config, "train")
+    assert "Cannot access gated repo" in problem and "`hf auth login`" in problem
+    assert "\n" not in problem
+
+
 def test_config_json_is_read_without_jax():
-    command = "import sys; from models import hf_config, hub; assert not {'jax', 'numpy'} & set(sys.modules)"
+    command = "import sys; from models import hf_config, hub; assert not {'jax', 'numpy', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", command], cwd=Path(__file__).parents[2], check=True)

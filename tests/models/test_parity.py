@@ -110,16 +110,20 @@ LIVE = {
         96, 32, 2, 4, 2, 8, 48, tied=False, qkv_bias=False, qk_norm=True, rms_eps=1e-5
     ),
     "llama": LLAMA,
+    "llama 2": dataclasses.replace(LLAMA, kv_heads=9, tied=False),
     "llama with a head size of its own": dataclasses.replace(LLAMA, head_dim=16, tied=False),
     "llama with scaled rope": dataclasses.replace(
         LLAMA, rope_scaling=Llama3(4.0, 1.0, 4.0, 16), rope_theta=100.0
     ),
+    "smollm3": dataclasses.replace(LLAMA, layers=4, no_rope=(1, 3)),
+    "mistral": dataclasses.replace(LLAMA, tied=False),
 }
 
 
 @pytest.mark.parametrize("kind", LIVE)
 def test_live_round_trip_through_transformers(tmp_path, kind):
-    """`transformers` loads our checkpoint, we load its checkpoint, and the logits are equal."""
+    """`transformers` loads our checkpoint, and we its; logits and gradients are equal, also after a
+    step."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     config = LIVE[kind]
@@ -128,6 +132,10 @@ def test_live_round_trip_through_transformers(tmp_path, kind):
         lambda s: jnp.asarray(0.3 * rng.normal(size=s.shape), s.dtype), qwen.shapes(config)
     )
     hf.save(tmp_path / "ours", config, params, shard_bytes=20_000)
+    if kind == "mistral":  # which is saved as Llama, of which it is one
+        path = tmp_path / "ours" / "config.json"
+        change = {"model_type": kind, "sliding_window": None}
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
     ids = np.random.default_rng(0).integers(0, config.vocab, (2, 33))
     with torch.no_grad():
@@ -145,6 +153,23 @@ def test_live_round_trip_through_transformers(tmp_path, kind):
     loaded_config, loaded = hf.load(tmp_path / "theirs")
     assert loaded_config == config
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
+
+    def loss(params):
+        logp = jax.nn.log_softmax(logits(config, params, ids, positions, np.ones_like(ids)))
+        return -jnp.take_along_axis(logp[:, :-1], ids[:, 1:, None], axis=-1).mean()
+
+    grads = jax.grad(loss)(params)
+    model(torch.tensor(ids), labels=torch.tensor(ids)).loss.backward()
+    theirs = dict(model.named_parameters())
+    for name, grad in hf.to_hf(config, grads):
+        np.testing.assert_allclose(grad, theirs[name].grad.numpy(), atol=1e-5, rtol=1e-4)
+    trained = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+    hf.save(tmp_path / "trained", config, trained)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
+    with torch.no_grad():
+        expected = model(torch.tensor(ids)).logits.numpy()
+    got = logits(config, trained, ids, positions, np.ones_like(ids))
+    np.testing.assert_allclose(got, expected, atol=ATOL, rtol=0)
 
 
 @pytest.mark.parametrize("parameters", [None, {"rope_type": "default", "rope_theta": 100.0}])

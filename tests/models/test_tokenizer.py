@@ -5,6 +5,7 @@ import copy
 import json
 import os
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -175,6 +176,92 @@ def test_a_file_beside_it_that_is_there_and_cannot_be_read_is_no_file_that_is_mi
         os.mkfifo(tmp_path / name) if damage is None else (tmp_path / name).write_bytes(damage)
         with pytest.raises(TokenizerError, match=name):
             Tokenizer.load(tmp_path)
+
+
+def older_files(tokenizer: Tokenizer, folder: Path) -> dict:
+    """Write a tokenizer as checkpoints were before tokenizer.json; return its tokens by id."""
+    spec = json.loads(tokenizer.to_json())
+    (folder / "vocab.json").write_text(json.dumps(spec["model"]["vocab"]))
+    merges = "\n".join(" ".join(pair) for pair in spec["model"]["merges"])
+    (folder / "merges.txt").write_text(merges)
+    (folder / "config.json").write_text('{"model_type": "qwen2"}')
+    tokens = {str(t.pop("id")): t for t in spec["added_tokens"]}
+    record = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "added_tokens_decoder": tokens,
+        "bos_token": None,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(record | {"eos_token": "<|im_end|>"}))
+    return tokens
+
+
+def test_what_was_before_tokenizer_json_is_read_by_transformers(small, tmp_path):
+    pytest.importorskip("transformers")
+    older_files(small, tmp_path)
+    loaded = Tokenizer.load(tmp_path)
+    assert [loaded.encode(text) for text in TRICKY] == [small.encode(text) for text in TRICKY]
+    assert loaded.stops == small.stops and loaded.vocab_size == small.vocab_size
+    loaded.save(tmp_path)  # from now on there is one
+    assert Tokenizer.load(tmp_path).to_json() == loaded.to_json()
+
+
+def test_a_sentencepiece_model_is_read_by_transformers(tmp_path):
+    pytest.importorskip("transformers")
+    trainer = pytest.importorskip("sentencepiece").SentencePieceTrainer
+    trainer.train(
+        sentence_iterator=iter(TEXTS), model_prefix=f"{tmp_path}/tokenizer", vocab_size=330,
+        model_type="bpe", byte_fallback=True, user_defined_symbols=["[INST]", "[/INST]"],
+        minloglevel=2, hard_vocab_limit=False,
+    )  # fmt: skip
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    inst = "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content + eos_token }}{% else %}{{ '[INST] ' + m.content + ' [/INST]' }}{% endif %}{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(inst)
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.decode(loaded.stops) == "</s>" and loaded.decode([loaded.bos]) == "<s>"
+    ids = chat.opening(loaded, [{"role": "user", "content": "Oslo</s>"}])
+    assert ids[0] == loaded.bos and loaded.stops[0] not in ids
+
+
+def test_files_that_transformers_cannot_read_are_one_message(small, tmp_path, capfd):
+    """Code that came with a checkpoint is neither run nor asked about."""
+    pytest.importorskip("transformers")
+    older_files(small, tmp_path)
+    for name in ("vocab.json", "tokenizer.py"):
+        (tmp_path / name).write_text("raise SystemExit")
+    with pytest.raises(TokenizerError, match=r"transformers can make none of vocab\.json: "):
+        Tokenizer.load(tmp_path)
+    record = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    record |= {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["tokenizer.Mine", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(record))
+    (tmp_path / "config.json").write_text('{"model_type": "unknown"}')
+    with pytest.raises(TokenizerError, match=r"transformers can make none of vocab\.json: "):
+        Tokenizer.load(tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_tokens_of_tokenizer_config_are_added(small, tmp_path):
+    """With the ids that it gives them; those that it calls special cannot be written by anybody."""
+    transformers = pytest.importorskip("transformers")
+    tokens = older_files(small, tmp_path)
+    small.save(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    record = json.loads(path.read_text())
+    at, call = small.vocab_size, small.encode("<tool_call>")[0]
+    held = tokens[str(call)] | {"special": True}  # tokenizer.json calls it plain
+    tokens |= {str(call): held, str(at): held | {"content": "[SYS]"}}
+    path.write_text(json.dumps(record | {"added_tokens_decoder": tokens}))
+    loaded, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.vocab_size == at + 1 == len(theirs)
+    assert template_ids(loaded, "a [SYS] b") == theirs.encode("a [SYS] b")
+    assert not {at, call} & set(loaded.encode("[SYS] <tool_call>"))
+    for name, id, words in (("[SYS]", at + 1, "hole"), ("<tool_call>", at, f"read as {call}")):
+        wrong = {"added_tokens_decoder": {str(id): held | {"content": name}}}
+        path.write_text(json.dumps(record | wrong))
+        with pytest.raises(TokenizerError, match=f"tokenizer_config.json gives .* {words}"):
+            Tokenizer.load(tmp_path)
+    path.write_text(json.dumps(record | {"added_tokens_decoder": {"x": 1}}))
+    with pytest.raises(TokenizerError, match="with the tokens of tokenizer_config"):
+        Tokenizer.load(tmp_path)
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a*)*b", "(x+x+)+y", "(", r"\p{Foo}"])

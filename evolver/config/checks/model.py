@@ -71,7 +71,7 @@ def shape_conflicts(config: ConfigDict, shape: dict[str, Any]) -> Iterator[str]:
     key = "rollout" if context == config.rollout.context else "llm"
     most, scaling = shape["max_positions"], shape.get("rope_scaling")
     if scaling:
-        most = max(most, round(scaling.factor * scaling.original))
+        most = max(most, round(scaling.factor * scaling.original_max_position_embeddings))
     if context > most:
         yield (
             f"config.{key}.context={context} is more than the max_position_embeddings={most} of"
