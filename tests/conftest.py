@@ -2,15 +2,36 @@
 every run."""
 
 import atexit
+import importlib.util
+import mmap
 import os
 import shutil
 import signal
 import tempfile
+from pathlib import Path
+
+import hypothesis
+
+
+def jaxlib_has(flag: bytes) -> bool:
+    """Return True if XLA knows a flag; one that it does not know would end the process."""
+    found = importlib.util.find_spec("jaxlib")
+    for path in Path(found.origin).parent.glob("*.so") if found else ():
+        with open(path, "rb") as file:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
+                if library.find(flag) >= 0:
+                    return True
+    return False
+
 
 # Before anything imports jax. An accelerator would change the numbers that parity tests compare.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs run for a few milliseconds here, and optimizing one takes seconds.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Kernels that XLA makes by MLIR take twice as long to compile as those that it makes by LLVM alone.
+if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and "XLA_FLAGS" not in os.environ:
+    if jaxlib_has(b"xla_cpu_use_fusion_emitters"):
+        os.environ["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false"
 # A program that one test compiled is read by the next, in this process and in those that it starts.
 # Smaller ones are compiled in less time than they are read in.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -23,8 +44,6 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 # runs that they stop.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-import hypothesis
 
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000)

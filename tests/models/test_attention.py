@@ -162,7 +162,7 @@ def ring_on_meshes():
 def test_ring_and_shards_equal_one_device():
     env = {
         **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8",
         "JAX_PLATFORMS": "cpu",
     }
     command = [

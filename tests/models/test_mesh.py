@@ -95,7 +95,7 @@ def test_eight_devices_read_write_and_compute_the_same(tmp_path):
     command = [sys.executable, "-c", EIGHT_DEVICES, str(tmp_path / "in"), str(tmp_path / "out")]
     env = {
         **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8",
         "JAX_PLATFORMS": "cpu",
     }
     root = Path(__file__).resolve().parents[2]
