@@ -11,7 +11,7 @@ from evolver.llm.answers import Schema, Unreadable, read_json
 from evolver.processes.interrupt import RunEnds
 
 CURRENT_POLICY, INITIAL_POLICY = "policy", "policy:initial"
-CUT = ("length", "content_filter", "abort", "error")  # why an answer is not whole
+CUT = ("content_filter", "abort", "error")  # why an answer is not whole, besides "length"
 POLICY_URLS = (CURRENT_POLICY, INITIAL_POLICY)  # urls of roles that an engine of this run answers
 Json = dict[str, Any]  # a JSON object
 # What is cached of an answer: prompt_tokens, completion_tokens, estimated=True where they are, and
@@ -145,11 +145,11 @@ class Call:
         """
         if self.is_embedding:
             return record["vector"]
-        if (why := record["finish"]) in CUT:
+        text, why = record["text"], record["finish"]
+        if why == "length" or (why in CUT and text.strip()):
             before = "" if why == "length" else f" or before: {why}"
             most = self.role.max_tokens
             raise Unreadable("cut", f"the answer was cut at max_tokens={most}{before}")
-        text = record["text"]
         if self.schema is not None:
             asked = [m.get("content") for m in self.body["messages"] if m.get("role") == "user"]
             return read_json(text, self.schema, prompt="\n".join(map(str, asked)))
