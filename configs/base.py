@@ -226,7 +226,7 @@ class Questioning(Group):
     overlap: Fraction = 0.8
     """Jaccard similarity of two queries at which the later task is a duplicate."""
     learnable: bool = False
-    """Prefer synthetic tasks that are solved sometimes, but not always."""
+    """The sampler `epochs` prefers synthetic tasks that are solved sometimes, but not always."""
 
 
 class Navigating(Group):
@@ -353,6 +353,20 @@ class Recipe(Plug):
     """standard, sirius (successes and repaired failures, with loss.name=nll)."""
 
 
+class Sampler(Plug):
+    """The choice of the tasks of a step."""
+
+    name: str = "epochs"
+    """epochs, failures (most failed first), learnability (solved sometimes), quotas (per world)."""
+
+
+class Reward(Plug):
+    """What outcomes become before they are compared; scores and success stay as they are."""
+
+    name: str = "score"
+    """score, overlong (DAPO's penalty of long rollouts)."""
+
+
 class Advantage(Plug):
     """The advantage estimator: from outcomes and labels to one number per turn."""
 
@@ -373,9 +387,12 @@ class Loss(Plug):
     ] = "token-mean"
     """The average of token losses."""
     kl_coef: Weight = 0.001
-    """Coefficient of the KL to the initial policy; 0 = no reference."""
+    """Coefficient of the KL to the reference policy, the initial one by default; 0 = no KL."""
     kl_estimator: Literal["k2", "k3"] = "k3"
     """Estimator of that KL (k1's gradient is 0 on average)."""
+    reference_every: CountOrZero = 0
+    """Steps after which the KL's reference becomes the current policy; 0 = it stays the initial
+    one."""
     reference: Literal["device", "host"] = "device"
     """Memory that holds the reference policy between uses."""
     entropy_coef: Weight = 0.0
@@ -602,6 +619,8 @@ class Config(Group):
     attributing: Attributing = Attributing()
     llm: Llm = Llm()
     recipe: Recipe = Recipe()
+    sampler: Sampler = Sampler()
+    reward: Reward = Reward()
     advantage: Advantage = Advantage()
     loss: Loss = Loss()
     optim: Optim = Optim()

@@ -65,12 +65,15 @@ def result(value: Any) -> StepResult:
 
 
 def evaluation(value: Any) -> Evaluation:
-    """Return an evaluation, made safe. Raises Unsafe, also for a score outside [0, 1]."""
+    """Return an evaluation, made safe. Raises Unsafe, also for a score outside its range."""
     if not isinstance(value, Evaluation):
         raise Unsafe(f"a {type(value).__name__} instead of an Evaluation")
     score = _real(value.score, "the score")
-    if not 0.0 <= score <= 1.0:
-        raise Unsafe(f"the score {score:.6g} is not in [0, 1]")
+    low, high = _real(value.low, "low"), _real(value.high, "high")
+    if not low < high:
+        raise Unsafe(f"the range of the score, [{low:.6g}, {high:.6g}], is empty")
+    if not low <= score <= high:
+        raise Unsafe(f"the score {score:.6g} is not in [{low:.6g}, {high:.6g}]")
     if not isinstance(value.success, bool):
         raise Unsafe(f"success is of type {type(value.success).__name__}, not bool")
     if not isinstance(value.components, dict):
@@ -79,7 +82,7 @@ def evaluation(value: Any) -> Evaluation:
         values.key(k, "components"): _real(v, f"components.{k}")
         for k, v in value.components.items()
     }
-    return Evaluation(score, value.success, components)
+    return Evaluation(score, value.success, components, low, high)
 
 
 def _messages(messages: Any) -> list[Message]:

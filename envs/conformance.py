@@ -404,7 +404,7 @@ def ends_its_episodes(make: Make, tasks: list[Task]) -> Iterator[str]:
 
 
 def evaluates_without_side_effects(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """`evaluate` returns a score in [0, 1], the same when repeated, and does not change the
+    """`evaluate` returns a score in its range, the same when repeated, and does not change the
     episode, because it is also called in the middle of an episode. A `progress` component is 1
     exactly on success."""
     world = make()
@@ -423,8 +423,8 @@ def evaluates_without_side_effects(make: Make, tasks: list[Task]) -> Iterator[st
 
 
 def scores_references_one(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """A task's reference solution, if it has one, ends with success and score 1. Otherwise the task
-    is unsolvable or the score is wrong."""
+    """A task's reference solution, if it has one, ends with success and the highest score.
+    Otherwise the task is unsolvable or the score is wrong."""
     world = make()
     for task in tasks:
         if not task.reference:
@@ -432,18 +432,19 @@ def scores_references_one(make: Make, tasks: list[Task]) -> Iterator[str]:
         played = _play(world, task, task.reference)
         if len(played["steps"]) < len(task.reference):
             yield f"task {task.id}: the episode ended before the reference did"
-        if played["evaluation"]["score"] != 1.0 or not played["evaluation"]["success"]:
-            yield f"task {task.id}: its reference scores {played['evaluation']}"
+        evaluation = played["evaluation"]
+        if evaluation["score"] != evaluation["high"] or not evaluation["success"]:
+            yield f"task {task.id}: its reference scores {evaluation}"
     world.close()
 
 
 def scores_inaction_zero(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """An agent that does nothing scores 0. Otherwise policies are rewarded for inaction: subtract
-    the score of doing nothing."""
+    """An agent that does nothing has the lowest score. Otherwise policies are rewarded for
+    inaction: subtract the score of doing nothing."""
     world = make()
     for task in tasks:
         evaluation = _play(world, task, ["I do nothing."] * MAX_STEPS)["evaluation"]
-        if evaluation["score"] != 0.0 or evaluation["success"]:
+        if evaluation["score"] != evaluation["low"] or evaluation["success"]:
             yield f"task {task.id}: doing nothing scores {evaluation}"
     world.close()
 

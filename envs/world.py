@@ -109,8 +109,8 @@ class StepResult(_Record):
 
 @dataclass
 class Evaluation(_Record):
-    """The score of an episode so far. `score` is in [0, 1]; `success` is the benchmark's own
-    pass/fail.
+    """The score of an episode so far. `score` is in [low, high], which is [0, 1] unless the world
+    says otherwise; `success` is the benchmark's own pass/fail.
 
     `components` holds named values in [0, 1]. "progress", if an environment reports it, grows with
     every part of the goal that is reached and is 1.0 exactly when `success` is true.
@@ -119,6 +119,8 @@ class Evaluation(_Record):
     score: float
     success: bool
     components: dict[str, float] = field(default_factory=dict)
+    low: float = 0.0
+    high: float = 1.0
 
 
 def repeated(tasks: Iterable[Task]) -> list[str]:

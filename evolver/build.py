@@ -38,6 +38,7 @@ from evolver.processes import hosts
 from evolver.processes.interrupt import Stop
 from evolver.questioning import Explorer, TaskPool, is_verified
 from evolver.questioning.words import Words
+from evolver.sampling import Sampler
 from models import hf, qwen
 from models.files import BrokenFile
 from models.mesh import make_mesh
@@ -49,6 +50,7 @@ from rl.contexts import Limits
 from rl.engines import Engine, EngineFault
 from rl.engines.grammar import Grammars
 from rl.engines.jax.engine import JaxEngine
+from rl.rewards import Reward
 from rl.rollout import Actor, Worlds, rollouts
 
 
@@ -84,6 +86,8 @@ class Run:
     pipeline: Pipeline | None  # None = the rollouts of a step end before its update begins
     learner: Learner
     tasks: Tasks
+    sampler: Sampler
+    reward: Reward
     estimator: Estimator
     grader: grading.Grader
     navigating: Navigating | None
@@ -174,6 +178,7 @@ def build(
     parts = Parts(make_world, chat, c.llm.shown, c.model.path)
     grader = make_grader(c, parts)
     recipe: Any = plugged("recipe", c.recipe)(parts)
+    tasks = make_tasks(c, originals, held_out, given, parts, progress)
     actor, worlds = make_actor(c, engine, tokenizer, chat), Worlds(make_world)
     run = Run(
         config=c,
@@ -186,7 +191,9 @@ def build(
         worlds=worlds,
         pipeline=make_pipeline(c, actor, worlds, grader, recipe.judge),
         learner=make_learner(c, shape, params, mesh),
-        tasks=make_tasks(c, originals, held_out, given, parts, progress),
+        tasks=tasks,
+        sampler=plugged("sampler", c.sampler)(replace(parts, task_pool=tasks.pool)),
+        reward=plugged("reward", c.reward),
         estimator=plugged("advantage", c.advantage),
         grader=grader,
         navigating=make_navigating(c, [*originals, *given], parts),
@@ -212,6 +219,8 @@ def remembering(run: Run) -> dict[str, Any]:
     remember is saved and restored with the run."""
     made: dict[str, Any] = {
         "recipe": run.recipe,
+        "sampler": run.sampler,
+        "reward": unbound(run.reward),
         "advantage": unbound(run.estimator),
         "questioning.explorer": run.tasks.explorer,
         "questioning.words": run.tasks.words,

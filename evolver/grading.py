@@ -1,4 +1,4 @@
-"""Phases 3 to 5: outcomes, labels and advantages of the trajectories of a step."""
+"""Phases 3 to 5: outcomes, labels, rewards and advantages of the trajectories of a step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,8 +9,10 @@ from evolver.attributing import Label, TurnJudge
 from evolver.metrics import Metrics, timed
 from evolver.processes import hosts
 from evolver.questioning import OutcomeJudge, is_verified
+from rl import rewards
 from rl.advantages import Batch, Estimator, estimate
 from rl.advantages.estimators import of_outcomes, tells_apart
+from rl.rewards import Reward
 from rl.samples import void_reason
 from rl.trajectory import StopReason, Trajectory, groups_of
 
@@ -109,6 +111,13 @@ def alike(
         if not tells_apart(estimator, Batch.of(counted, 0)):
             found.add(key)
     return found
+
+
+def shape(config: Any, reward: Reward, trajectories: Sequence[Trajectory], step: int) -> None:
+    """Write the rewards of rollouts that have none yet, in one batch. Void rollouts get none."""
+    new = [t for t in trajectories if t.reward is None and not void_reason(t, config.learner.drop)]
+    if new:
+        rewards.shape(reward, Batch.of(new, step))
 
 
 def assign(

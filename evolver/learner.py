@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from evolver.config.derived import updates, warmup, weight_dtype
+from evolver.config.derived import needs_reference, updates, warmup, weight_dtype
 from evolver.config.paths import model_folder
 from evolver.config.plugs import plug
 from models import hf, qwen
@@ -33,14 +33,53 @@ class Learner:
     layout: learner.Layout
     update: learner.Update
     logp: learner.LogP
-    # the initial policy, if the loss needs it and the state does not hold it
+    # The policy of an earlier step that is compared with, or its adapters. None: nothing needs one,
+    # or it is the initial policy, which the state of adapters holds as their base.
     reference: qwen.Params | None
+    needs_reference: bool
+    renews: bool  # the reference changes with time
+    offloaded: bool  # it is in host memory between uses
     alarm: Alarm
+
+    def reference_policy(self) -> qwen.Params:
+        """Return the reference as `LogP` takes it. Not to be kept: an update consumes the state
+        that it may be a part of."""
+        reference = self.reference
+        if reference is None:
+            base: qwen.Params = self.state["base"]
+            return base
+        if self.offloaded:
+            reference = _in_memory("device", reference)
+        return learner.whole(self.state | {"params": reference}, self.layout)
+
+    def renew_reference(self) -> None:
+        """Make the current policy the reference."""
+        kept = self.state["params"]
+        self.reference = (
+            _in_memory("pinned_host", kept) if self.offloaded else jax.tree.map(jnp.copy, kept)
+        )
+
+    @property
+    def saved(self) -> learner.State:
+        """The arrays that a checkpoint needs: the state and, where it changes, the reference."""
+        kept = learner.trained(self.state)
+        return kept | {"reference": self.reference} if self.renews else kept
+
+    def restore(self, saved: learner.State) -> None:
+        """Continue from what `saved` was."""
+        if self.renews:
+            self.reference = saved.pop("reference")
+        self.state |= saved
 
     @property
     def policy(self) -> qwen.Params:
         """The current parameters, with adapters merged."""
         return learner.merged(self.state, self.layout)
+
+
+def _in_memory(kind: str, params: qwen.Params) -> qwen.Params:
+    """Return a copy of parameters in another kind of memory."""
+    return jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(kind)), params)
 
 
 def initial_policy(config: Any, mesh: Mesh) -> tuple[qwen.Config, qwen.Params]:
@@ -64,7 +103,21 @@ def make_learner(config: Any, shape: qwen.Config, params: qwen.Params, mesh: Mes
     state = learner.init_state(shape, params, optimizer, mesh, layout, seed=seed)
     coarsest = max(FLOOR[config.model.dtype], FLOOR[weight_dtype(config)])
     alarm = Alarm(config.loss.mismatch_alarm, coarsest)
-    return Learner(shape, state, layout, update, logp, reference, alarm)
+    made = Learner(
+        shape=shape,
+        state=state,
+        layout=layout,
+        update=update,
+        logp=logp,
+        reference=reference,
+        needs_reference=needs_reference(config),
+        renews=needs_reference(config) and config.loss.reference_every > 0,
+        offloaded=config.loss.reference == "host",
+        alarm=alarm,
+    )
+    if made.renews and config.lora.rank:
+        made.renew_reference()
+    return made
 
 
 def make_layout(config: Any) -> learner.Layout:
@@ -77,13 +130,11 @@ def make_layout(config: Any) -> learner.Layout:
 
 
 def make_reference(config: Any, params: qwen.Params) -> qwen.Params | None:
-    """Return the initial policy if the loss needs it. With adapters the state holds it anyway."""
-    if not config.loss.kl_coef or config.lora.rank:
+    """Return the initial policy if it is needed. With adapters the state holds it anyway."""
+    if not needs_reference(config) or config.lora.rank:
         return None
     if config.loss.reference == "host":
-        return jax.tree.map(
-            lambda x: jax.device_put(x, x.sharding.with_memory_kind("pinned_host")), params
-        )
+        return _in_memory("pinned_host", params)
     return jax.tree.map(jnp.copy, params)
 
 

@@ -77,7 +77,9 @@ def rollout_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
         if members:
             metrics[f"rollout/success{suffix}"] = mean(t.evaluation.success for t in members)
             metrics[f"rollout/score{suffix}"] = mean(t.outcome for t in members)
-    turns = [turn for t in trajectories for turn in t.turns]
+    if shaped := [t.reward for t in trajectories if t.reward is not None]:
+        metrics["rollout/reward"] = mean(shaped)
+    turns = [turn for t in trajectories for turn in t.turns if not turn.given]
     generated = [len(turn.completion.tokens) for turn in turns]
     return metrics | {
         "rollout/turns": mean(len(t.turns) for t in trajectories),

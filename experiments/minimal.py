@@ -29,7 +29,7 @@ from evolver.navigating.experience_pool import ExperiencePool
 from evolver.navigating.extract import Contrast
 from evolver.navigating.guidance import Navigating
 from evolver.parts import Parts
-from evolver.questioning import TaskPool
+from evolver.questioning import TaskPool, mixture
 from evolver.questioning.curiosity import Curiosity
 from models import hf
 from models.tokenizer import Tokenizer
@@ -105,8 +105,9 @@ async def main(
 
     for step in range(1, steps + 1):
         # 1 tasks, and which rollouts of them are guided
-        chosen = pool.mixture(
-            originals, invented, step=step - 1, n=tasks, share=1.0, seed=seed, learnable=True
+        weights = pool.weights(invented)
+        chosen = mixture(
+            originals, invented, step=step - 1, n=tasks, share=1.0, seed=seed, weights=weights
         )
         guidance = experience.guide(chosen, group, seed_of(seed, "guide", step))
         jobs = [

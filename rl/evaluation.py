@@ -160,7 +160,7 @@ class Scores:
     """The results of one evaluation: the input of every estimator, small enough to be stored for
     every step.
 
-    `score_NR` in [0, 1] and `success_NR` 0/1 are of rollouts at `temperature`, `greedy_N` is
+    `score_NR` and `success_NR` 0/1 are of rollouts at `temperature`, `greedy_N` is
     success at temperature 0 ([] if it was not run). `sweep` holds success at further temperatures,
     {temperature: success_NR}. A rollout that the environment broke counts as a failure; a cancelled
     one counts with the world's evaluation at its deadline. `broken` is the number of both, without

@@ -26,6 +26,7 @@ from models import loops, qwen
 from models import mesh as meshes
 from models.attention import WHOLE_IDS, choose, sharing
 from models.logp import chunked_logp, logits
+from rl.losses.terms import CHANNEL
 from rl.packing import Packed
 
 Rows = dict[str, Array]  # the arrays of a micro-batch, (r, T), or of all of them, (M, r, T)
@@ -107,6 +108,7 @@ def device_batch(packed: Packed, mesh: Mesh | None, micro: int, capacity_rows: i
         "ref_logp": packed.ref_logp_RT,
         "prompts": packed.prompts_RT,
         "weight": packed.weight_RT,
+        **{CHANNEL + name: value_RT for name, value_RT in packed.channels.items()},
     }
     batch: dict[str, Any] = {}
     for name, array in arrays.items():

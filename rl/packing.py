@@ -9,7 +9,7 @@ it too (models/attention.py). The result of a forward pass is the same, for fewe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -46,6 +46,8 @@ class Packed:
     weight_RT: np.ndarray | None = None  # float32: of each token in the loss, once it is known
     old_logp_RT: np.ndarray | None = None  # the denominator of the ratio; None = logp_RT
     ref_logp_RT: np.ndarray | None = None  # of the reference policy, if a KL penalty needs it
+    # {name: float32}, see `Tokens.channels`; a sample without the channel has 0
+    channels: dict[str, np.ndarray] = field(default_factory=dict)
     # int32: segment of each token's shared prompt, 0 = none; None = none at all
     prompts_RT: np.ndarray | None = None
 
@@ -122,6 +124,7 @@ def pack(samples: Sequence[Sample], row: int, *, share: bool = False) -> Packed:
         sample_RT=empty(np.int32, -1),
         version_RT=empty(np.int32, -1),
         envs=tuple(sample.env for sample in samples),
+        channels={name: empty(np.float32) for sample in samples for name in sample.channels},
     )
     prompts_RT = empty(np.int32)
     packed.prompts_RT = prompts_RT if share else None
@@ -143,6 +146,8 @@ def pack(samples: Sequence[Sample], row: int, *, share: bool = False) -> Packed:
                 packed.advantage_RT[here] = sample.advantage[part]
                 packed.guided_RT[here] = sample.guided
                 packed.sample_RT[here] = item
+                for name, value in sample.channels.items():
+                    packed.channels[name][here] = value[part]
                 packed.version_RT[here] = sample.version[part]
                 if begin:
                     prompts_RT[here] = prompt

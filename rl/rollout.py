@@ -24,6 +24,7 @@ from envs import boundary
 from envs.call_formats import as_hermes
 from envs.world import StepResult, Task, World, WorldTimeout
 from models.tokenizer import Tokenizer
+from rl import calls
 from rl.calls import format_of
 from rl.contexts import Context, Limits, Opening, cut
 from rl.contexts.causal import Causal
@@ -47,6 +48,8 @@ class Job:
     sampling: Sampling
     experience: list[tuple[str, str]] = field(default_factory=list)  # (id, content) to inject
     draw: int = 0  # see Trajectory.draw
+    # Turns to begin with, see `branch`: their actions are played, and nothing is generated for them
+    prefix: Sequence[Turn] = ()
 
     def trajectory(self) -> Trajectory:
         """Return the trajectory of this rollout before its first prompt."""
@@ -63,6 +66,26 @@ def jobs_of(
         for task in tasks
         for index in range(count)
     ]
+
+
+def branch(trajectory: Trajectory, turns: int, job: Job) -> Job:
+    """Return the job that begins with the first `turns` turns of a rollout of the same task, with
+    their tokens and under the same experience, and goes on as the policy samples then.
+
+    These turns are marked as `given`: they are part of the prompt and do not train. The world plays
+    their actions from the start of the task, so that what it answers is what it answers now.
+    """
+    pairs = zip(trajectory.experience, trajectory.injected, strict=True)
+    prefix, draw = trajectory.turns[:turns], trajectory.draw
+    return dataclasses.replace(job, prefix=prefix, experience=list(pairs), draw=draw)
+
+
+def turns_of(tokenizer: Tokenizer, actions: Sequence[str]) -> list[Turn]:
+    """Return turns to begin a rollout with that say the given actions, in the policy's format of
+    calls. Raises ChatError."""
+    said = [calls.reply(tokenizer, {"role": "assistant", "content": text}) for text in actions]
+    made = [Completion(ids, [0.0] * len(ids), "stop", -1) for ids in said]
+    return [Turn([], completion, action, []) for completion, action in zip(made, actions)]
 
 
 @dataclass(frozen=True)
@@ -252,7 +275,10 @@ class _Episode:
         trajectory, tokenizer = self.trajectory, self.actor.tokenizer
         with _failures_of("template"):
             prompt, stripped = _prompts(context, guided=trajectory.guided)
-        completion = await self.generate(prompt, number)
+        given = number < len(self.job.prefix)
+        completion = (
+            self.job.prefix[number].completion if given else await self.generate(prompt, number)
+        )
         if completion is None:
             return StopReason.CONTEXT_FULL
         with _failures_of("template"):
@@ -260,7 +286,7 @@ class _Episode:
             if not context.managing:
                 text = as_hermes(text, format_of(tokenizer))
             action = context.action(text)
-        turn = Turn(prompt, completion, action, [], stripped=stripped)
+        turn = Turn(prompt, completion, action, [], stripped=stripped, given=given)
         trajectory.turns.append(turn)
         if context.managing:
             with _failures_of("template"):

@@ -3,7 +3,7 @@ train."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,6 +25,7 @@ class Sample:
         version: ArrayLike = -1,
         guided: bool = False,
         env: str = "",
+        channels: Mapping[str, ArrayLike] | None = None,
     ):
         """Copy the values of each token; a single number stands for all of them.
 
@@ -37,6 +38,8 @@ class Sample:
           version: (T,) int32: of the weights that sampled each token, -1 outside the mask.
           guided: True if the rollout was guided.
           env: name of the world it was sampled in.
+          channels: {name: (T,) float32}, 0 outside the mask: what else the loss finds of each
+            token, see `Tokens.channels`.
 
         Raises ValueError for arrays of different lengths, and for a mask with the first token.
         """
@@ -46,6 +49,8 @@ class Sample:
         self.logp = np.full(n, logp, np.float32)
         self.advantage = np.full(n, advantage, np.float32)
         self.guided, self.env = guided, env
+        pairs = (channels or {}).items()
+        self.channels = {name: np.full(n, value, np.float32) for name, value in pairs}
         if n and self.mask[0]:
             raise ValueError("the first token of a sample cannot train: nothing predicts it")
 
@@ -62,7 +67,7 @@ def samples(trajectory: Trajectory) -> list[Sample]:
     Turns share a sample, [prompt, generation, observation, generation, ...], as long as each prompt
     begins with the last prompt and its generation. Where the context was rewritten, a new sample
     starts. Prompts are those without injected experience. Every generation trains exactly once: in
-    later samples it is part of the prompt.
+    later samples it is part of the prompt, as it is where it was given.
     """
     return of_turns(trajectory.turns, guided=trajectory.guided, env=trajectory.task.env)
 
@@ -72,7 +77,7 @@ def of_turns(turns: Sequence[Turn], *, guided: bool = False, env: str = "") -> l
     runs: list[list[int]] = []  # the indices of the turns of each sample
     before: list[int] = []
     for k, turn in enumerate(turns):
-        if not turn.completion.tokens:
+        if not turn.trains:
             continue
         if not runs or turn.training_prompt[: len(before)] != before:
             runs.append([])
@@ -90,6 +95,10 @@ def _sample(turns: Sequence[Turn], run: Sequence[int], guided: bool, env: str) -
         sample.mask[here], sample.turn_ids[here] = True, k
         sample.logp[here], sample.advantage[here] = turn.completion.logprobs, turn.advantage
         sample.version[here] = turn.completion.version
+        for name, value in turn.channels.items():
+            if name not in sample.channels:
+                sample.channels[name] = np.zeros(len(tokens), np.float32)
+            sample.channels[name][here] = value
     return sample
 
 
@@ -108,7 +117,7 @@ def env_error(trajectory: Trajectory) -> bool:
 def cancelled(trajectory: Trajectory) -> bool:
     """Return True if the rollout was cancelled at its deadline, or generated nothing to train
     on."""
-    generated = any(turn.completion.tokens for turn in trajectory.turns)
+    generated = any(turn.trains for turn in trajectory.turns)
     return trajectory.stop is StopReason.CANCELLED or not generated
 
 
@@ -121,7 +130,8 @@ def parse_error(trajectory: Trajectory) -> bool:
 def stale(trajectory: Trajectory, *, version: int, max_staleness: int) -> bool:
     """Return True if any turn was sampled by weights more than `max_staleness` versions older than
     `version`."""
-    oldest = min((turn.completion.version for turn in trajectory.turns), default=version)
+    versions = [turn.completion.version for turn in trajectory.turns if turn.trains]
+    oldest = min(versions, default=version)
     return oldest < version - max_staleness
 
 
@@ -145,7 +155,10 @@ def no_signal(group: Iterable[Trajectory], *, tolerance: float = 1e-6) -> bool:
     `rollout.refill` replaces them.
     """
     return all(
-        abs(turn.advantage) <= tolerance for trajectory in group for turn in trajectory.turns
+        abs(turn.advantage) <= tolerance
+        for trajectory in group
+        for turn in trajectory.turns
+        if not turn.given
     )
 
 

@@ -85,10 +85,18 @@ class Turn:
     outcome_advantage: float | None = None
     # the prompt without the injected experience; [] = `prompt`
     stripped: list[int] = field(default_factory=list)
+    given: bool = False  # repeated from another rollout, which this one began with
+    # {name: one number, or one per token of the generation}, for the loss, see `Tokens.channels`
+    channels: dict[str, Any] = field(default_factory=dict)
     # (tokens,) float32: log p by the learner before the update minus by the engine; None = unknown
     gap: np.ndarray | None = None
     # (tokens,) float32: p by the learner at the update over that before it; None = not trained
     ratio: np.ndarray | None = None
+
+    @property
+    def trains(self) -> bool:
+        """True if the policy generated tokens in it that belong to this rollout."""
+        return bool(self.completion.tokens) and not self.given
 
     @property
     def training_prompt(self) -> list[int]:
@@ -121,6 +129,7 @@ class Trajectory:
     restarted: str = ""  # why the episode was started again, in another world; "" = it was not
     draw: int = 0  # tells groups of one task apart, see `group`
     lost: Evaluation | None = None  # an evaluation that does not count, see `forfeit`
+    reward: float | None = None  # what the plug `reward` made of the score; None = the score
 
     @property
     def group(self) -> tuple[str, int]:
@@ -148,6 +157,11 @@ class Trajectory:
         return self.evaluation.score
 
     @property
+    def compared(self) -> float:
+        """What estimators compare: the reward, or the score where none shaped it."""
+        return self.outcome if self.reward is None else self.reward
+
+    @property
     def reached(self) -> Evaluation:
         """The evaluation of what the episode reached, also where that does not count."""
         return self.lost or self.evaluation
@@ -156,9 +170,9 @@ class Trajectory:
         """Count the episode as failed; what it reached stays in `lost`, and its score is the
         component "reached"."""
         self.lost = self.reached
-        self.evaluation = Evaluation(
-            0.0, False, self.lost.components | {"reached": self.lost.score}
-        )
+        low, high = self.lost.low, self.lost.high
+        components = self.lost.components | {"reached": self.lost.score}
+        self.evaluation = Evaluation(low, False, components, low, high)
 
 
 def groups_of(trajectories: Iterable[Trajectory]) -> dict[tuple[str, int], list[Trajectory]]:

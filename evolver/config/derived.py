@@ -39,6 +39,13 @@ def originals_needed(config: ConfigDict) -> int:
     return config.rollout.tasks - synthetic_tasks(config)
 
 
+def needs_reference(config: ConfigDict) -> bool:
+    """Return True if the log-probabilities of a reference policy are needed: by a KL penalty, or by
+    a loss or a recipe with the attribute `needs_reference`."""
+    used = [plugs.load(key, config[key].name) for key in ("loss", "recipe")]
+    return bool(config.loss.kl_coef) or any(getattr(p, "needs_reference", False) for p in used)
+
+
 def replaces_outcome(config: ConfigDict) -> bool:
     """Return True if a judge scores attempts at synthetic tasks, False if the world does."""
     judge = plugs.load("questioning.judge", config.questioning.judge.name)

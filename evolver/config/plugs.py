@@ -7,8 +7,8 @@ interface:
 - keyword-only parameters are the config's `args`: names, defaults, types, choices (`Literal`) and
   bounds (`rl.bounds`) are declared there and nowhere else;
 - the one positional parameter, if there is one, is what the run gives to a plug of its kind (see
-  `KINDS`): a `Batch` to an estimator, `Tokens` to a loss, an `Opening` to a template, `Parts` to a
-  mechanism.
+  `KINDS`): a `Batch` to a reward and an estimator, `Tokens` to a loss, an `Opening` to a template,
+  `Parts` to a mechanism.
 """
 
 import functools
@@ -53,10 +53,13 @@ class Kind:
 
 QUESTIONING, NAVIGATING = "evolver.questioning", "evolver.navigating"
 EMBEDDERS, TURNS = "evolver.llm.embedders", "evolver.attributing"
+SAMPLING = "evolver.sampling"
 KINDS = {
     key: Kind(key, *places)
     for key, *places in (
         ("recipe", "evolver.recipes:RECIPES", "evolver.recipes:Recipe"),
+        ("sampler", f"{SAMPLING}:SAMPLERS", f"{SAMPLING}:Sampler"),
+        ("reward", "rl.rewards:REWARDS", "rl.rewards:Reward", "Batch"),
         ("advantage", "rl.advantages:ESTIMATORS", "rl.advantages:Estimator", "Batch"),
         ("loss", "rl.losses:LOSSES", "rl.losses:TokenLoss", "Tokens"),
         ("template", "evolver.llm.contexts:CONTEXTS", "rl.contexts:Context", "Opening"),

@@ -41,6 +41,7 @@ class TurnRecord(TypedDict):
     reason: str
     advantage: Number
     outcome_advantage: NotRequired[Number]
+    given: NotRequired[bool]
     reward: NotRequired[Number]
     observation: Messages
     prompt: list[Count]
@@ -69,6 +70,7 @@ class RolloutRecord(TypedDict):
     stop: str
     score: Number | None
     success: bool
+    reward: NotRequired[float]
     components: dict[str, Number | None]
     fate: str
     experience: list[ShownExperience]

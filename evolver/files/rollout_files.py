@@ -52,6 +52,7 @@ def record_of(trajectory: Trajectory, *, fate: str) -> dict[str, Any]:
     task, evaluation = trajectory.task, trajectory.evaluation
     expected = expected_answer(task)
     injected = zip(trajectory.experience, trajectory.injected, strict=True)
+    shaped = {} if trajectory.reward is None else {"reward": trajectory.reward}
     return {
         "task": task.id,
         "rollout": trajectory.rollout,
@@ -64,6 +65,7 @@ def record_of(trajectory: Trajectory, *, fate: str) -> dict[str, Any]:
         "stop": trajectory.stop.value,
         "score": evaluation.score,
         "success": evaluation.success,
+        **shaped,
         "components": evaluation.components,
         "fate": fate,
         "experience": [{"id": id, "content": text} for id, text in injected],
@@ -116,6 +118,8 @@ def _turn_record(turn: Turn, seen: list[int]) -> dict[str, Any]:
         "tokens": turn.completion.tokens,
         "logprobs": _rounded(turn.completion.logprobs, 4),
     }
+    if turn.given:
+        record["given"] = True
     if turn.outcome_advantage is not None:
         record["outcome_advantage"] = round(turn.outcome_advantage, 6)
     if turn.gap is not None:

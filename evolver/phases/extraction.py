@@ -77,10 +77,11 @@ def solutions(run: Run) -> tuple[list[Trajectory], Metrics]:
 
 
 def remember(run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics:
-    """Record the results of synthetic tasks and of experience, and extract more every
+    """Record the results of tasks and of experience, and extract more every
     `navigating.every` steps."""
     every, pool, navigating = run.config.navigating.every, run.tasks.pool, run.navigating
     metrics = Metrics()
+    run.sampler.record(trajectories)
     if pool is not None:
         unguided = [t for t in trajectories if not (t.broken or t.guided)]
         pool.record((t.task.id, t.evaluation.success) for t in unguided)

@@ -67,8 +67,12 @@ def select(
         parts = [samples(trajectory) for trajectory in chosen]
         batch = pack(list(itertools.chain(*parts)), c.row, share=c.share_prompts)
         batch.rollouts = tuple(np.repeat(np.arange(len(parts)), [len(part) for part in parts]))
-        batch.turns = tuple(turn for t in chosen for turn in t.turns if turn.completion.tokens)
+        batch.turns = tuple(turn for t in chosen for turn in t.turns if turn.trains)
         batches.append(batch)
+    names = {name for batch in batches for name in batch.channels}
+    for batch in batches:  # alike, so that one program serves all of them
+        missing = names - batch.channels.keys()
+        batch.channels |= {name: np.zeros_like(batch.logp_RT) for name in missing}
     if batches:
         rows = [batch.rows for batch in batches]
         fill = np.average([batch.fill for batch in batches], weights=rows)
@@ -76,14 +80,25 @@ def select(
     return batches, [*reason_N, *extra_reasons], metrics
 
 
-def learn(run: Run, batches: Sequence[Packed], step: int) -> Metrics:
+def learn(
+    run: Run,
+    batches: Sequence[Packed],
+    step: int,
+    weigh: Callable[[Sequence[Packed]], Metrics] = lambda batches: {},
+) -> Metrics:
     """Make one optimizer step per mini-batch and epoch. This must not be interrupted: the old state
-    is consumed."""
+    is consumed.
+
+    weigh: called before the first update with the mini-batches, whose log-probabilities by the
+    policy and the reference are known; may change their advantages and channels, and returns
+    metrics.
+    """
     c, learner, version = run.config, run.learner, run.actor.engine.version
     with timed("logp") as metrics:
         for batch in batches:
             run.progress.phase("log-probabilities")
             score(c.loss, learner, batch)
+    metrics |= weigh(batches)
     metrics |= mismatch.figures(batches, version, recomputed=c.loss.old_logp == "recomputed")
     measured: list[dict[str, float]] = []
     planned, total = updates_of_a_step(c), c.learner.epochs * len(batches)
@@ -101,6 +116,8 @@ def learn(run: Run, batches: Sequence[Packed], step: int) -> Metrics:
                 note_tokens(batches[i], values.pop("logp_RT"))
                 measured.append({name: float(value) for name, value in values.items()})
     metrics |= seconds | merged(measured)
+    if learner.renews and step % c.loss.reference_every == 0:
+        learner.renew_reference()
     warning = learner.alarm.check(metrics)
     if warning:
         run.progress.say(f"step {step}: {warning}")
@@ -108,8 +125,8 @@ def learn(run: Run, batches: Sequence[Packed], step: int) -> Metrics:
 
 
 def score(loss: Any, learner: Learner, batch: Packed) -> None:
-    """Fill in the old log-probabilities and, if the loss has a KL term, those of the reference
-    policy. loss: `config.loss`.
+    """Fill in the old log-probabilities and, if they are needed, those of the reference policy.
+    loss: `config.loss`.
 
     A guided rollout was sampled under another prompt, so `loss.guided_prompt` decides for it
     instead of `loss.old_logp`.
@@ -120,14 +137,8 @@ def score(loss: Any, learner: Learner, batch: Packed) -> None:
     if wanted_RT.any():
         logp_RT = learner.logp(whole(learner.state, learner.layout), batch)
         batch.old_logp_RT = np.where(wanted_RT, logp_RT, batch.logp_RT)
-    if loss.kl_coef:
-        # The base is looked up here and not kept: an update consumes the state it is given.
-        reference: Any = learner.state["base"] if learner.layout.lora else learner.reference
-        if loss.reference == "host" and not learner.layout.lora:
-            reference = jax.tree.map(
-                lambda x: jax.device_put(x, x.sharding.with_memory_kind("device")), reference
-            )
-        batch.ref_logp_RT = learner.logp(reference, batch)
+    if learner.needs_reference:
+        batch.ref_logp_RT = learner.logp(learner.reference_policy(), batch)
 
 
 def note_tokens(batch: Packed, logp_RT: np.ndarray | jax.Array) -> None:

@@ -51,9 +51,9 @@ class Recorder:
         }
         self._updates = -1  # those of the last complete step
         self._saved_at = time.monotonic()
-        if found := self.checkpoints.restore(learner.trained(run.learner.state)):
+        if found := self.checkpoints.restore(run.learner.saved):
             _, state, self.manifest = found
-            run.learner.state |= state
+            run.learner.restore(state)
             self.load_manifest()
             learning.sync(run, run.step)
             if run.step < c.steps:
@@ -216,8 +216,8 @@ class Recorder:
         if run.tasks.pool:
             run.workdir.log_card(run.tasks.pool.card())
         run.workdir.log_tasks([*run.tasks.originals, *synthetic])
-        state = learner.trained(run.learner.state)
-        self.checkpoints.save(run.step, state, self.manifest, metric=metric, replace=replace)
+        state, manifest = run.learner.saved, self.manifest
+        self.checkpoints.save(run.step, state, manifest, metric=metric, replace=replace)
         self._saved_at = time.monotonic()
 
     def write_rollouts(

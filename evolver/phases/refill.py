@@ -23,6 +23,7 @@ def refill(
     seed = seed_of(run.config.seed, "refill", step)
     while rounds < c.refill:
         groups = groups_of(trajectories)
+        grading.shape(run.config, run.reward, trajectories, step)
         silent = grading.alike(run.config, run.estimator, trajectories)
         missing = c.tasks - len(groups) + len(silent)
         drawn = {id for id, _ in groups}

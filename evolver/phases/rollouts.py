@@ -111,7 +111,8 @@ def collect(
 
 def generated(trajectories: Sequence[Trajectory]) -> int:
     """Return the number of tokens that the policy generated."""
-    return sum(len(turn.completion.tokens) for t in trajectories for turn in t.turns)
+    turns = [turn for t in trajectories for turn in t.turns if turn.trains]
+    return sum(len(turn.completion.tokens) for turn in turns)
 
 
 def show_faults(run: Run, trajectories: Sequence[Trajectory], step: int) -> None:

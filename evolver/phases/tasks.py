@@ -18,7 +18,8 @@ from evolver.metrics import Metrics, timed
 from evolver.phases.rollouts import gather_rollouts, sampling_of
 from evolver.processes import hosts
 from evolver.processes.interrupt import Interrupted
-from evolver.questioning import Explorer, TaskPool, is_verified, mixture
+from evolver.questioning import Explorer, TaskPool, is_verified
+from evolver.sampling import Draw, drawn
 from evolver.transcripts import tool_list
 from models import chat
 from rl import calls
@@ -230,12 +231,8 @@ def draw(run: Run, place: int, n: int, seed: int, without: Collection[str] = ())
     synthetic = [task for task in pool.tasks.values() if task.id not in without] if pool else []
     if without:
         n = possible(n, share, len(originals), len(synthetic))
-    if pool is None:
-        return mixture(originals, [], step=place, n=n, share=share, seed=seed)
     learnable = run.config.questioning.learnable
-    return pool.mixture(
-        originals, synthetic, step=place, n=n, share=share, seed=seed, learnable=learnable
-    )
+    return drawn(run.sampler, Draw(originals, synthetic, n, share, place, seed, learnable))
 
 
 def for_experience(run: Run) -> list[Task]:

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from evolver.config.derived import needs_reference
 from evolver.config.keys import flat
 from evolver.plan.analytic import BYTES
 from evolver.plan.case import Case, adapted
@@ -27,7 +28,7 @@ def changes(case: Case) -> dict[str, Any]:
         "model.remat": "full",
         "learner.micro": case.row_shards,
     }
-    if case.config.loss.kl_coef and not case.rank:
+    if needs_reference(case.config) and not case.rank:
         options["loss.reference"] = "host"
     if not case.rank:
         options["optim.offload"] = True

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh
 
-from evolver.config.derived import weight_dtype
+from evolver.config.derived import needs_reference, weight_dtype
 from evolver.config.paths import model_folder
 from evolver.learner import make_layout
 from evolver.llm.questions import INITIAL_POLICY
@@ -267,9 +267,10 @@ def kept(config: Any, shape: qwen.Config) -> Iterator[Kept]:
     if rank:
         yield Kept("parameters", f"{master} adapters", trained, BYTES[master])
     yield Kept("optimizer", "two float32 moments", trained, 8, c.optim.offload)
-    if c.loss.kl_coef and not rank:  # with adapters, the unchanged weights are the reference policy
+    # With adapters, the unchanged weights are the initial policy.
+    if needs_reference(c) and (not rank or c.loss.reference_every):
         words, on_host = f"{master} reference policy", c.loss.reference == "host"
-        yield Kept("reference", words, weights, BYTES[master], on_host)
+        yield Kept("reference", words, trained, BYTES[master], on_host)
 
 
 def sizes(config: Any, shape: qwen.Config) -> dict[str, int]:

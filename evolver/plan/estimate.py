@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evolver.config.derived import weight_dtype
+from evolver.config.derived import needs_reference, weight_dtype
 from evolver.llm.roles import engine_context
 from evolver.plan import analytic
 from evolver.plan.amounts import checkpoints, evaluated_episodes
@@ -177,7 +177,7 @@ def learner_phases(case: Case) -> dict[str, Phase]:
     remat = c.model.remat in ("full", "attention")
     local = (shape, tokens / devices * tensor, case.micro_batches)
     sizes = {"dtype": c.model.dtype, "tensor": tensor}
-    passes = (c.loss.old_logp == "recomputed") + bool(c.loss.kl_coef)
+    passes = (c.loss.old_logp == "recomputed") + needs_reference(c)
     return {
         "update": phase(
             case.target,

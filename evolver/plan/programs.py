@@ -31,7 +31,7 @@ from jax.sharding import (
 from ml_collections import ConfigDict
 
 from evolver import learner as parts
-from evolver.config.derived import weight_dtype
+from evolver.config.derived import needs_reference, weight_dtype
 from evolver.llm.roles import engine_context
 from evolver.plan import hlo, targets
 from evolver.plan.case import LEARNER, model_shape
@@ -91,7 +91,7 @@ def batch_shapes(config: Any, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     real, mask = row.astype(np.float32), row > 0
     packed = Packed(row, row, row, mask, real, real, mask, row, row)
     packed.weight_RT = real
-    packed.ref_logp_RT = real if config.loss.kl_coef else None
+    packed.ref_logp_RT = real if needs_reference(config) else None
     # Without a mesh the batch stays on the host, where empty rows take no memory.
     rows = parts.capacity_rows(config)
     batch = forward.device_batch(packed, None, config.learner.micro, rows)

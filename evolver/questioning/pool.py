@@ -180,28 +180,16 @@ class TaskPool:
 
     # --- choosing ---------------------------------------------------------------------------------
 
-    def mixture(
-        self,
-        original: Sequence[Task],
-        synthetic: Sequence[Task],
-        *,
-        learnable: bool = False,
-        **draw: Any,
-    ) -> list[Task]:
-        """Return the tasks of a step. draw: step, n, share and seed of `mixture`.
+    def weights(self, synthetic: Sequence[Task]) -> list[float]:
+        """Return the weight of each task where those are preferred that are solved sometimes.
 
-        learnable: prefer synthetic tasks that are solved sometimes, and give all templates the same
-        chance: an explorer finds few tasks of the kinds that are hard to find, which are no easier
-        to learn.
+        All templates get the same chance: an explorer finds few tasks of the kinds that are hard to
+        find, which are no easier to learn.
         """
-        weights = None
-        if learnable:
-            templates = [task.meta.get("template", task.id) for task in synthetic]
-            times = Counter(templates)
-            weights = []
-            for task, template in zip(synthetic, templates):
-                weights.append(self.learnability(task.id) / times[template])
-        return mixture(original, synthetic, weights=weights, **draw)
+        templates = [task.meta.get("template", task.id) for task in synthetic]
+        times = Counter(templates)
+        pairs = zip(synthetic, templates)
+        return [self.learnability(task.id) / times[template] for task, template in pairs]
 
     def record(self, results: Iterable[tuple[str, bool]]) -> None:
         """Count attempts: (task id, success). Ids that are not in the pool are ignored."""
@@ -318,14 +306,15 @@ def mixture(
     share: float,
     seed: int,
     weights: Sequence[float] | None = None,
+    original_weights: Sequence[float] | None = None,
 ) -> list[Task]:
     """Return `n` different tasks for a step, `round(share * n)` of them synthetic, determined by
     `seed` and `step`.
 
-    Originals come in epochs: each is drawn once before any is drawn again. Synthetic tasks come in
-    epochs too or, with `weights` (one per task, not negative), are drawn in proportion to them
-    without replacement. Raises ValueError if there are fewer tasks than needed or if `share` is
-    outside [0, 1].
+    Tasks come in epochs: each is drawn once before any is drawn again. With `weights` (one per
+    synthetic task, not negative) or `original_weights`, those of that kind are drawn in proportion
+    to them instead, without replacement. Raises ValueError if there are fewer tasks than needed or
+    if `share` is outside [0, 1].
     """
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"share is the fraction of synthetic tasks, between 0 and 1; got {share}")
@@ -338,14 +327,15 @@ def mixture(
                 f"a step of {n} tasks with share {share:g} needs {needed} {name} tasks,"
                 f" there are {len(tasks)}"
             )
-    drawn = _in_epochs(len(original), n_original, step, seed_of(seed, "original"))
-    chosen = [original[i] for i in drawn]
-    if weights is None:
-        drawn = _in_epochs(len(synthetic), n_synthetic, step, seed_of(seed, "synthetic"))
-    else:
-        weights_N = np.asarray(weights, float)
-        drawn = _by_weight(weights_N, n_synthetic, seed_of(seed, "synthetic", step))
-    chosen += [synthetic[i] for i in drawn]
+    chosen = []
+    weighed = {"original": original_weights, "synthetic": weights}
+    for name, tasks, needed in kinds:
+        own = weighed[name]
+        if own is None:
+            drawn = _in_epochs(len(tasks), needed, step, seed_of(seed, name))
+        else:
+            drawn = _by_weight(np.asarray(own, float), needed, seed_of(seed, name, step))
+        chosen += [tasks[i] for i in drawn]
     order = np.random.default_rng(seed_of(seed, "order", step)).permutation(len(chosen))
     return [chosen[i] for i in order]
 
@@ -356,7 +346,7 @@ def _by_weight(weights_N: np.ndarray, n: int, seed: int) -> list[int]:
     Uses the keys of Efraimidis and Spirakis (2006).
     """
     if weights_N.ndim != 1 or not np.all(weights_N >= 0.0):
-        raise ValueError("weights must be one number per synthetic task, none negative")
+        raise ValueError("weights must be one number per task, none negative")
     uniform_N = np.random.default_rng(seed).random(len(weights_N))
     keys_N = np.where(weights_N > 0, np.log(uniform_N) / np.maximum(weights_N, 1e-300), -np.inf)
     return [int(i) for i in np.lexsort((uniform_N, keys_N))[::-1][:n]]

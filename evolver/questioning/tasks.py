@@ -112,11 +112,11 @@ def infeasibility(world: World, task: Task) -> str:
         return "no reference"
     replay(world, task, task.reference)
     solved = world.evaluate()
-    if not solved.success or solved.score != 1.0:
+    if not solved.success or solved.score != solved.high:
         return "reference fails"
     replay(world, task, [CLOSING])
     idle = world.evaluate()
-    return "solved by doing nothing" if idle.success or idle.score > 0.0 else ""
+    return "solved by doing nothing" if idle.success or idle.score > idle.low else ""
 
 
 def constants(tools: Iterable[Tool]) -> list[str]:

@@ -45,7 +45,8 @@ class Recipe:
     judge = staticmethod(grading.grade)
 
     def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
-        """Write the advantage of each turn."""
+        """Write the reward of each rollout and the advantage of each turn."""
+        grading.shape(run.config, run.reward, trajectories, step)
         grading.assign(run.config, run.estimator, trajectories, step)
 
     def extra(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> list[Trajectory]:
@@ -70,7 +71,12 @@ class Recipe:
 
     def learn(self, run: Run, batches: Sequence[Packed], step: int) -> Metrics:
         """Update the policy. Nothing may end the run in here. Return metrics."""
-        return learning.learn(run, batches, step)
+        return learning.learn(run, batches, step, self.weigh)
+
+    def weigh(self, batches: Sequence[Packed]) -> Metrics:
+        """Change the advantages or the channels of tokens, in place, now that `old_logp_RT` and
+        `ref_logp_RT` are known, just before the update. Return metrics."""
+        return {}
 
     def metrics(self) -> Metrics:
         """Return the recipe's own metrics since the last call."""

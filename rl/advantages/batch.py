@@ -19,7 +19,7 @@ class Batch:
     """The trajectories of a training step, and the arrays that most estimators read."""
 
     trajectories: Sequence[Trajectory]
-    outcome_N: np.ndarray  # float64: the score of each trajectory
+    outcome_N: np.ndarray  # float64: the score of each trajectory, or what a reward made of it
     group_N: np.ndarray  # int: equal for rollouts of one group, i.e. of one draw of a task
     label_NK: np.ndarray  # int8: +1 GOOD, -1 BAD, 0 abstain or past the end
     reward_NK: np.ndarray  # float64: the world's reward of each turn, 0 past the end
@@ -39,7 +39,7 @@ class Batch:
             reward_NK[n, : len(trajectory.turns)] = [turn.reward for turn in trajectory.turns]
         return cls(
             trajectories=trajectories,
-            outcome_N=np.array([t.outcome for t in trajectories], np.float64),
+            outcome_N=np.array([t.compared for t in trajectories], np.float64),
             group_N=np.array([groups.index(t.group) for t in trajectories], np.int64),
             label_NK=label_NK,
             reward_NK=reward_NK,
@@ -67,21 +67,27 @@ def estimate(estimator: Estimator, batch: Batch) -> np.ndarray:
     Raises ValueError, with the name of the estimator, if its result has another shape than (N,) or
     (N, K), or is not finite.
     """
-    advantage = np.asarray(estimator(batch), np.float64)
     shape = batch.label_NK.shape
-    if advantage.shape not in (shape[:1], shape):
+    return checked(estimator, estimator(batch), batch, shape[:1], shape)
+
+
+def checked(plug: Any, result: Any, batch: Batch, *shapes: tuple[int, ...]) -> np.ndarray:
+    """Return what an estimator or a reward returned, in the last of the shapes that it may have,
+    float64, and 0 past the end of a trajectory. Raises ValueError, with the name of the plug."""
+    value = np.asarray(result, np.float64)
+    if value.shape not in shapes:
+        expected = " or ".join(map(str, shapes))
+        raise ValueError(f"{_name(plug)} returned shape {value.shape}; expected {expected}")
+    if len(shapes[-1]) == 2:
+        value = value if value.ndim == 2 else value[:, None]
+        value = np.where(np.arange(shapes[-1][1]) < batch.turns_N[:, None], value, 0.0)
+    for place in np.argwhere(~np.isfinite(value)):
+        turn = "".join(f"turn {k} of " for k in place[1:])
         raise ValueError(
-            f"{_name(estimator)} returned shape {advantage.shape}; expected {shape[:1]} or {shape}"
+            f"{_name(plug)} returned {value[tuple(place)]} for {turn}a rollout of task "
+            f"{batch.trajectories[place[0]].task.id}: it must be finite"
         )
-    if advantage.ndim == 1:
-        advantage = advantage[:, None]
-    advantage_NK = np.where(np.arange(shape[1]) < batch.turns_N[:, None], advantage, 0.0)
-    for n, k in np.argwhere(~np.isfinite(advantage_NK)):
-        raise ValueError(
-            f"{_name(estimator)} returned {advantage_NK[n, k]} for turn {k} of a rollout of task "
-            f"{batch.trajectories[n].task.id}: an advantage must be finite"
-        )
-    return advantage_NK
+    return value
 
 
 def unbound(estimator: Any) -> Any:

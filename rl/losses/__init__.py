@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from rl.losses import terms
-from rl.losses.terms import AGGREGATES, Stats, Tokens, aggregation_weights
+from rl.losses.terms import AGGREGATES, CHANNEL, Stats, Tokens, aggregation_weights
 
 __all__ = [
     "AGGREGATES", "LOSSES", "Stats", "TokenLoss", "Tokens", "aggregation_weights", "guarded",
@@ -52,7 +52,10 @@ def guarded(loss: TokenLoss, tokens: Tokens) -> tuple[Array, Stats]:
     on_RT = tokens.mask_RT > 0
     logp_RT, old_logp_RT, advantage_RT = (jnp.where(on_RT, x, 0) for x in tokens[:3])
     guided_RT = on_RT & (tokens.guided_RT > 0)
-    clean = Tokens(logp_RT, old_logp_RT, advantage_RT, guided_RT, tokens.segments_RT, on_RT)
+    channels = {name: jnp.where(on_RT, x, 0) for name, x in tokens.channels.items()}
+    clean = Tokens(
+        logp_RT, old_logp_RT, advantage_RT, guided_RT, tokens.segments_RT, on_RT, channels
+    )
     result = loss(clean)
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(
@@ -104,7 +107,12 @@ def token_loss(
     """
     mask_RT, guided_RT, segments_RT = batch["mask"], batch["guided"], batch["segments"]
     old_RT, sampled_RT, on_RT = batch["old_logp"], batch["logp"], mask_RT > 0
-    tokens = Tokens(logp_RT, old_RT, batch["advantage"], guided_RT, segments_RT, mask_RT)
+    channels = {name[len(CHANNEL) :]: x for name, x in batch.items() if name.startswith(CHANNEL)}
+    channels["entropy"] = jax.lax.stop_gradient(entropy_RT)
+    if "ref_logp" in batch:
+        channels["ref_logp"] = batch["ref_logp"]
+    advantage_RT = batch["advantage"]
+    tokens = Tokens(logp_RT, old_RT, advantage_RT, guided_RT, segments_RT, mask_RT, channels)
     loss_RT, stats = guarded(loss, tokens)
     # Guided rollouts were sampled under another prompt, so their gap to the engine's
     # log-probabilities is expected.

@@ -17,6 +17,7 @@ from jax import Array
 
 # exp(20) = 5e8: beyond what any clip lets through, far below the overflow of float32
 LOG_RATIO_LIMIT = 20.0
+CHANNEL = "channel/"  # begins the names of `Tokens.channels` among the arrays of a mini-batch
 AGGREGATES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
 # Metrics: the values of tokens and the mask of those that are averaged, so that micro-batches can
@@ -36,6 +37,9 @@ class Tokens(NamedTuple):
     guided_RT: Array  # bool: tokens of guided rollouts
     segments_RT: Array  # int32: 1, 2, ... for the sequences of a row, 0 = padding
     mask_RT: Array  # bool: tokens that train
+    # {name: float32}: "entropy" of the policy being trained, "ref_logp" of the reference policy if
+    # there is one, and what turns have in `Turn.channels`
+    channels: Mapping[str, Array] = {}
 
     @property
     def log_ratio_RT(self) -> Array:

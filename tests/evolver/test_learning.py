@@ -28,7 +28,7 @@ def test_a_decaying_schedule_ends_with_the_run_however_few_updates_were_made(mon
 
     silent = types.SimpleNamespace(phase=lambda *_: None, say=lambda *_: None)
     trained = types.SimpleNamespace(
-        update=update, state={}, alarm=types.SimpleNamespace(check=lambda _: "")
+        update=update, state={}, alarm=types.SimpleNamespace(check=lambda _: ""), renews=False
     )
     engine = types.SimpleNamespace(version=0)
     run = types.SimpleNamespace(

@@ -44,6 +44,7 @@ from evolver.questioning.tasks import Duplicates, infeasibility, jaccard
 from evolver.questioning.values import SeenValues
 from evolver.questioning.walks import Walker
 from evolver.replaying import opening_words, values_used
+from evolver.sampling import Draw, Epochs
 from evolver.transcripts import text_of, words
 from tests.evolver.toy import BOOKS, Library, attempt, call, task
 
@@ -526,8 +527,8 @@ class TestResume:
         assert second.pool.state() == first.pool.state()
         assert second.explore(seed=2, budget=16) == first.explore(seed=2, budget=16)
         draws = [
-            q.pool.mixture(
-                seeds, list(q.pool.tasks.values()), step=3, n=8, share=0.5, seed=0, learnable=True
+            Epochs(Parts(task_pool=q.pool)).draw(
+                Draw(seeds, list(q.pool.tasks.values()), 8, 0.5, 3, 0, learnable=True)
             )
             for q in (first, second)
         ]
@@ -543,7 +544,9 @@ class TestResume:
         drawn = Counter(
             t.meta["template"]
             for step in range(200)
-            for t in pool.mixture(seeds, made, step=step, n=2, share=1.0, seed=0, learnable=True)
+            for t in Epochs(Parts(task_pool=pool)).draw(
+                Draw(seeds, made, 2, 1.0, step, 0, learnable=True)
+            )
         )
         assert 0.4 < drawn["rare"] / drawn.total() < 0.6
 

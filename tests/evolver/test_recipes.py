@@ -82,8 +82,16 @@ class Half:
     def state(self): ...
 
 
+def fined(batch):
+    return batch.outcome_N - 0.1 * batch.turns_N
+
+
 PLUGS = (
     f"--config.recipe.name={HERE}:Backwards",
+    "--config.sampler.name=failures",
+    f"--config.reward.name={HERE}:fined",
+    "--config.loss.kl_coef=0.1",
+    "--config.loss.reference_every=2",
     f"--config.advantage.name={HERE}:Moving",
     "--config.eval.every=0",
 )
@@ -94,6 +102,13 @@ def test_what_plugs_remember_is_resumed_bit_for_bit(tiny, tmp_path):
     assert go(tiny, tmp_path / "parts", *PLUGS, "--config.steps=2") == 0
     assert go(tiny, tmp_path / "parts", *PLUGS) == 0
     whole, parts = figures(tmp_path / "whole"), figures(tmp_path / "parts")
+    # Just before it is renewed, the reference is two steps old, and before that it is the policy.
+    gaps = [line["kl_ref"] for line in whole[1:]]
+    assert gaps[3] > 0 and gaps[2] < gaps[3] / 2
+    assert all(
+        r["reward"] == r["score"] - 0.1 * len(r["turns"])
+        for r in rollouts_of(tmp_path / "whole", 1)
+    )
     assert whole == parts and [line.get("seen") for line in whole] == [None, 1, 2, 3, 4]
     for step in (3, 4):
         records = [rollouts_of(tmp_path / name, step) for name in ("whole", "parts")]

@@ -261,6 +261,34 @@ def test_the_registry_names_the_losses():
 # --- variants -------------------------------------------------------------------------------------
 
 
+def test_a_loss_finds_channels_of_tokens_and_those_of_the_learner():
+    """Distillation: the log-ratio to a teacher, on tokens whose entropy is high."""
+
+    def distil(tokens):
+        seen.update(tokens.channels)
+        on_RT = tokens.channels["entropy"] > 0.5
+        return jnp.where(on_RT, tokens.logp_RT - tokens.channels["teacher"], 0.0), {}
+
+    seen = {}
+    batch = {
+        "mask": jnp.array([[1, 1, 0]]), "guided": jnp.zeros((1, 3), bool), "segments": jnp.ones((1, 3), jnp.int32),
+        "advantage": jnp.zeros((1, 3)), "logp": jnp.zeros((1, 3)), "old_logp": jnp.zeros((1, 3)),
+        "ref_logp": jnp.full((1, 3), -4.0), "channel/teacher": jnp.array([[-1.0, -2.0, jnp.nan]]),
+    }  # fmt: skip
+    logp_RT, entropy_RT = jnp.array([[-3.0, -3.0, 0]]), jnp.array([[0.9, 0.1, 0]])
+    loss_RT, _ = losses.token_loss(distil, logp_RT, entropy_RT, batch)
+    np.testing.assert_allclose(loss_RT, [[-2.0, 0, 0]])
+    assert set(seen) == {"teacher", "entropy", "ref_logp"}
+    np.testing.assert_array_equal(seen["teacher"], [[-1, -2, 0]])  # nothing outside the mask
+
+    def value(entropy_RT):
+        return losses.token_loss(lambda t: (t.channels["entropy"], {}), logp_RT, entropy_RT, batch)[
+            0
+        ].sum()
+
+    np.testing.assert_array_equal(jax.grad(value)(entropy_RT), 0)
+
+
 def test_gspo_ratio_is_that_of_the_sequence():
     """Check two segments of one row, and GSPO's own gradient for a constant advantage."""
     delta, mask = jnp.array([[0.3, 9.0, -0.1, 0.5, 0.2]]), jnp.array([[1, 0, 1, 1, 1]])

@@ -13,6 +13,8 @@ from models.tokenizer import train_bpe
 from rl import samples
 from rl.contexts import Opening
 from rl.contexts.causal import Causal
+from rl.forward import device_batch
+from rl.packing import pack
 from rl.samples import DROPPED, REASONS, drop_reasons, void_reason
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
 
@@ -65,6 +67,30 @@ def test_a_turn_without_a_generation_trains_nothing():
     [sample] = samples.samples(t)
     np.testing.assert_array_equal(sample.turn_ids, [-1, -1, -1, 1])
     assert samples.samples(trajectory()) == []
+
+
+def test_a_turn_that_was_given_is_part_of_the_prompt_and_of_no_gate():
+    first = turn([1, 2], [3, 4], 9.0, version=0)
+    first.given = True
+    t = trajectory(first, turn([1, 2, 3, 4, 5], [6]))
+    [sample] = samples.samples(t)
+    np.testing.assert_array_equal(sample.tokens, [1, 2, 3, 4, 5, 6])
+    np.testing.assert_array_equal(sample.mask, [0, 0, 0, 0, 0, 1])
+    assert not samples.stale(t, version=5, max_staleness=0)
+    assert samples.no_signal([t])
+    assert samples.cancelled(trajectory(first))
+
+
+def test_channels_of_turns_reach_the_rows_at_the_tokens_that_train():
+    first, second = turn([1, 2], [3, 4]), turn([1, 2, 3, 4, 5], [6])
+    first.channels = {"teacher": np.array([-1.0, -2.0]), "hard": 1}
+    second.channels = {"teacher": -3.0}
+    made = samples.samples(trajectory(first, second))
+    packed = pack([*made, *samples.samples(trajectory(turn([1, 2], [3])))], 10)
+    np.testing.assert_array_equal(packed.channels["teacher"], [[0, 0, -1, -2, 0, -3, 0, 0, 0, 0]])
+    np.testing.assert_array_equal(packed.channels["hard"], [[0, 0, 1, 1, 0, 0, 0, 0, 0, 0]])
+    rows = device_batch(packed, None, 1, 0)
+    np.testing.assert_array_equal(rows["channel/hard"], packed.channels["hard"][None])
 
 
 def test_guided_rollouts_train_without_their_experience():

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from envs.remote import Connections
 from evolver.config import plugs
-from evolver.config.derived import replaces_outcome, synthetic_tasks
+from evolver.config.derived import needs_reference, replaces_outcome, synthetic_tasks
 
 
 def contradictions(config: ConfigDict, mode: str, *, plugged: bool = True) -> Iterator[str]:
@@ -63,6 +63,11 @@ def plug_contradictions(c: ConfigDict) -> Iterator[str]:
         )
     if 0 < (clip.get("dual_clip") or 0) <= 1:
         yield f"config.loss.args.dual_clip={clip['dual_clip']} must be above 1, or 0 for none"
+    if c.loss.reference_every and not needs_reference(c):
+        yield (
+            f"config.loss.reference_every={c.loss.reference_every} renews a reference that nothing"
+            " is compared with: set config.loss.kl_coef above 0, or reference_every=0"
+        )
     if calls.get("least", 0) > calls.get("most", math.inf):
         yield (
             f"config.questioning.explorer.args.least={calls['least']} calls of a task are above"

@@ -1,0 +1,27 @@
+"""DAPO (Yu et al., "DAPO: An Open-Source LLM Reinforcement Learning System at Scale", arXiv
+2503.14476), section 3.4: a soft penalty of long answers.
+
+The paper reports 50 points on AIME 2024 with all its parts, of which this one is the step from 36
+to 38 together with the filtering of overlong answers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rl.advantages.batch import Batch
+from rl.bounds import Count
+
+
+def overlong(batch: Batch, *, longest: Count, soft: Count) -> np.ndarray:
+    """Return the scores plus `length_penalty` of the tokens that each rollout generated, in all its
+    turns. longest: the most tokens without the whole penalty. soft: the last tokens of these, over
+    which it grows from 0 to -1."""
+    turns = [[turn for turn in t.turns if turn.trains] for t in batch.trajectories]
+    tokens_N = np.array([sum(len(turn.completion.tokens) for turn in own) for own in turns])
+    return batch.outcome_N + length_penalty(tokens_N, longest, soft)
+
+
+def length_penalty(tokens_N: np.ndarray, longest: int, soft: int) -> np.ndarray:
+    """Return equation 13: 0 up to longest - soft tokens, -1 beyond `longest`, linear between."""
+    return np.clip((longest - soft - tokens_N) / soft, -1.0, 0.0)
