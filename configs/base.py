@@ -350,7 +350,7 @@ class Recipe(Plug):
     """The phases of a step."""
 
     name: str = "standard"
-    """standard, sirius (successes and repaired failures, with loss.name=nll)."""
+    """standard; sirius, reinforce_pp, webrl, tree: see configs/relatives.py."""
 
 
 class Sampler(Plug):
@@ -371,8 +371,8 @@ class Advantage(Plug):
     """The advantage estimator: from outcomes and labels to one number per turn."""
 
     name: str = "grpo"
-    """grpo, rloo, dr_grpo, loop, adca (needs attributing; args.norm is bounded by default, and
-    "trajectory" is the paper's)."""
+    """grpo, rloo, dr_grpo, loop, gigpo, turn_rloo, adca (needs attributing; args.norm is bounded by
+    default, and "trajectory" is the paper's)."""
     synthetic: Weight = 1.0
     """Factor on the advantages of synthetic tasks."""
 
@@ -381,7 +381,7 @@ class Loss(Plug):
     """The loss: a policy objective per token, and what is added to it."""
 
     name: str = "ppo"
-    """ppo, gspo, cispo, nll."""
+    """ppo, gspo, cispo, nll, webrl."""
     aggregate: Literal[
         "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
     ] = "token-mean"

@@ -74,6 +74,15 @@ class Packed:
         order = np.argsort(self.sample_RT[self.mask_RT], kind="stable")
         return value_RT[self.mask_RT][order]
 
+    def placed(self, value_n: np.ndarray) -> np.ndarray:
+        """Undo `trained`: return (R, T) with the values at the tokens that train, 0 elsewhere."""
+        order = np.argsort(self.sample_RT[self.mask_RT], kind="stable")
+        value_RT = np.zeros(self.mask_RT.shape, np.float32)
+        flat_n = np.empty(len(order), np.float32)
+        flat_n[order] = value_n
+        value_RT[self.mask_RT] = flat_n
+        return value_RT
+
 
 def assign(lengths: Sequence[int], row: int) -> list[list[int]]:
     """Return the indices of the items in each row of `row` tokens, by first-fit-decreasing. Ties

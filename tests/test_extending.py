@@ -1,6 +1,7 @@
 """The examples of docs/extending.md: all of them are extracted, and one run trains with all of
 them."""
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -11,6 +12,11 @@ import run
 from evolver.config import plugs
 from evolver.files.rollout_files import read_rollouts
 from evolver.files.workdir import Workdir
+from evolver.parts import Parts
+from evolver.sampling import Draw
+from rl.advantages import Batch
+from rl.contexts import Opening
+from rl.losses import Tokens
 
 ROOT = Path(__file__).parents[1]
 DOC = (ROOT / "docs/extending.md").read_text()
@@ -52,6 +58,15 @@ def test_the_table_names_what_there_is():
         assert row.split("|")[3].strip(" `") == kind.given, key
         assert row.split("|")[5].strip().split(", ") == list(plugs.known(key)), key
         assert kind.protocol.startswith(row.split("|")[4].strip(" `")), key
+
+
+@pytest.mark.parametrize("kind", [Batch, Tokens, Opening, Parts, Draw])
+def test_the_document_lists_all_that_a_plug_is_given(kind):
+    listed = re.search(rf"`{kind.__name__}` \(\[.*?(?:\|$|\n\n)", DOC, re.DOTALL | re.MULTILINE)[0]
+    fields = set(inspect.get_annotations(kind)) - {"client"}  # it is given as `chat`
+    fields |= {name for name, x in vars(kind).items() if isinstance(x, property)}
+    missing = {name for name in fields if not re.search(rf"`{name}\b", listed)}
+    assert not missing, listed
 
 
 def test_all_examples_train_together(folder, capsys):

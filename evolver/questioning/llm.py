@@ -28,15 +28,15 @@ from evolver.llm.embedders import HashedNgrams
 from evolver.llm.prompts import prompt
 from evolver.llm.questions import ChatError, Question
 from evolver.parts import Parts
-from evolver.questioning.calls import Episode, Event, Events, Json, calls_of
+from evolver.questioning.calls import Episode, Event, Events, Json
 from evolver.questioning.claims import shown_answer
 from evolver.questioning.goals import Goal, Writer, useful
 from evolver.questioning.kinds import start_state
+from evolver.questioning.played import repeated, replayer
 from evolver.questioning.profiles import preference_text, profile_text
 from evolver.questioning.start_state import StartState
 from evolver.questioning.tasks import Rejected, check_probe, probe_of, source_of
 from evolver.questioning.values import SeenValues
-from evolver.questioning.walks import Walker
 from evolver.transcripts import quoted, rules_of, shortened, text_of, transcript, words
 from rl.bounds import Count, CountOrZero
 from rl.seeds import seed_of
@@ -73,7 +73,7 @@ class LlmExplorer:
         self.pool, self.progress = parts.task_pool, parts.progress
         self.breadth, self.depth, self.per_walk = breadth, depth, per_walk
         self.rounds, self.patience, self.parallel = rounds, patience, parallel
-        self._walker = Walker(breadth=0, depth=0, branches=1)  # repeats walks and learns from them
+        self._walker = replayer()  # learns from the walks
         self._embedder = HashedNgrams()  # finds the tasks that the writer is asked not to repeat
         world = parts.make_world()
         try:
@@ -224,7 +224,8 @@ class LlmExplorer:
         """Repeat a walk, learn from it, and yield the tasks of the ideas."""
         try:
             start = start_state(walk.task, world, self._walker.stats, rng, SeenValues())
-            steps = self._repeated(start, walk, rng)
+            steps = repeated(start, [event.action for event in walk.events], self._walker, rng)
+            self.pool.count(env_steps=sum(map(len, steps)))
         except WorldError:
             self.pool.reject("the world broke", tried=0)
             return
@@ -238,20 +239,6 @@ class LlmExplorer:
             else:
                 yield task
         self.pool.count(env_steps=start.take_steps())
-
-    def _repeated(self, start: StartState, walk: Episode, rng: random.Random) -> list[list[Event]]:
-        """Return the calls of each step of a walk after repeating it and finding out what they
-        change."""
-        made = [calls_of(event.action, start.operations) for event in walk.events]
-        calls = list(chain.from_iterable(made))
-        (repeated,) = self._walker.walks(
-            start.world, start.task, rng, start.seen, calls, start.operations
-        )
-        self.pool.count(env_steps=len(repeated))
-        start.learn_roles(repeated)
-        start.extend(repeated)
-        rest = iter(repeated)  # fewer than were to be made if the episode ended before
-        return [[event for _, event in zip(step, rest)] for step in made]
 
     def _task(
         self,

@@ -19,11 +19,16 @@ from rl.trajectory import Trajectory
 RECIPES = {
     "standard": "evolver.recipes:Recipe",
     "sirius": "evolver.recipes.sirius:Sirius",
+    "reinforce_pp": "evolver.recipes.reinforce_pp:ReinforcePP",
+    "webrl": "evolver.recipes.webrl:WebRL",
+    "tree": "evolver.recipes.tree:Tree",
 }
 
 
 class Recipe:
     """The standard step. `step` is the number of the training step, from 1."""
+
+    needs_reference = False  # True: `weigh` reads `ref_logp_RT`, whatever `loss.kl_coef` is
 
     def __init__(self, parts: Parts):
         self.parts = parts

@@ -25,3 +25,4 @@ __all__ = [
 
 NAMES = ("grpo", "rloo", "dr_grpo", "loop", "adca")
 ESTIMATORS = {name: f"rl.advantages.estimators:{name}" for name in NAMES}
+ESTIMATORS |= {name: f"rl.advantages.{name}:{name}" for name in ("gigpo", "turn_rloo")}

@@ -26,6 +26,11 @@ class Batch:
     turns_N: np.ndarray  # int: the number of turns of each trajectory
     step: int  # the training step
 
+    @property
+    def on_NK(self) -> np.ndarray:
+        """bool: the turns that there are."""
+        return np.arange(self.label_NK.shape[1]) < self.turns_N[:, None]
+
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory], step: int) -> Batch:
         """Return the batch of some trajectories; groups are numbered in the order of their first
@@ -80,7 +85,7 @@ def checked(plug: Any, result: Any, batch: Batch, *shapes: tuple[int, ...]) -> n
         raise ValueError(f"{_name(plug)} returned shape {value.shape}; expected {expected}")
     if len(shapes[-1]) == 2:
         value = value if value.ndim == 2 else value[:, None]
-        value = np.where(np.arange(shapes[-1][1]) < batch.turns_N[:, None], value, 0.0)
+        value = np.where(batch.on_NK, value, 0.0)
     for place in np.argwhere(~np.isfinite(value)):
         turn = "".join(f"turn {k} of " for k in place[1:])
         raise ValueError(

@@ -49,8 +49,7 @@ def tells_apart(estimator: Estimator, batch: Batch) -> bool:
     the estimator may read. One that is none of this module may read everything."""
     function = unbound(estimator)
     fields = function.fields if isinstance(function, OfArrays) else PER_TURN
-    turns_NK = np.arange(batch.label_NK.shape[1]) < batch.turns_N[:, None]
-    per_turn = [getattr(batch, field)[turns_NK] for field in PER_TURN if field in fields]
+    per_turn = [getattr(batch, field)[batch.on_NK] for field in PER_TURN if field in fields]
     return any(x.size and np.ptp(x) > 1e-6 for x in (batch.outcome_N, *per_turn))
 
 

@@ -29,7 +29,7 @@ __all__ = [
     "token_loss",
 ]  # fmt: skip
 
-LOSSES = {name: f"rl.losses.{name}:{name}" for name in ("ppo", "gspo", "cispo", "nll")}
+LOSSES = {name: f"rl.losses.{name}:{name}" for name in ("ppo", "gspo", "cispo", "nll", "webrl")}
 
 
 class TokenLoss(Protocol):

@@ -1,8 +1,8 @@
 """DAPO (Yu et al., "DAPO: An Open-Source LLM Reinforcement Learning System at Scale", arXiv
 2503.14476), section 3.4: a soft penalty of long answers.
 
-The paper reports 50 points on AIME 2024 with all its parts, of which this one is the step from 36
-to 38 together with the filtering of overlong answers.
+The paper reports that this part of DAPO raises avg@32 on AIME 2024 from 38 to 41 points; all parts
+together raise it from 30 to 50.
 """
 
 from __future__ import annotations

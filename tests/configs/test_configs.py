@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from ml_collections import ConfigDict
 
-from configs import base, meshes
+from configs import base, meshes, relatives
 from evolver.config import plugs
 from evolver.config.keys import flat, keys_of
 from evolver.config.values import described
@@ -39,6 +39,7 @@ ARGUMENTS = {
     "quickstart": ("grpo", "q", "qn", "qa", "all"),
     "home": ("q",),
     "pretrained": ("words", "calls"),
+    "relatives": relatives.NAMES,
 }
 ARGUMENTS |= dict.fromkeys(PAPER, ("original", "q", "hybrid", "qn", "qa", "all"))
 VARIANTS = [(p.stem, argument) for p in FILES for argument in (None, *ARGUMENTS.get(p.stem, ()))]

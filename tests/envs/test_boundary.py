@@ -217,3 +217,16 @@ def test_every_call_that_parses_is_safe(value):
     except (TypeError, ValueError):
         return
     is_safe([call.to_dict() for call in parse(text).calls])
+
+
+def test_a_world_may_declare_the_range_of_its_scores():
+    game = Evaluation(-3.5, False, {}, low=-10.0, high=10.0)
+    assert boundary.evaluation(game) == game == Evaluation.from_dict(game.to_dict())
+    for wrong, words in (
+        (Evaluation(11.0, True, {}, -10.0, 10.0), "the score 11 is not in [-10, 10]"),
+        (Evaluation(0.0, True, {}, 1.0, 1.0), "the range of the score, [1, 1], is empty"),
+        (Evaluation(2.0, True), "the score 2 is not in [0, 1]"),
+    ):
+        with pytest.raises(Unsafe) as error:
+            boundary.evaluation(wrong)
+        assert words in str(error.value)

@@ -20,7 +20,7 @@ from rl import samples
 from rl.contexts import Limits, cut, inject
 from rl.contexts.causal import Causal
 from rl.engines import ContextFull, EngineFault
-from rl.rollout import Actor, Job, Worlds, rollout, rollouts
+from rl.rollout import Actor, Job, Worlds, branch, rollout, rollouts, turns_of
 from rl.seeds import seed_of
 from rl.trajectory import Completion, EndsRun, Sampling, StopReason
 
@@ -129,6 +129,37 @@ def play(world, engine, limits=ROOMY, *, sampling=SAMPLING, experience=(), **set
 
 def limited(**changes):
     return dataclasses.replace(ROOMY, **changes)
+
+
+def test_a_rollout_may_begin_with_the_turns_of_another():
+    whole = play(Script(), Scripted("one", "two", "done"), experience=[("e", "Count on.")])
+    engine, world = Scripted("three", "done"), Script()
+    job = branch(whole, 2, Job(TASK, 7, 8, SAMPLING))
+    branched = asyncio.run(rollout(job, Actor(engine, tokenizer(), ROOMY), world))
+    assert world.actions == ["one", "two", "three", "done"]
+    assert [turn.given for turn in branched.turns] == [True, True, False, False]
+    assert (branched.experience, branched.rollout, branched.draw) == (["e"], 7, whole.draw)
+    for own, first in zip(branched.turns[:3], whole.turns):
+        assert own.prompt == first.prompt and own.stripped == first.stripped
+    assert [turn.completion for turn in branched.turns[:2]] == [
+        turn.completion for turn in whole.turns[:2]
+    ]
+    assert len(engine.requests) == 2  # nothing was generated for the turns that were given
+    (sample,) = samples.samples(branched)
+    assert set(sample.turn_ids) == {-1, 2, 3}
+
+
+def test_a_rollout_may_begin_with_actions_in_words():
+    engine, world = Scripted("done"), Script()
+    prefix = turns_of(tokenizer(), ["one", "two"])
+    job = Job(TASK, 0, 0, SAMPLING, prefix=prefix)
+    played = asyncio.run(rollout(job, Actor(engine, tokenizer(), ROOMY), world))
+    assert world.actions == ["one", "two", "done"] and played.stop is StopReason.DONE
+    said = play(Script(), Scripted("one", "two", "done"))
+    assert played.turns[-1].prompt == said.turns[-1].prompt
+    ended = dataclasses.replace(job, prefix=turns_of(tokenizer(), ["done"]))
+    alone = asyncio.run(rollout(ended, Actor(engine, tokenizer(), ROOMY), Script()))
+    assert samples.cancelled(alone) and alone.stop is StopReason.DONE
 
 
 HANG, THREADS = {"env_timeout": 1.0}, {"threads": True}

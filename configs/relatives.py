@@ -1,0 +1,52 @@
+"""Relatives of the paper's algorithm, each one file, in the quickstart's world with invented tasks.
+
+    python run.py --config=configs/relatives.py:gigpo
+
+| argument | paper | what it is |
+|---|---|---|
+| grpo | 2402.03300 | the base: self-questioning, the other mechanisms off |
+| reinforce_pp | 2501.03262 | advantages normalised over a step, a KL in tokens' rewards |
+| gigpo | 2505.10978 | turns are compared with turns in the same state |
+| turn_rloo | 2402.14740 | leave-one-out baselines, one for each turn |
+| dapo | 2503.14476 | a higher upper clip, groups without signal replaced, long rollouts fined |
+| sirius | 2502.04780 | imitation of successes and of repaired failures |
+| webrl | 2411.02337 | tasks of failures, a KL to the last phase, successes replayed |
+| tree | 2509.21240 | rollouts that branch |
+
+Nobody has measured what these are worth here. A run takes about as long as the quickstart's.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import quickstart
+from configs.keys import use
+
+NAMES = ("grpo", "reinforce_pp", "gigpo", "turn_rloo", "dapo", "sirius", "webrl", "tree")
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    arg = "grpo" if arg is None else arg
+    if arg not in NAMES:
+        raise ValueError(f"relatives.py:{arg}: choose one of {', '.join(NAMES)}")
+    config = quickstart.get_config("q")
+    if arg in ("gigpo", "turn_rloo"):
+        config.advantage.name = arg
+    elif arg == "dapo":
+        config.loss.args.clip_low, config.loss.args.clip_high = 0.2, 0.28
+        config.loss.args.dual_clip = 0.0
+        config.rollout.refill = 4
+        use(config.reward, "overlong", longest=320, soft=80)
+        config.learner.drop_truncated = True
+    elif arg != "grpo":
+        config.recipe.name = arg
+    if arg == "reinforce_pp":
+        config.learner.drop = ("cancelled", "env_error", "stale", "overlong")
+    elif arg == "sirius":
+        config.loss.name = "nll"
+    elif arg == "webrl":
+        config.loss.name = "webrl"
+        config.loss.reference_every = config.recipe.args.every = 8
+        config.learner.max_staleness = 10**6
+    elif arg == "tree":
+        config.rollout.group, config.recipe.args.branches = 4, 1
+    return config

@@ -1,0 +1,128 @@
+"""WebRL (Qi et al., "WebRL: Training LLM Web Agents via Self-Evolving Online Curriculum
+Reinforcement Learning", arXiv 2411.02337): phases, each with new tasks made of the failures of the
+last one, a KL to the policy of the last phase, and successes that train again.
+
+The paper reports that Llama-3.1-8B goes from 4.8% to 42.4% in WebArena-Lite. There a language model
+words the new tasks and judges them; here they ask for what failed rollouts did reach, and are
+verified. There a critic gives advantages; here the plug `advantage` does, and a replayed success
+has the advantage 1.
+
+    config.recipe.name = "webrl"
+    config.loss.name = "webrl"
+    config.loss.reference_every = 8  # the steps of a phase, `every`
+    config.learner.max_staleness = 10**6  # replayed rollouts are old
+"""
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from envs.world import Task, World, WorldError
+from evolver.build import Run
+from evolver.metrics import Metrics
+from evolver.parts import Parts
+from evolver.processes import hosts
+from evolver.questioning.played import replayer, verified_task
+from evolver.questioning.tasks import Rejected
+from evolver.recipes import Recipe
+from evolver.recipes.replay import ReplayBuffer
+from rl.bounds import Count, CountOrZero, Fraction
+from rl.learner import whole
+from rl.packing import pack
+from rl.samples import samples
+from rl.seeds import seed_of
+from rl.trajectory import Trajectory
+
+
+class WebRL(Recipe):
+    """Trains in phases of `every` steps."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        every: Count = 8,
+        proposals: CountOrZero = 16,
+        replays: CountOrZero = 8,
+        capacity: Count = 64,
+        least: Fraction = 0.5,
+        most: Fraction = 0.95,
+    ):
+        """proposals: most new tasks of a phase, which needs self-questioning. replays: successes of
+        earlier steps that train again in each step. capacity: of their buffer. least, most: the
+        mean probability per token, 1 / perplexity, that the policy gives them: what it would hardly
+        do, or has learnt, does not train again."""
+        super().__init__(parts)
+        self.every, self.proposals, self.replays = every, proposals, replays
+        self.least, self.most, self.buffer = least, most, ReplayBuffer(capacity)
+        self.failed: list[Any] = []  # [id of the original task, actions] of the phase
+        self.figures = Metrics()
+
+    def choose(self, run: Run, step: int) -> tuple[dict[int, list[Task]], Metrics]:
+        """Return the tasks of a step, which may be new ones: a phase begins with its curriculum."""
+        pool = run.tasks.pool
+        if pool and step > 1 and (step - 1) % self.every == 0 and self.failed and self.proposals:
+            failures, seed = Failures(self.failed), seed_of(run.config.seed, "webrl", step)
+            new = hosts.on_first(
+                pool, lambda: pool.grow(failures, run.make_world, self.proposals, seed)
+            )
+            pool.shrink()
+            self.figures["webrl/proposed"], self.failed = len(new), []
+        return super().choose(run, step)
+
+    def extra(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> list[Trajectory]:
+        """Return the successes that train again."""
+        chosen = self.buffer.sample(self.replays, seed_of(run.config.seed, "replay", step))
+        kept = [t for t in chosen if self.least <= confidence(run, t) <= self.most]
+        for trajectory in kept:
+            for turn in trajectory.turns:
+                turn.advantage = 1.0
+        self.figures |= {"webrl/buffer": len(self.buffer.kept), "webrl/replayed": len(kept)}
+        row = run.config.learner.row
+        solved = [t for t in trajectories if t.evaluation.success and not t.broken]
+        self.buffer.add(t for t in solved if all(len(s) <= row for s in samples(t)))
+        return kept
+
+    def remember(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics:
+        failed = [t for t in trajectories if not (t.broken or t.evaluation.success)]
+        for t in failed:
+            start = t.task.meta.get("source", t.task.id)
+            self.failed.append([start, [turn.action for turn in t.turns]])
+        return super().remember(run, trajectories, step)
+
+    def metrics(self) -> Metrics:
+        figures, self.figures = self.figures, Metrics()
+        return figures
+
+    def state(self) -> Any:
+        return {"failed": self.failed, "buffer": self.buffer.state()}
+
+    def load_state(self, state: Any) -> None:
+        self.failed = state["failed"]
+        self.buffer.load_state(state["buffer"])
+
+
+class Failures:
+    """An explorer that makes tasks of what failed rollouts did reach."""
+
+    def __init__(self, failed: Sequence[Any]):
+        self.failed = failed
+
+    def explore(
+        self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random
+    ) -> Iterator[Task]:
+        walker, starts = replayer(), {task.id: task for task in seeds}
+        for start, actions in rng.sample(self.failed, len(self.failed)):
+            with contextlib.suppress(Rejected, WorldError):
+                if start in starts:
+                    yield verified_task(world, starts[start], actions, rng, walker=walker)
+
+
+def confidence(run: Run, trajectory: Trajectory) -> float:
+    """Return exp of the mean log-probability of a rollout's tokens by the current policy."""
+    packed = pack(samples(trajectory), run.config.learner.row)
+    logp_RT = run.learner.logp(whole(run.learner.state, run.learner.layout), packed)
+    return float(np.exp(packed.trained(logp_RT).mean()))

@@ -1,0 +1,234 @@
+"""The arithmetic of the paper's relatives, on numbers made by hand, and what they remember."""
+
+from __future__ import annotations
+
+import json
+import random
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import base
+from envs.probed import Probed, probed
+from envs.world import Evaluation
+from evolver.config import plugs
+from evolver.parts import Parts
+from evolver.questioning import TaskPool, is_verified
+from evolver.questioning.played import replayer, verified_task
+from evolver.questioning.tasks import Rejected
+from evolver.recipes import webrl as webrl_recipe
+from evolver.recipes.reinforce_pp import ReinforcePP, penalised
+from evolver.recipes.replay import ReplayBuffer, loaded, saved
+from evolver.recipes.tree import Tree, advantages
+from rl import losses
+from rl.advantages import Batch
+from rl.advantages.gigpo import gigpo
+from rl.advantages.returns import returns, turn_rewards
+from rl.advantages.turn_rloo import turn_rloo
+from rl.losses.webrl import webrl
+from rl.packing import pack
+from rl.rollout import Job
+from rl.samples import samples
+from rl.trajectory import Sampling
+from tests.evolver.explorers import solves
+from tests.evolver.toy import BLUE, GREEN, LEND, LEND_15, LOST, WON, Library, task, tried
+from tests.rl.test_samples import trajectory, turn
+
+
+def rollout(outcome, *observations, rewards=(), rollout=0):
+    """Return a rollout of one turn more than observations, each of one token."""
+    turns = [turn([1], [2]) for _ in range(len(observations) + 1)]
+    for one, seen, reward in zip(turns, (*observations, "end"), rewards or [0.0] * len(turns)):
+        one.observation, one.reward = [{"role": "tool", "content": seen}], reward
+    made = trajectory(*turns)
+    made.messages = [{"role": "user", "content": "q"}]
+    made.rollout, made.evaluation = rollout, Evaluation(outcome, outcome == 1)
+    return made
+
+
+def test_returns_are_discounted_sums_of_what_turns_are_rewarded_with():
+    batch = Batch.of([rollout(1.0, "a", "b", rewards=(0.5, 0, 0)), rollout(0.0)], 1)
+    np.testing.assert_allclose(turn_rewards(batch, "outcome"), [[0, 0, 1], [0, 0, 0]])
+    np.testing.assert_allclose(turn_rewards(batch, "world"), [[0.5, 0, 0], [0, 0, 0]])
+    both = turn_rewards(batch, "both")
+    np.testing.assert_allclose(returns(both, 0.5), [[0.75, 0.5, 1], [0, 0, 0]])
+
+
+def test_gigpo_compares_turns_of_a_group_in_the_same_state():
+    """Two rollouts open alike; both see "a" later, the first after one turn, the second after two.
+
+    With discount 1/2 the returns are (1/2, 1) and (0, 0, 0). Openings: 1/2 against 0. State a: 1
+    against 0. State b is one of its own.
+    """
+    batch = Batch.of([rollout(1.0, "a"), rollout(0.0, "b", "a")], 1)
+    plain = gigpo(batch, discount=0.5, weight=2.0, norm="none")
+    expected = [[0.5 + 2 * 0.25, 0.5 + 2 * 0.5, 0], [-0.5 - 2 * 0.25, -0.5, -0.5 - 2 * 0.5]]
+    np.testing.assert_allclose(plain, expected, atol=1e-6)
+    # The sample deviation of two numbers that differ by d is d / sqrt(2): every advantage is
+    # +- 1 / sqrt(2), once for the episode and once for the turn.
+    r = 1 / np.sqrt(2)
+    np.testing.assert_allclose(
+        gigpo(batch, discount=0.5), [[2 * r, 2 * r, 0], [-2 * r, -r, -2 * r]], atol=1e-4
+    )
+
+
+def test_gigpo_knows_no_state_across_groups():
+    batch = Batch.of([rollout(1.0, "a"), rollout(0.0, "a")], 1)
+    batch.trajectories[1].draw = 1
+    assert not gigpo(Batch.of(batch.trajectories, 1)).any()
+
+
+def test_turns_have_leave_one_out_baselines_of_their_own():
+    """Returns (outcomes, discount 1): 1, 1, 0; the third rollout has one turn, the first three."""
+    batch = Batch.of([rollout(1.0, "a", "b"), rollout(1.0, "a"), rollout(0.0)], 1)
+    expected = [[1 - 0.5, 1 - 1, 0], [1 - 0.5, 1 - 1, 0], [0 - 1, 0, 0]]
+    np.testing.assert_allclose(turn_rloo(batch), expected)
+    rewarded = [rollout(0.0, "a", rewards=(1, 2)), rollout(0.0, "a", rewards=(0, 4))]
+    found = turn_rloo(Batch.of(rewarded, 1), rewards="world", discount=0.5)
+    np.testing.assert_allclose(found, [[2 - 2, 2 - 4], [2 - 2, 4 - 2]])
+
+
+def test_webrls_loss_is_that_of_whole_turns():
+    """Two turns, of two tokens and of one: beta (sum of log-ratios) - A, squared."""
+    mask = jnp.array([[0, 1, 1, 0, 1, 0]]) > 0
+    logp, ref = jnp.array([[0, -1.0, -2, 0, -0.5, 0]]), jnp.array([[0, -1.5, -1, 0, -1.0, 0]])
+    advantage = jnp.array([[0, 1.0, 1, 0, -1, 0]])
+    zeros = jnp.zeros((1, 6))
+    tokens = losses.Tokens(
+        logp, zeros, advantage, zeros > 0, jnp.ones((1, 6), jnp.int32), mask, {"ref_logp": ref}
+    )
+    loss_RT, _ = losses.guarded(lambda given: webrl(given, beta=2.0), tokens)
+    first, second = (2 * (0.5 - 1) - 1) ** 2, (2 * 0.5 + 1) ** 2
+    np.testing.assert_allclose(loss_RT, [[0, first / 2, first / 2, 0, second, 0]])
+
+
+def packed_batch():
+    """Return a mini-batch of two rollouts in three samples. KL per token: rollout 0 has 1, 2 and,
+    in its second sample, 4; rollout 1 has 8."""
+    first = trajectory(turn([1, 2], [3, 4], 1.0), turn([9, 9], [5], 1.0))
+    second = trajectory(turn([1, 2], [6], 0.0), task="b")
+    parts = [samples(t) for t in (first, second)]
+    batch = pack([s for part in parts for s in part], 16)
+    batch.rollouts = (0, 0, 1)
+    kl_n = np.array([1.0, 2, 4, 8])
+    batch.old_logp_RT, batch.ref_logp_RT = batch.placed(kl_n), np.zeros_like(batch.logp_RT)
+    np.testing.assert_array_equal(batch.trained(batch.placed(kl_n)), kl_n)
+    return batch
+
+
+def test_reinforce_pp_takes_the_kl_still_to_come_from_the_reward_of_each_token():
+    value_n, kl_n = penalised(packed_batch(), 0.5)
+    np.testing.assert_allclose(kl_n, [1, 2, 4, 8])
+    np.testing.assert_allclose(value_n, [1 - 0.5 * 7, 1 - 0.5 * 6, 1 - 0.5 * 4, 0 - 0.5 * 8])
+    batches, recipe = [packed_batch(), packed_batch()], ReinforcePP(Parts(), beta=0.5)
+    assert recipe.weigh(batches) == {"reinforce_pp/kl": 3.75}
+    whole_n = np.concatenate([b.trained(b.advantage_RT) for b in batches])
+    np.testing.assert_allclose(whole_n[:4], (value_n - value_n.mean()) / value_n.std(), atol=1e-6)
+    assert recipe.weigh([]) == {"reinforce_pp/kl": 0.0}
+
+
+def test_reinforce_pp_with_a_baseline_subtracts_the_mean_of_the_group():
+    run = SimpleNamespace(config=base.get_config(), reward=lambda batch: batch.outcome_N)
+    for baseline, expected in (("none", [1.0, 0.0]), ("group", [0.5, -0.5])):
+        played = [rollout(1.0), rollout(0.0)]
+        ReinforcePP(Parts(), baseline=baseline).credit(run, played, 1)
+        assert [t.turns[0].advantage for t in played] == expected
+
+
+def test_trees_compare_rollouts_within_and_among_them():
+    """Tree 1 has rewards 1, 0 and tree 2 has 0, 0: within, +-r and 0; among all, by 1/4."""
+    roots = [("t", 0, 0), ("t", 0, 0), ("t", 0, 1), ("t", 0, 1)]
+    found = advantages(np.array([1.0, 0, 0, 0]), roots)
+    r, sd = 1 / np.sqrt(2), 0.5  # of 1, 0 and of 1, 0, 0, 0, with n - 1
+    expected = [r + 0.75 / sd, -r - 0.25 / sd, -0.25 / sd, -0.25 / sd]
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    other = advantages(np.array([1.0, 0]), [("t", 0, 0), ("u", 0, 0)])
+    np.testing.assert_allclose(other, 0)  # of another task
+
+
+def test_a_turn_that_branches_share_trains_once_with_their_mean():
+    run = SimpleNamespace(config=base.get_config(), reward=lambda batch: batch.outcome_N)
+    recipe = Tree(Parts(), branches=2)
+    root, other = rollout(1.0, "a", "b"), rollout(0.0, rollout=1)
+    jobs = recipe.jobs(run, [root, other], 0, 1)
+    assert [(job.rollout, 0 < len(job.prefix) < 3) for job in jobs] == [(2, True), (3, True)]
+    assert recipe.root((root.task.id, 0, 3)) == (root.task.id, 0, 0)
+    branch = rollout(0.0, "a", "c", rollout=2)
+    branch.turns[0].given = True
+    recipe.credit(run, [root, other, branch], 1)
+    first, second = root.turns[2].advantage, branch.turns[1].advantage
+    assert first > 0 > second and root.turns[1].advantage == first
+    assert root.turns[0].advantage == pytest.approx((first + second) / 2)
+
+
+def test_a_buffer_gives_back_what_trains_after_a_resume():
+    kept = rollout(1.0, "a")
+    kept.turns[0].given, kept.turns[1].stripped = True, [7]
+    kept.turns[1].gap = np.ones(1)
+    kept.experience, kept.injected = ["e"], ["text"]
+    buffer = ReplayBuffer(2)
+    buffer.add([rollout(0.0), kept, rollout(1.0, rollout=3)])
+    again = ReplayBuffer(2)
+    again.load_state(json.loads(json.dumps(buffer.state())))
+    assert again.state() == buffer.state() and [t.rollout for t in again.kept] == [0, 3]
+    first, copied = again.kept[0], loaded(saved(kept))
+    assert first == copied and first.turns[1].gap is None
+    for a, b in zip(samples(first), samples(kept), strict=True):
+        assert vars(a).keys() == vars(b).keys()
+        np.testing.assert_array_equal(a.tokens, b.tokens)
+        np.testing.assert_array_equal(a.mask, b.mask)
+    again.sample(2, 0)[0].turns.clear()
+    assert all(t.turns for t in again.kept)
+
+
+@pytest.fixture
+def library():
+    with_probes = probed(Library())
+    assert isinstance(with_probes, Probed)
+    return with_probes
+
+
+def test_played_actions_become_a_verified_task(library):
+    found = verified_task(library, LEND, [BLUE, *WON], random.Random(0))
+    assert is_verified(found) and found.origin == "synthetic" and found.meta["source"] == LEND.id
+    assert LEND_15 in found.reference and solves(Library(), found, found.reference)
+    assert not solves(Library(), found, LOST)
+    with pytest.raises(Rejected):
+        verified_task(library, LEND, ["done"], random.Random(0))
+
+
+def test_failures_become_tasks_of_what_they_did_reach():
+    """The attempt was to lend Dune; it lent Solaris, which is a task of its own."""
+    seed = task("Lend Dune.", lent=["B11"])
+    failed = tried(*WON, of=seed)
+    assert not failed.evaluation.success
+    recipe, pool = webrl_recipe.WebRL(Parts()), TaskPool([seed], overlap=1.0, capacity=9)
+    navigating = SimpleNamespace(record=lambda _: None)
+    run = SimpleNamespace(
+        config=base.get_config(), tasks=SimpleNamespace(pool=pool), navigating=None,
+        sampler=navigating,
+    )  # fmt: skip
+    recipe.remember(run, [failed], 1)
+    again = webrl_recipe.WebRL(Parts())
+    again.load_state(json.loads(json.dumps(recipe.state())))
+    assert again.failed == [[seed.id, [*WON]]]
+    found = pool.grow(webrl_recipe.Failures(again.failed), Library, 4, 0)
+    assert len(found) == 1 and solves(Library(), found[0], WON)
+
+
+def test_a_replayer_learns_from_what_it_repeats(library):
+    walker = replayer()
+    verified_task(library, LEND, WON, random.Random(0), walker=walker)
+    known = walker.stats.state()
+    verified_task(library, LEND, [GREEN, *WON], random.Random(0), walker=walker)
+    assert known["roles"].keys() >= {"lend", "shelf"} and walker.stats.state() != known
+
+
+def test_every_relative_fits_its_place():
+    for key in ("recipe", "advantage", "loss", "sampler"):
+        for name in plugs.known(key):
+            assert plugs.problems(key, name, {}) == []
+    assert plugs.problems("reward", "overlong", {"longest": 9, "soft": 2}) == []
+    assert Job(LEND, 0, 0, Sampling(1)).prefix == ()
