@@ -175,6 +175,14 @@ class Scores:
     broken: int = 0
     temperature: float = 1.0
     sweep: dict[str, list[list[int]]] = field(default_factory=dict)
+    worlds: list[str] = field(default_factory=list)  # of each task; [] if all are of one
+
+    @property
+    def parts(self) -> Iterator[tuple[str, str, np.ndarray]]:
+        """Yield (kind, name, which tasks) of each difficulty and each world, for tables."""
+        for kind, labels in (("difficulty", self.difficulty_N), ("world", self.worlds)):
+            for label in sorted(set(labels)):
+                yield kind, str(label), np.array([own == label for own in labels])
 
     def best_temperature(self) -> tuple[float, np.ndarray]:
         """Return the temperature with the highest mean success of those that were run (0: greedy),
@@ -252,6 +260,7 @@ def scores_of(
         broken=sum(t.broken for t in [*sampled, *greedy]),
         temperature=temperature,
         sweep={f"{t:g}": _successes(rollouts) for t, rollouts in sweep.items()},
+        worlds=[task.env for task in tasks] if len({task.env for task in tasks}) > 1 else [],
     )
 
 
@@ -263,14 +272,13 @@ def _successes(trajectories: Sequence[Trajectory]) -> list[list[int]]:
 
 def measures(*scores: Scores) -> Iterator[tuple[str, float]]:
     """Yield (key, value) of each measure, its 95% interval (`/low`, `/high`), and success by
-    difficulty.
+    difficulty and by world.
 
     scores: of one evaluation, or of several that differ in the seed only. Then values are means
     over the seeds (`broken` is their sum, and what the sweep of temperatures gives is of the first,
     which alone has one), and `/sd` is the standard deviation (n - 1) of the evaluations.
     """
     first = scores[0]
-    difficulty_N = np.asarray(first.difficulty_N)
     for name in first.names:
         value_SN = np.stack([s.per_task(name) for s in scores if name in s.names])
         value_N = value_SN.mean(axis=0)
@@ -281,8 +289,8 @@ def measures(*scores: Scores) -> Iterator[tuple[str, float]]:
         if len(value_SN) > 1:
             yield f"{name}/sd", float(value_SN.mean(axis=1).std(ddof=1))
         if name.startswith(("avg@", "greedy")):
-            for level in sorted(set(first.difficulty_N)):
-                yield f"{name}/difficulty_{level}", float(value_N[difficulty_N == level].mean())
+            for kind, part, tasks_N in first.parts:
+                yield f"{name}/{kind}_{part}", float(value_N[tasks_N].mean())
     for name, success_NR in first.sweep.items():
         yield f"temperature/{name}", float(np.mean(success_NR))
     if first.sweep:

@@ -156,10 +156,9 @@ def values_by_name(scores: Scores) -> list[tuple[str, np.ndarray]]:
     """Return (name, value_N) of each measure in the table, one value per task."""
     names = [name for name in scores.names if name != "score"]
     rows = [(name, scores.per_task(name)) for name in names]
-    difficulty_N = np.asarray(scores.difficulty_N)
-    for level in sorted(set(scores.difficulty_N)):
-        tasks_N = difficulty_N == level
-        rows.append((f"  difficulty {level} ({tasks_N.sum()})", rows[0][1][tasks_N]))
+    value_N = rows[0][1]
+    for kind, part, tasks_N in scores.parts:
+        rows.append((f"  {kind} {part} ({tasks_N.sum()})", value_N[tasks_N]))
     return rows
 
 

@@ -280,6 +280,8 @@ def _scores_of(record: Any) -> Scores:
     # numpy refuses to make an array of lists whose shapes differ
     np.asarray([tasks, success_N, difficulties, scores.greedy_N or tasks], np.float64)
     np.asarray([scores.score_NR, scores.success_NR], np.float64)
+    if len(scores.worlds) not in (0, len(scores.tasks)):
+        raise ValueError("worlds: not as many as tasks")
     return scores
 
 

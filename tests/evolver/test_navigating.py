@@ -29,6 +29,7 @@ from evolver.parts import Parts
 from evolver.phases import extraction
 from evolver.phases.tasks import for_experience
 from evolver.questioning import TaskPool, synthetic_task
+from evolver.sampling import Epochs
 from models.files import BrokenFile
 from rl.trajectory import StopReason
 from tests.evolver.toy import Library, attempt, call, task
@@ -523,6 +524,17 @@ class TestGuidance:
         assert retrieve(last, "Lend Emma.") != retrieve(plain, "Lend Emma.")
         assert "navigating/pool" in last.metrics()
 
+    def test_what_a_refiner_adds_is_not_an_empty_retrieval(self):
+        class Elsewhere(Refiner):
+            def refine(self, queries, candidates, top_k):
+                return [[lesson("Lend Dune.", "Ask.")] for _ in candidates]
+
+        navigating = navigating_of(pool_of(), refiner=Elsewhere())
+        navigating.guide([LEND], 8, seed=3)
+        figures = navigating.metrics()
+        assert figures["navigating/empty_rate"] == 0.0
+        assert figures["navigating/guided_rate"] == 0.5
+
 
 def run_of(originals, synthetic, share=None, **settings) -> SimpleNamespace:
     """A run with no more parts than choosing tasks and filling the pool take. share: None = no
@@ -533,7 +545,10 @@ def run_of(originals, synthetic, share=None, **settings) -> SimpleNamespace:
     tasks = SimpleNamespace(originals=originals, pool=None)
     if share is not None:
         tasks.pool = TaskPool(originals, overlap=1.0, capacity=100, tasks=synthetic)
-    return SimpleNamespace(config=config, tasks=tasks, navigating=None, grader=None)
+    sampler = Epochs(Parts(task_pool=tasks.pool))
+    return SimpleNamespace(
+        config=config, tasks=tasks, sampler=sampler, navigating=None, grader=None
+    )
 
 
 class TestFirstExperience:

@@ -819,7 +819,10 @@ class TestMixture:
         )
         pool = pool_of(lend, seeds=[task("Lend Dune.", lent=["B11"])])
         run = types.SimpleNamespace(
-            config=base.get_config(), tasks=types.SimpleNamespace(pool=pool), navigating=None
+            config=base.get_config(),
+            tasks=types.SimpleNamespace(pool=pool),
+            sampler=Epochs(Parts(task_pool=pool)),
+            navigating=None,
         )
         actions = [call("shelf", "green"), call("lend", "B15"), "done"]
         guided = attempt(Library(), lend, actions, experience=["e1"])

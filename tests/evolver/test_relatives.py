@@ -22,6 +22,7 @@ from evolver.recipes import webrl as webrl_recipe
 from evolver.recipes.reinforce_pp import ReinforcePP, penalised
 from evolver.recipes.replay import ReplayBuffer, loaded, saved
 from evolver.recipes.tree import Tree, advantages
+from evolver.sampling import Epochs
 from rl import losses
 from rl.advantages import Batch
 from rl.advantages.gigpo import gigpo
@@ -205,10 +206,9 @@ def test_failures_become_tasks_of_what_they_did_reach():
     failed = tried(*WON, of=seed)
     assert not failed.evaluation.success
     recipe, pool = webrl_recipe.WebRL(Parts()), TaskPool([seed], overlap=1.0, capacity=9)
-    navigating = SimpleNamespace(record=lambda _: None)
     run = SimpleNamespace(
         config=base.get_config(), tasks=SimpleNamespace(pool=pool), navigating=None,
-        sampler=navigating,
+        sampler=Epochs(Parts()),
     )  # fmt: skip
     recipe.remember(run, [failed], 1)
     again = webrl_recipe.WebRL(Parts())

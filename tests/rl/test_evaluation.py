@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envs.world import Task
 from rl import evaluation
+from rl.trajectory import Trajectory
 
 
 def sequential_best(scores: np.ndarray, k: int) -> float:
@@ -103,6 +105,17 @@ def test_measures_name_every_estimate_with_its_interval():
     assert measures["broken"] == 1 and measures["tasks"] == 3
     for name in ("avg@2", "best@2", "pass@2", "score", "greedy"):
         assert measures[f"{name}/low"] <= measures[name] <= measures[f"{name}/high"]
+
+
+def test_a_mixture_is_measured_by_world():
+    mixed = dataclasses.replace(scores(), worlds=["home", "home", "travel"])
+    measures = dict(evaluation.measures(mixed))
+    assert (measures["avg@2/world_home"], measures["avg@2/world_travel"]) == (0.25, 1.0)
+    assert measures["greedy/world_home"] == 0.5
+    assert not [name for name in dict(evaluation.measures(scores())) if "world" in name]
+    two = [Trajectory(Task(id, id[0], "q"), 0, 0, []) for id in ("a1", "b1")]
+    assert evaluation.scores_of(two, [], temperature=1.0, sweep={}).worlds == ["a", "b"]
+    assert evaluation.scores_of(two[:1], [], temperature=1.0, sweep={}).worlds == []
 
 
 def test_measures_of_several_seeds_are_means_with_their_deviation():
