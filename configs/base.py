@@ -390,7 +390,7 @@ class Loss(Plug):
     """Coefficient of the KL to the reference policy, the initial one by default; 0 = no KL."""
     kl_estimator: Literal["k2", "k3"] = "k3"
     """Estimator of that KL (k1's gradient is 0 on average)."""
-    reference_every: CountOrZero = 0
+    renew_reference: CountOrZero = 0
     """Steps after which the KL's reference becomes the current policy; 0 = it stays the initial
     one."""
     reference: Literal["device", "host"] = "device"

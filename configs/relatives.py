@@ -45,7 +45,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         config.loss.name = "nll"
     elif arg == "webrl":
         config.loss.name = "webrl"
-        config.loss.reference_every = config.recipe.args.every = 8
+        config.loss.renew_reference = config.recipe.args.every = 8
         config.learner.max_staleness = 10**6
     elif arg == "tree":
         config.rollout.group, config.recipe.args.branches = 4, 1

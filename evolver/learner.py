@@ -111,7 +111,7 @@ def make_learner(config: Any, shape: qwen.Config, params: qwen.Params, mesh: Mes
         logp=logp,
         reference=reference,
         needs_reference=needs_reference(config),
-        renews=needs_reference(config) and config.loss.reference_every > 0,
+        renews=needs_reference(config) and config.loss.renew_reference > 0,
         offloaded=config.loss.reference == "host",
         alarm=alarm,
     )

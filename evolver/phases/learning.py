@@ -116,7 +116,7 @@ def learn(
                 note_tokens(batches[i], values.pop("logp_RT"))
                 measured.append({name: float(value) for name, value in values.items()})
     metrics |= seconds | merged(measured)
-    if learner.renews and step % c.loss.reference_every == 0:
+    if learner.renews and step % c.loss.renew_reference == 0:
         learner.renew_reference()
     warning = learner.alarm.check(metrics)
     if warning:

@@ -268,7 +268,7 @@ def kept(config: Any, shape: qwen.Config) -> Iterator[Kept]:
         yield Kept("parameters", f"{master} adapters", trained, BYTES[master])
     yield Kept("optimizer", "two float32 moments", trained, 8, c.optim.offload)
     # With adapters, the unchanged weights are the initial policy.
-    if needs_reference(c) and (not rank or c.loss.reference_every):
+    if needs_reference(c) and (not rank or c.loss.renew_reference):
         words, on_host = f"{master} reference policy", c.loss.reference == "host"
         yield Kept("reference", words, trained, BYTES[master], on_host)
 

@@ -9,7 +9,7 @@ has the advantage 1.
 
     config.recipe.name = "webrl"
     config.loss.name = "webrl"
-    config.loss.reference_every = 8  # the steps of a phase, `every`
+    config.loss.renew_reference = 8  # the steps of a phase, `every`
     config.learner.max_staleness = 10**6  # replayed rollouts are old
 """
 

@@ -15,7 +15,7 @@ def webrl(tokens: Tokens, *, beta: Positive = 1.0) -> tuple[Array, Stats]:
     over its tokens.
 
     pi / pi_ref is the ratio of whole turns: the product over the tokens of each generation. The
-    reference is the policy of the last phase (`loss.reference_every`).
+    reference is the policy of the last phase (`loss.renew_reference`).
     """
     on_RT = tokens.mask_RT
     starts_RT = on_RT & ~jnp.pad(on_RT, ((0, 0), (1, 0)))[:, :-1]

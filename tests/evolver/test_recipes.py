@@ -91,7 +91,7 @@ PLUGS = (
     "--config.sampler.name=failures",
     f"--config.reward.name={HERE}:fined",
     "--config.loss.kl_coef=0.1",
-    "--config.loss.reference_every=2",
+    "--config.loss.renew_reference=2",
     f"--config.advantage.name={HERE}:Moving",
     "--config.eval.every=0",
 )

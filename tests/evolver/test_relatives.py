@@ -14,6 +14,7 @@ from configs import base
 from envs.probed import Probed, probed
 from envs.world import Evaluation
 from evolver.config import plugs
+from evolver.config.checks.workdir import differences
 from evolver.parts import Parts
 from evolver.questioning import TaskPool, is_verified
 from evolver.questioning.played import replayer, verified_task
@@ -224,6 +225,13 @@ def test_a_replayer_learns_from_what_it_repeats(library):
     known = walker.stats.state()
     verified_task(library, LEND, [GREEN, *WON], random.Random(0), walker=walker)
     assert known["roles"].keys() >= {"lend", "shelf"} and walker.stats.state() != known
+
+
+def test_a_run_may_not_be_resumed_with_another_reference():
+    before, config = base.get_config().to_dict(), base.get_config()
+    config.loss.reference, config.loss.renew_reference = "host", 2
+    (problem,) = differences(before, config, base.Config)
+    assert problem.startswith("loss.renew_reference: 0 then, 2 now")
 
 
 def test_every_relative_fits_its_place():

@@ -63,10 +63,10 @@ def plug_contradictions(c: ConfigDict) -> Iterator[str]:
         )
     if 0 < (clip.get("dual_clip") or 0) <= 1:
         yield f"config.loss.args.dual_clip={clip['dual_clip']} must be above 1, or 0 for none"
-    if c.loss.reference_every and not needs_reference(c):
+    if c.loss.renew_reference and not needs_reference(c):
         yield (
-            f"config.loss.reference_every={c.loss.reference_every} renews a reference that nothing"
-            " is compared with: set config.loss.kl_coef above 0, or reference_every=0"
+            f"config.loss.renew_reference={c.loss.renew_reference} renews a reference that nothing"
+            " is compared with: set config.loss.kl_coef above 0, or renew_reference=0"
         )
     if calls.get("least", 0) > calls.get("most", math.inf):
         yield (
