@@ -13,10 +13,13 @@ from rl.advantages.batch import Batch
 from rl.bounds import Count
 
 
-def overlong(batch: Batch, *, longest: Count, soft: Count) -> np.ndarray:
+def overlong(batch: Batch, *, longest: Count = 20480, soft: Count = 4096) -> np.ndarray:
     """Return the scores plus `length_penalty` of the tokens that each rollout generated, in all its
-    turns. longest: the most tokens without the whole penalty. soft: the last tokens of these, over
-    which it grows from 0 to -1."""
+    turns.
+
+    longest: the most tokens without the whole penalty. soft: the last tokens of these, over which
+    it grows from 0 to -1. The defaults are the paper's.
+    """
     turns = [[turn for turn in t.turns if turn.trains] for t in batch.trajectories]
     tokens_N = np.array([sum(len(turn.completion.tokens) for turn in own) for own in turns])
     return batch.outcome_N + length_penalty(tokens_N, longest, soft)
