@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -181,7 +182,7 @@ class Scores:
     def parts(self) -> Iterator[tuple[str, str, np.ndarray]]:
         """Yield (kind, name, which tasks) of each difficulty and each world, for tables."""
         for kind, labels in (("difficulty", self.difficulty_N), ("world", self.worlds)):
-            for label in sorted(set(labels)):
+            for label in sorted(set[Any](labels)):
                 yield kind, str(label), np.array([own == label for own in labels])
 
     def best_temperature(self) -> tuple[float, np.ndarray]:
