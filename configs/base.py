@@ -361,7 +361,7 @@ class Sampler(Plug):
 
 
 class Reward(Plug):
-    """What outcomes become before they are compared; scores and success stay as they are."""
+    """The stage at which outcomes are shaped before they are compared; scores stay as they are."""
 
     name: str = "score"
     """score, overlong (DAPO's penalty of long rollouts)."""

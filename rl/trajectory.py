@@ -158,7 +158,7 @@ class Trajectory:
 
     @property
     def compared(self) -> float:
-        """What estimators compare: the reward, or the score where none shaped it."""
+        """The number that estimators compare: the reward, or the score where none shaped it."""
         return self.outcome if self.reward is None else self.reward
 
     @property

@@ -21,7 +21,7 @@ SAMPLERS = {
 
 @dataclass(frozen=True)
 class Draw:
-    """What tasks are drawn from, and how many."""
+    """The tasks to draw from, and how many to draw."""
 
     originals: Sequence[Task]
     synthetic: Sequence[Task]
