@@ -52,7 +52,11 @@ def batch(rows=5, seed=0):
     packed = packing.pack(samples, ROW)
     keep = slice(0, rows)
     packed = packing.Packed(
-        **{name: array[keep] for name, array in vars(packed).items() if array is not None}
+        **{
+            name: array[keep]
+            for name, array in vars(packed).items()
+            if array is not None and name != "channels"
+        }
     )
     assert packed.rows == rows
     noise = 0.3 * rng.normal(size=packed.logp_RT.shape).astype(np.float32)
