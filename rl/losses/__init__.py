@@ -109,7 +109,7 @@ def token_loss(
     old_RT, sampled_RT, on_RT = batch["old_logp"], batch["logp"], mask_RT > 0
     channels = {name[len(CHANNEL) :]: x for name, x in batch.items() if name.startswith(CHANNEL)}
     channels["entropy"] = jax.lax.stop_gradient(entropy_RT)
-    if "ref_logp" in batch:
+    if batch.get("ref_logp") is not None:
         channels["ref_logp"] = batch["ref_logp"]
     advantage_RT = batch["advantage"]
     tokens = Tokens(logp_RT, old_RT, advantage_RT, guided_RT, segments_RT, mask_RT, channels)
