@@ -24,7 +24,7 @@ from pathlib import Path
 
 from evolver.config.cli import MODES
 from evolver.config.plugs import look_in
-from evolver.processes.streams import open_streams, surroundings_problems
+from evolver.processes.streams import open_streams, surroundings_problems, until_unread
 
 # {word: (module with main(argv), what it does)}: programs with flags of their own
 PROGRAMS = {
@@ -108,13 +108,9 @@ def main(argv: list[str] | None = None) -> int:
     }
     lines = [f"  evolver {word:8} {what}" for word, what in about.items()]
     if word in ("--help", "-h", "help"):
-        print(
-            __doc__,
-            *lines,
-            "",
-            "`evolver train --help` lists the flags, `--help=WORD` the config keys.",
-            sep="\n",
-        )
+        hint = "`evolver train --help` lists the flags, `--help=WORD` the config keys."
+        with until_unread():
+            print(__doc__, *lines, "", hint, sep="\n")
         return 0
     print(
         f"evolver {word}: there is no such command; these exist:", *lines, sep="\n", file=sys.stderr

@@ -23,7 +23,7 @@ from configs import base
 from evolver.config import cli
 from evolver.config.checks import problems as config_problems
 from evolver.config.help import search
-from evolver.processes.streams import open_streams, surroundings_problems
+from evolver.processes.streams import open_streams, surroundings_problems, until_unread
 
 
 def main(argv: list[str]) -> int:
@@ -36,12 +36,14 @@ def main(argv: list[str]) -> int:
         return refused(surroundings)
     command = cli.parse(argv)
     if command.sought and not command.problems:
-        print(search(command.sought, base.Config, command.config))
+        with until_unread():
+            print(search(command.sought, base.Config, command.config))
         return 0
     if command.sought == "":
         of_word = argv[0].startswith("evolver ")  # see command.py
         about = f"{cli.MODES[command.mode].capitalize()}.\n" if of_word else __doc__
-        print(about + "\n" + cli.flags(argv[0] if of_word else "run.py").format_help())
+        with until_unread():
+            print(about + "\n" + cli.flags(argv[0] if of_word else "run.py").format_help())
         return 0
     problems = [*command.problems, *target_problems(command.target, command.mode)]
     if command.config is not None:
@@ -82,7 +84,8 @@ def start(config: Any, workdir: str, mode: str, target: str) -> int:
         from evolver.plan import PlanError, plan
 
         try:
-            print(plan(config, workdir, target))
+            with until_unread():
+                print(plan(config, workdir, target))
         except PlanError as error:
             print(error, file=sys.stderr)
             return 2

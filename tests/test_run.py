@@ -397,6 +397,20 @@ def test_the_number_of_a_closed_stream_goes_to_no_file(closed, tmp_path):
     assert (tmp_path / "file").read_text() == ""
 
 
+@pytest.mark.parametrize("module", ["run", "command"])
+def test_an_output_that_nobody_reads_ends_no_help_in_a_traceback(module):
+    """As in `run.py --help | head -1`."""
+    code = f"import sys, {module} as m; print('.', flush=True); sys.stdin.read(); sys.exit(m.main(sys.argv))"
+    words = ["run.py", "--help"] if module == "run" else ["--help"]
+    words = [sys.executable, "-c", code.replace("sys.argv", repr(words))]
+    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    with subprocess.Popen(words, cwd=ROOT, text=True, **pipes) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        process.stdin.close()
+        assert process.wait(60) == 0 and process.stderr.read() == ""
+
+
 def test_a_working_directory_that_is_gone_is_one_message(tiny, tmp_path, monkeypatch, capsys):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")

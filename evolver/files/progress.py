@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from evolver.processes.interrupt import silence
+from evolver.processes.streams import silence
 
 LOG_EVERY = 30.0  # seconds between lines in a log file while one step lasts
 BAR = 28  # characters

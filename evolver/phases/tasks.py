@@ -19,6 +19,7 @@ from evolver.phases.rollouts import gather_rollouts, sampling_of
 from evolver.processes import hosts
 from evolver.processes.interrupt import Interrupted
 from evolver.questioning import Explorer, TaskPool, is_verified
+from evolver.questioning.tasks import NotExplorable
 from evolver.sampling import Draw, drawn
 from evolver.transcripts import tool_list
 from models import chat
@@ -144,13 +145,16 @@ def explore(run: Run, step: int = 0) -> Metrics:
 
 def invent(run: Run, pool: TaskPool, explorer: Explorer, step: int) -> None:
     """Let the explorer fill the pool, and word the new tasks. Interrupted in a refresh, the pool is
-    as before, because a run that resumes explores again."""
+    as before, because a run that resumes explores again. Raises RunError for a world that cannot be
+    explored."""
     c, known = run.config, set(pool.tasks)
     budget = c.questioning.refresh if step else c.questioning.budget
     before = pool.state()
     try:
         with run.stop.at_once():
             pool.grow(explorer, run.make_world, budget, seed_of(c.seed, "explore", step))
+    except NotExplorable as error:
+        raise RunError(str(error)) from None
     except Interrupted:
         if step:
             pool.load_state(before)

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
+from evolver.processes.streams import silence
 from rl.trajectory import EndsRun
 
 T = TypeVar("T")
@@ -144,13 +145,6 @@ def tell(text: str) -> None:
         silence(sys.stderr.fileno())
     except RuntimeError:
         pass  # a signal came while something else was printed; the stream allows one at a time
-
-
-def silence(number: int) -> None:
-    """Send to /dev/null what is still written to a file descriptor that nobody reads."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, number)
-    os.close(nowhere)
 
 
 def _leave_terminal() -> None:

@@ -1,9 +1,11 @@
 """The standard streams, the working directory and the address space, as a run needs them."""
 
+import contextlib
 import io
 import os
 import resource
 import sys
+from collections.abc import Iterator
 
 ADDRESS_SPACE = 9 << 28  # bytes that a run with the smallest policy reserves on two cores
 
@@ -25,6 +27,23 @@ def open_streams() -> None:
             setattr(sys, name, stream)
         elif name != "stdin" and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def silence(number: int) -> None:
+    """Send to /dev/null what is still written to a file descriptor that nobody reads."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
+
+
+@contextlib.contextmanager
+def until_unread() -> Iterator[None]:
+    """End the block once nobody reads what it prints, as in `run.py --help | head`."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence(sys.stdout.fileno())
 
 
 def surroundings_problems() -> list[str]:

@@ -50,8 +50,12 @@ def source_of(start: Task) -> str:
     return start.id.removeprefix(_PROBE)
 
 
+class NotExplorable(ValueError):
+    """A world that cannot be explored: it does not start, or shows its own tasks only."""
+
+
 def check_probe(world: World, start: Task) -> None:
-    """Raise ValueError unless the world shows the query of the probe of `start` instead of its
+    """Raise NotExplorable unless the world shows the query of the probe of `start` instead of its
     own."""
     problem = ""
     try:
@@ -60,14 +64,14 @@ def check_probe(world: World, start: Task) -> None:
     except Exception as error:  # an adapter may raise anything for a task that it does not know
         problem = f"it fails with {type(error).__name__}: {error}"
         if _fails(world, start):
-            raise ValueError(f"world '{world.name}' cannot be explored: {problem}") from error
+            raise NotExplorable(f"world '{world.name}' cannot be explored: {problem}") from error
     else:
         if MASK not in opening:
             problem = "it does not show that query"
         elif start.query.strip() and start.query in opening:
             problem = "it still shows the old query"
     if problem:
-        raise ValueError(
+        raise NotExplorable(
             f"world '{world.name}' cannot be explored: it was reset with task {start.id} under"
             f" another query, and {problem}. Its reset() has to show task.query wherever"
             " task.origin is 'synthetic'; if it cannot, set config.questioning.enabled=False"

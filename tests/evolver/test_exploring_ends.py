@@ -8,8 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 import run
+from evolver.build import RunError
+from evolver.parts import Parts
 from evolver.phases.tasks import invent
 from evolver.processes.interrupt import Interrupted, Stop
+from evolver.questioning.curiosity import Curiosity
 from tests.evolver.test_questioning import RandomWalk, pool_of
 from tests.evolver.toy import Library
 from tests.tiny import config_file, tiny_policy
@@ -37,6 +40,25 @@ def test_exploration_ends_at_once_on_a_signal(step, kept):
         with pytest.raises(Interrupted), stop.at_once():
             raise AssertionError("a run that ends explores no more")
     assert len(pool.tasks) == kept
+
+
+def test_a_world_that_does_not_start_ends_a_run_in_one_message():
+    """And without advice about queries, which are not its matter."""
+
+    def broken():
+        world = Library()
+        world.reset = lambda task, seed=0: exec("raise RuntimeError('no licence is left')")
+        return world
+
+    budgets = SimpleNamespace(budget=9, refresh=9)
+    with Stop() as stop:
+        exploring = SimpleNamespace(
+            config=SimpleNamespace(questioning=budgets, seed=0), stop=stop, make_world=broken
+        )
+        explorer = Curiosity(Parts(make_world=broken, task_pool=pool_of()))
+        with pytest.raises(RunError, match=r"cannot be explored.*no licence is left") as failure:
+            invent(exploring, pool_of(), explorer, 0)
+    assert "task.query" not in str(failure.value)
 
 
 def test_exploration_ends_at_once_while_a_world_starts(tmp_path, capsys):
