@@ -25,8 +25,9 @@ from tests.evolver.chat_server import Answer, ChatServer, refused, said
 from tests.evolver.test_llm_run import LABELLED, script
 from tests.evolver.test_loop import ALL as MECHANISMS
 from tests.faults.stage import ROLLOUTS, STEPS, Broken, Stage, orphans
+from tests.faults.surroundings import SURROUNDINGS
 
-KINDS = ("environment", "judge", "engine", "disk", "process", "text", "clock")
+KINDS = ("environment", "judge", "engine", "disk", "process", "surroundings", "text", "clock")
 BOTH = ("sync", "async")
 WORKERS = ("--config.env.mode=worker", "--config.env.workers=2")
 SAVED = "The same command resumes from there."
@@ -486,6 +487,54 @@ def too_many_open_files(stage: Stage) -> None:
     stage.resumes(*WORKERS)
 
 
+def _damaged(name: str, damage: Callable[[Any], Any], code: int, said: str) -> None:
+    """Enter a workdir of two steps that somebody has changed, which its run refuses to go on in."""
+
+    def play(stage: Stage) -> None:
+        stage.run("--config.steps=2", steps=2)
+        damage(stage.workdir)
+        stage.run(code=code, said=said)
+
+    TABLE.append(Fault("disk", name, play, ("sync",)))
+
+
+def _deep(workdir: Any) -> None:
+    (workdir / "config.json").write_text("[" * 100_000)
+
+
+def _piped(name: str) -> Callable[[Any], None]:
+    """Return a function that puts a pipe, whose end never comes, in the place of a file."""
+
+    def pipe(workdir: Any) -> None:
+        (workdir / name).unlink()
+        os.mkfifo(workdir / name)
+
+    return pipe
+
+
+def _renamed(workdir: Any) -> None:
+    (workdir / "checkpoints/2").rename(workdir / "checkpoints/9")
+
+
+def _copied(workdir: Any) -> None:
+    shutil.copytree(workdir / "checkpoints/1", workdir / "checkpoints/3")
+
+
+_damaged("a config that is nested too deeply", _deep, 2, "config.json")
+_damaged("a config that is a pipe", _piped("config.json"), 2, "is not a regular file")
+_damaged("metrics that are a pipe", _piped("metrics.jsonl"), 1, "is not a regular file")
+_damaged("a renamed checkpoint", _renamed, 1, "holds the checkpoint of step 2")
+_damaged("a copied checkpoint", _copied, 1, "holds the checkpoint of step 1")
+
+
+@fault("disk", ("sync",))
+def two_tasks_of_one_id(stage: Stage) -> None:
+    path = stage.folder / "tasks.jsonl"
+    line = json.dumps({"id": "a", "env": "parity", "query": "Write 1."})
+    path.write_text(f"{line}\n{line}\n")
+    stage.run(f"--config.env.tasks={path}", code=2, said="tasks.jsonl")
+
+
 # --- process --------------------------------------------------------------------------------------
 
 
@@ -629,6 +678,22 @@ def an_interrupt_that_ends_the_reader_too(stage: Stage) -> None:
     if saved < done:
         raise Broken(f"{done} steps are done, and the last checkpoint is of step {saved}")
     stage.resumes(f"--config.steps={done + 1}", steps=None)
+
+
+# --- surroundings ---------------------------------------------------------------------------------
+
+
+def _surrounded(
+    name: str, inside: Callable[[], Any], modes: tuple[str, ...], ends: dict[str, Any]
+) -> None:
+    def play(stage: Stage) -> None:
+        stage.run(inside=inside, **ends)
+
+    TABLE.append(Fault("surroundings", name, play, modes))
+
+
+for _entry in SURROUNDINGS:
+    _surrounded(*_entry)
 
 
 # --- text -----------------------------------------------------------------------------------------
