@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from evolver.files.workdir import Workdir
+from tests.experiments.test_view import record
 from tests.faults.long import verdict
-from tests.faults.stage import overdue
+from tests.faults.stage import FATES, ROLLOUTS, Broken, Stage, overdue
 from tests.faults.table import BOTH, KINDS, TABLE
 
 ROOT = Path(__file__).parents[1]
@@ -35,6 +37,25 @@ def test_a_step_past_its_deadlines_is_told_from_one_that_waited_for_them():
             ]
             late = f"step 1 took {61 + allowed} s, and its deadlines allow {60 + allowed} s"
             assert overdue(lines, config, slack=60.0) == (late if past > 0 else "")
+
+
+def test_books_that_do_not_add_up_are_told(tmp_path):
+    stage = Stage.__new__(Stage)
+    stage.workdir, stage.paused, stage.slack = tmp_path, 0.0, 60.0
+    workdir, whole = Workdir(tmp_path), {"ledger/rollouts": ROLLOUTS, "rollout/count": ROLLOUTS}
+    whole |= dict.fromkeys((f"ledger/{fate}" for fate in FATES), 0) | {"stop/cancelled": 0}
+    config = {"env": {"timeout": 1.0}, "rollout": {"timeout": 1.0}, "llm": {"deadline": 1.0}}
+    workdir.claim(config, 0)
+    workdir.log_metrics(0, {"time/elapsed": 0.0})
+    ledger = {"ledger/trained": ROLLOUTS, "stop/done": ROLLOUTS, "time/elapsed": 1.0}
+    workdir.log_metrics(1, whole | ledger)
+    workdir.log_trajectories(1, [record(n) for n in range(ROLLOUTS)])
+    stage.adds_up(1)
+    workdir.log_trajectories(1, [record(n, fate="stale") for n in range(ROLLOUTS)])
+    with pytest.raises(Broken, match="other fates than the ledger"):
+        stage.adds_up(1)
+    with pytest.raises(Broken, match=r"the steps of metrics.jsonl are \[0, 1\]"):
+        stage.adds_up(2)
 
 
 def test_growth_is_told_from_noise(capsys):

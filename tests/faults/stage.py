@@ -261,7 +261,7 @@ class Stage:
                 raise Broken(
                     f"step {line['step']}: {line['ledger/rollouts']} rollouts, {fates} fates, {stops} ends"
                 )
-            path = self.workdir / f"trajectories/step_{line['step']:06d}"
+            path = self.workdir / f"trajectories/step_{line['step']:06d}.jsonl.gz"
             written = [record["fate"] for record in read_rollouts(path)]
             if {fate: written.count(fate) for fate in FATES} != {
                 fate: line[f"ledger/{fate}"] for fate in FATES
