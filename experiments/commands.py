@@ -11,6 +11,8 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from evolver.processes.streams import open_streams
+
 
 class Problems(Exception):
     """A request that cannot be met: one text for each thing that is wrong with it."""
@@ -25,6 +27,7 @@ def run(main: Callable[..., int | None], argv: Sequence[str] | None = None) -> i
 
     Words after `--` go to its parameter `flags`, if it has one.
     """
+    open_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     rest: dict[str, Any] = {}
     if "flags" in inspect.signature(main).parameters:

@@ -140,7 +140,7 @@ class Workdir:
 
     def _read(self, name: str, **options: Any) -> list[dict[str, Any]]:
         path = self / name
-        return list(read_jsonl(path, **options)) if path.is_file() else []
+        return list(read_jsonl(path, **options)) if path.exists() else []
 
     # --- written and read back --------------------------------------------------------------------
 
@@ -170,6 +170,8 @@ class Workdir:
             if not isinstance(record, dict) or not isinstance(record.get("config"), dict):
                 return None
             return formats.valid(formats.RUN, record)
+        except BrokenFile:
+            raise
         except ValueError as error:
             raise BrokenFile(f"{path}: {error}") from None
 
@@ -235,7 +237,7 @@ class Workdir:
         if not self.writes:
             return
         last = step if finished else step - 1
-        if (self / "metrics.jsonl").is_file():
+        if (self / "metrics.jsonl").exists():
             lines = [_metrics_line(line) for line in self.metrics() if line["step"] <= last]
             write_atomically(self / "metrics.jsonl", "".join(lines))
         kept = {"trajectories/step_*": step, "trajectories/extra_*": step}

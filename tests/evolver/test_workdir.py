@@ -216,6 +216,13 @@ class TestFiles:
         (workdir / "config.json").write_text(text)
         assert "config.json there is damaged" in refused(capsys, *command(tiny, workdir))
 
+    @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
+    def test_a_pipe_is_no_file_of_a_run_and_is_not_waited_for(self, tiny, workdir, capsys, name):
+        (workdir / name).unlink()
+        os.mkfifo(workdir / name)
+        said = refused(capsys, *command(tiny, workdir))
+        assert f"{workdir / name} is not a regular file" in said
+
     def test_scores_of_another_shape_are_damaged(self, tmp_path):
         workdir = Workdir(tmp_path)
         workdir.log_scores(1, Scores(["a", "b"], [1, 1], [[1.0], [0.0]], [[1], [0]], [1, 0]))

@@ -4,12 +4,14 @@ stays text."""
 import base64
 import gzip
 import http.client
+import io
 import json
 import re
 import shutil
 import socket
 import struct
 import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -373,6 +375,18 @@ def test_text_splits_advantages_names_answers_and_keeps_greedy_rollouts_apart(tm
     ]
     assert main([str(tmp_path), "--text", "--step", "3", "--task", "h9"]) == 0
     assert capsys.readouterr().out.count("held_out_000003  h9") == 2
+
+
+def test_text_is_shown_in_any_locale(tmp_path, monkeypatch):
+    """As with LC_ALL=C, PYTHONUTF8=0 and PYTHONCOERCECLOCALE=0, and with a closed output."""
+    words = [str(made(tmp_path)), "--text", "--task", "t1"]
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    assert main(words) == 0
+    out.flush()
+    assert b"rollout 0 ? failure" in out.buffer.getvalue()
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(words) == 0
 
 
 def test_text_shows_a_group_and_what_is_hidden_in_it(tmp_path, capsys):

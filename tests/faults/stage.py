@@ -210,13 +210,13 @@ class Stage:
         said: str = "",
         steps: int | None = STEPS,
         once: bool = True,
+        books: bool = True,
     ) -> Stage:
         """Play a run to its end and check what holds after it. code, said: its exit code and a part
         of its message, which it may say `once` only. steps: those of a run that completes, None =
-        any number."""
-        return self.end(
-            self.start(*words, inside=inside), code=code, said=said, steps=steps, once=once
-        )
+        any number. books: False where they cannot be read."""
+        run = self.start(*words, inside=inside)
+        return self.end(run, code=code, said=said, steps=steps, once=once, books=books)
 
     def end(
         self,
@@ -227,6 +227,7 @@ class Stage:
         steps: int | None = STEPS,
         once: bool = True,
         killed: bool = False,
+        books: bool = True,
     ) -> Stage:
         """Wait for a run and check what holds after it. killed: it may leave its lock and temporary
         files in the workdir, which the next run has to cope with."""
@@ -241,7 +242,7 @@ class Stage:
             raise Broken(f"it did not say {said!r}, but {run.said.strip()[-600:]!r}")
         if code and said and once and run.said.count(said) != 1:
             raise Broken(f"it said {said!r} {run.said.count(said)} times")
-        if (self.workdir / "metrics.jsonl").exists():
+        if books and (code == 0 or (self.workdir / "metrics.jsonl").exists()):
             self.adds_up(steps if code == 0 else None)
         return self
 

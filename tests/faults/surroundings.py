@@ -3,7 +3,6 @@ of a run before it begins."""
 
 from __future__ import annotations
 
-import io
 import os
 import resource
 import sys
@@ -26,8 +25,7 @@ def _without(*numbers: int) -> Callable[[], None]:
 def _in_ascii() -> None:
     """As with LC_ALL=C, PYTHONUTF8=0 and PYTHONCOERCECLOCALE=0."""
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        setattr(sys, name, io.TextIOWrapper(stream.buffer, encoding="ascii", errors="strict"))
+        getattr(sys, name).reconfigure(encoding="ascii", errors="strict")
 
 
 def _in_a_folder_that_is_gone() -> None:

@@ -493,7 +493,7 @@ def _damaged(name: str, damage: Callable[[Any], Any], code: int, said: str) -> N
     def play(stage: Stage) -> None:
         stage.run("--config.steps=2", steps=2)
         damage(stage.workdir)
-        stage.run(code=code, said=said)
+        stage.run(code=code, said=said, books=False)
 
     TABLE.append(Fault("disk", name, play, ("sync",)))
 
@@ -520,7 +520,7 @@ def _copied(workdir: Any) -> None:
     shutil.copytree(workdir / "checkpoints/1", workdir / "checkpoints/3")
 
 
-_damaged("a config that is nested too deeply", _deep, 2, "config.json")
+_damaged("a config that is nested too deeply", _deep, 2, "it is nested too deeply")
 _damaged("a config that is a pipe", _piped("config.json"), 2, "is not a regular file")
 _damaged("metrics that are a pipe", _piped("metrics.jsonl"), 1, "is not a regular file")
 _damaged("a renamed checkpoint", _renamed, 1, "holds the checkpoint of step 2")
