@@ -184,6 +184,13 @@ EXPERIENCE = pydantic.TypeAdapter(ExperienceRecord)
 COMPARISON = pydantic.TypeAdapter(Comparison)
 
 
+def found(config: Any, key: str) -> Any:
+    """Return the value at "a.b.c" of nested dicts, None where there is none."""
+    for part in key.split("."):
+        config = config.get(part) if isinstance(config, dict) else None
+    return config
+
+
 def valid(kind: pydantic.TypeAdapter[Any], value: Any) -> Any:
     """Return a JSON value, or JSON as bytes, in a format. Raises ValueError, which says where it
     differs from the format and what is there."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
+from evolver.files.formats import found
 from evolver.files.progress import clock
 from evolver.files.workdir import Workdir
 from evolver.llm.store import accounts, ledger_lines
@@ -55,7 +56,7 @@ def evaluation_table(workdir: Workdir) -> str:
     first, last = min(scores), max(scores)
     before, after = scores[first], scores[last]
     claimed = workdir.config()
-    split = claimed["config"]["eval"]["split"] if claimed else "held-out"
+    split = found(claimed, "config.eval.split") or "held-out"
     title = (
         f"{len(after.tasks)} {split} tasks, {len(after.success_NR[0])} rollouts each at temperature"
         f" {after.temperature:g}; percent, 95% intervals over tasks, of this one run\n"
@@ -203,17 +204,19 @@ def facts(workdir: Workdir, rollouts: float) -> list[str]:
         return []
     config, last = claimed["config"], metrics[-1]
     mechanisms = ("questioning", "navigating", "attributing")
-    enabled = [name for name in mechanisms if config[name]["enabled"]]
+    enabled = [name for name in mechanisms if found(config, f"{name}.enabled")]
+    took, path = last.get("time/elapsed"), found(config, "model.path")
+    policy = path or f"random {found(config, 'model.preset') or 'unknown'}"
     return [
-        f"- environment: {config['env']['name']}",
-        f"- policy: {config['model']['path'] or 'random ' + config['model']['preset']}",
+        f"- environment: {found(config, 'env.name') or 'unknown'}",
+        f"- policy: {policy}",
         f"- mechanisms: {', '.join(enabled) or 'none (original tasks only)'}",
-        f"- advantage: {config['advantage']['name']}",
+        f"- advantage: {found(config, 'advantage.name') or 'unknown'}",
         f"- steps: {last['step']}",
-        f"- seed: {claimed['seed']}",
-        f"- time: {clock(last['time/elapsed'])}",
+        f"- seed: {claimed.get('seed')}",
+        f"- time: {'unknown' if took is None else clock(took)}",
         f"- rollouts: {rollouts:,.0f}",
-        f"- revision: {claimed['git']}",
+        f"- revision: {claimed.get('git')}",
     ]
 
 

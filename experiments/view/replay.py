@@ -16,8 +16,9 @@ from envs.probed import probed
 from envs.source import Source
 from envs.world import Evaluation, Task
 from evolver.attributing.replay import ReplayJudge
+from evolver.files.formats import found
 from evolver.parts import Parts
-from experiments.view.runs import Run, found
+from experiments.view.runs import Run
 from models.files import write_atomically
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
 

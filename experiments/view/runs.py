@@ -21,7 +21,7 @@ from typing import Any
 from envs.world import Task
 from evolver.config.paths import resolve
 from evolver.files import formats
-from evolver.files.formats import LARGEST
+from evolver.files.formats import LARGEST, found
 from evolver.files.rollout_files import COPIED, RolloutFile, rollout_files, told
 from evolver.files.workdir import Workdir, metrics_of, plain
 from evolver.llm.store import accounts, ledger_line
@@ -359,13 +359,6 @@ def _unread(index: dict[str, Any], row: int, why: str) -> dict[str, Any]:
     query = index["queries"].get(record["task"], "")
     error = f"{index['name']}: {why}"
     return record | empty | {"query": query, "components": {}, "error": error, "seed": None}
-
-
-def found(config: Any, key: str) -> Any:
-    """Return the value at "a.b.c" of nested dicts, None where there is none."""
-    for part in key.split("."):
-        config = config.get(part) if isinstance(config, dict) else None
-    return config
 
 
 def named(folders: list[str]) -> list[Run]:

@@ -414,6 +414,17 @@ def test_a_report_on_no_run_is_one_line(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("config", [{}, {"env": [], "model": {"path": None}, "eval": 5}])
+def test_the_report_on_a_config_that_says_little_says_what_it_knows(tmp_path, config):
+    workdir = Workdir(tmp_path)
+    fill(workdir, 1)
+    (tmp_path / "config.json").write_text(json.dumps({"config": config}))
+    workdir.log_metrics(9, {"ledger/rollouts": 4, "ledger/trained": 4})
+    assert "held-out tasks" in report(tmp_path)
+    summary = (tmp_path / "summary.md").read_text()
+    assert "- environment: unknown\n" in summary and "- time: unknown\n" in summary
+
+
 @pytest.mark.parametrize("evaluations", [0, 1, 3])
 def test_the_report_needs_nothing_but_the_workdir(tmp_path, evaluations):
     fill(Workdir(tmp_path), evaluations)

@@ -45,17 +45,16 @@ def test_exploration_ends_at_once_on_a_signal(step, kept):
 def test_a_world_that_does_not_start_ends_a_run_in_one_message():
     """And without advice about queries, which are not its matter."""
 
-    def broken():
-        world = Library()
-        world.reset = lambda task, seed=0: exec("raise RuntimeError('no licence is left')")
-        return world
+    class Broken(Library):
+        def reset(self, task, seed=0):
+            raise RuntimeError("no licence is left")
 
     budgets = SimpleNamespace(budget=9, refresh=9)
     with Stop() as stop:
         exploring = SimpleNamespace(
-            config=SimpleNamespace(questioning=budgets, seed=0), stop=stop, make_world=broken
+            config=SimpleNamespace(questioning=budgets, seed=0), stop=stop, make_world=Broken
         )
-        explorer = Curiosity(Parts(make_world=broken, task_pool=pool_of()))
+        explorer = Curiosity(Parts(make_world=Broken, task_pool=pool_of()))
         with pytest.raises(RunError, match=r"cannot be explored.*no licence is left") as failure:
             invent(exploring, pool_of(), explorer, 0)
     assert "task.query" not in str(failure.value)
