@@ -522,7 +522,7 @@ def _copied(workdir: Any) -> None:
 
 _damaged("a config that is nested too deeply", _deep, 2, "it is nested too deeply")
 _damaged("a config that is a pipe", _piped("config.json"), 2, "is not a regular file")
-_damaged("metrics that are a pipe", _piped("metrics.jsonl"), 1, "is not a regular file")
+_damaged("metrics that are a pipe", _piped("metrics.jsonl"), 2, "is not a regular file")
 _damaged("a renamed checkpoint", _renamed, 1, "holds the checkpoint of step 2")
 _damaged("a copied checkpoint", _copied, 1, "holds the checkpoint of step 1")
 

@@ -99,7 +99,8 @@ def resume_problems(config: ConfigDict, path: Path) -> Iterator[str]:
     try:
         last = max((line["step"] for line in Workdir(path).metrics()), default=-1)
     except BrokenFile as error:
-        yield f"--workdir={path}: {error}; correct or delete that line"
+        cure = "correct or delete that line" if ", line " in str(error) else "give the file back"
+        yield f"--workdir={path}: {error}; {cure}"
         return
     folder = path / "checkpoints"
     # Before the first checkpoint is complete there may be metrics without one, but the folder
