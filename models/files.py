@@ -82,8 +82,11 @@ def append_line(path: str | Path, line: str, *, sync: bool = False) -> None:
 
 def opened(path: str | Path) -> BinaryIO:
     """Return a file that is open for reading. Raises BrokenFile for a pipe or a device, whose end
-    may never come, and OSError."""
-    if not stat.S_ISREG(os.stat(path).st_mode):
+    may never come, and for a directory, and OSError."""
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise BrokenFile(f"{path} is a directory and not a regular file")
+    if not stat.S_ISREG(mode):
         raise BrokenFile(f"{path} is not a regular file")
     return open(path, "rb")
 

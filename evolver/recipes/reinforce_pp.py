@@ -42,7 +42,8 @@ class ReinforcePP(Recipe):
         eps: Positive = 1e-8,
     ):
         """beta: coefficient of the penalty. baseline: subtract the mean reward of the group first
-        (REINFORCE++-baseline), or nothing."""
+        (REINFORCE++-baseline), or nothing. eps: added to the deviation that advantages are divided
+        by."""
         super().__init__(parts)
         self.beta, self.baseline, self.eps = beta, baseline, eps
 

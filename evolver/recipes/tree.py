@@ -33,8 +33,8 @@ class Tree(Recipe):
     """Trains on trees of rollouts; the plug `advantage` is not asked."""
 
     def __init__(self, parts: Parts, *, branches: Count = 1, rounds: Count = 1):
-        """branches: rollouts that leave each tree in each of the `rounds`, each after some turns of
-        one of its rollouts, both drawn at random."""
+        """branches: rollouts that leave each tree in a round, each after some turns of one of its
+        rollouts, both drawn at random. rounds: number of rounds."""
         super().__init__(parts)
         self.branches, self.rounds = branches, rounds
         self.parent: dict[Place, Place] = {}  # branch -> the rollout that it left

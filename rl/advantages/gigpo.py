@@ -30,10 +30,11 @@ def gigpo(
 ) -> np.ndarray:
     """Return A = A_E + weight A_S.
 
-    A_E compares the outcomes of a group, as GRPO does. A_S compares the discounted
-    returns of the turns of a group in one state; a turn whose state is that of
-    no other has 0. norm: divide by the standard deviation of what is compared, or by nothing.
-    rewards: see `turn_rewards`.
+    A_E compares the outcomes of a group, as GRPO does. A_S compares the discounted returns of the
+    turns of a group in one state; a turn whose state is that of no other has 0.
+
+    discount: factor on the rewards of each later turn. rewards: see `turn_rewards`. norm: divide by
+    the standard deviation of what is compared, or by nothing.
     """
     compare = grpo if norm == "std" else dr_grpo
     on_NK = batch.on_NK

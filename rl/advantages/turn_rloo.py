@@ -19,7 +19,10 @@ def turn_rloo(
     batch: Batch, *, discount: Fraction = 1.0, rewards: Rewards = "outcome"
 ) -> np.ndarray:
     """Return A_ik = G_ik - the mean of G_jk over the other rollouts j of the group that have a turn
-    k; 0 where there is none. G: discounted returns of the rewards, see `turn_rewards`."""
+    k; 0 where there is none. G are returns.
+
+    discount: factor on the rewards of each later turn. rewards: see `turn_rewards`.
+    """
     on_NK = batch.on_NK
     return_NK = returns(turn_rewards(batch, rewards), discount) * on_NK
     advantage_NK = np.zeros(on_NK.shape)

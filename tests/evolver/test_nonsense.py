@@ -243,7 +243,7 @@ def test_a_folder_in_the_place_of_a_config_is_one_message(tiny, checkpoint):
     (checkpoint / "config.json").unlink()
     (checkpoint / "config.json").mkdir()
     (problem,) = found(tiny, f"model.path={checkpoint}")
-    assert "config.json cannot be read: Is a directory" in problem
+    assert "config.json is a directory and not a regular file" in problem
 
 
 def test_a_tokenizer_with_a_hole_is_one_message(tiny, checkpoint):

@@ -138,10 +138,10 @@ def interrupted(function, after):
     """Return the function, which raises KeyboardInterrupt once it was called `after` times."""
     calls = itertools.count()
 
-    def call(*args):
+    def call(*args, **kwargs):
         if next(calls) == after:
             raise KeyboardInterrupt
-        return function(*args)
+        return function(*args, **kwargs)
 
     return call
 
