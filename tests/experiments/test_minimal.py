@@ -4,9 +4,14 @@ import asyncio
 import inspect
 
 from experiments import minimal
+from rl.engines.jax.engine import JaxEngine
 
 
-def test_it_runs_and_prints_what_each_step_did(capsys):
+def test_it_runs_and_prints_what_each_step_did(capsys, monkeypatch):
+    def few_shapes(*arguments, **settings):  # as each one is compiled
+        return JaxEngine(*arguments, **settings | {"slots": 4, "prefill": 64})
+
+    monkeypatch.setattr(minimal, "JaxEngine", few_shapes)
     rates = asyncio.run(minimal.main(steps=2, tasks=2, group=4, budget=6))
     out = capsys.readouterr().out
     assert len(rates) == 2 and all(0.0 <= rate <= 1.0 for rate in rates)
