@@ -148,6 +148,7 @@ def batches(
 
     streams = passes(careful), passes(careless)
     mean = np.mean([len(sample) for data in (careful, careless) for sample in data])
+    # lists of pairs begin with nothing that a demonstration begins with
     shared = beginning_of([*careful, *careless]) if share and not pairs else 0
     # first-fit packing leaves gaps, and a batch must not need another row
     n = max(1, int(0.95 * rows * (row - shared) / (mean - shared)))

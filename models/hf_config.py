@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,19 +129,8 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
             f"config.json: model_type is {str(kind)[:80]!r}; {SUPPORTED}. Choose a checkpoint of"
             " such a model"
         )
-    problems = [f"{key} is missing" for key in SIZES.values() if record.get(key) is None]
-    sizes = {}
-    for keys in (SIZES, OPTIONAL_SIZES):
-        for field, key in keys.items():
-            if (value := record.get(key)) is not None:
-                sizes[field] = value
-                limit = LARGEST.get(field, 1 << 20)
-                if type(value) is not int or value < 1:
-                    problems.append(f"{key}={value!r} is not a positive integer")
-                elif value > limit:
-                    problems.append(f"{key}={value} is more than any model has, {limit:,} at most")
-        if not problems:  # transformers' defaults depend on the sizes
-            record = {**_left_out(record, kind, problems), **record}
+    problems: list[str] = []
+    sizes, record = _sizes(record, kind, problems)
     rope = _rope(record, problems)
     scaling: Yarn | Llama3 | None = None
     rope_type = rope["rope_type"]
@@ -165,33 +154,9 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
         real = isinstance(number, int | float) and not isinstance(number, bool)
         if not (real and least < number < most):
             problems.append(f"{key}={number!r} is not a number between {least:g} and {most:g}")
-    if not isinstance(tied := record.get("tie_word_embeddings", False), bool):
-        problems.append(f"tie_word_embeddings={tied!r} is neither true nor false")
-    window = "sliding_attention" in str(record.get("layer_types"))
-    key = "sliding_window" if kind == "mistral" else "use_sliding_window"
-    if window or record.get(key):
-        problems.append(f"sliding window attention ({key}) is not supported")
-    if record.get("hidden_act", "silu") != "silu":
-        problems.append(f"hidden_act {record['hidden_act']!r} is not supported, only 'silu'")
-    if kind != "qwen2":
-        problems += [
-            f"{key} is not supported" for key in ("attention_bias", "mlp_bias") if record.get(key)
-        ]
-    if record.get("quantization_config"):
-        problems.append("quantized weights are not supported")
-    if not problems and sizes["heads"] % sizes.get("kv_heads", sizes["heads"]):
-        problems.append(f"{sizes['kv_heads']} key/value heads do not divide {sizes['heads']} heads")
-    if (
-        not problems
-        and "head_dim" not in sizes
-        and kind != "qwen3"
-        and sizes["d_model"] % sizes["heads"]
-    ):
-        problems.append(
-            f"head_dim is missing, and {sizes['heads']} heads do not divide {sizes['d_model']}"
-        )
-    if not problems and sizes.get("head_dim", 2) % 2:
-        problems.append(f"head_dim={sizes['head_dim']} is odd: rope rotates pairs")
+    problems += _unsupported(record, kind)
+    if not problems:
+        problems += _misshapen(sizes, kind)
     rotates: Any = record.get("no_rope_layers") if kind == "smollm3" and not problems else []
     listed = isinstance(rotates, list) and all(flag in (0, 1) for flag in rotates)
     if not listed or 0 < len(rotates) < sizes["layers"]:
@@ -208,12 +173,61 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
     return defaults | sizes | {
         "rope_theta": float(numbers["rope_theta"]),
         "rms_eps": float(numbers["rms_norm_eps"]),
-        "tied": tied,
+        "tied": record.get("tie_word_embeddings", False),
         "qkv_bias": KINDS[kind][1],
         "qk_norm": KINDS[kind][2],
         "rope_scaling": scaling,
         "no_rope": tuple(i for i, flag in enumerate(rotates[: sizes["layers"]]) if not flag),
     }  # fmt: skip
+
+
+def _sizes(
+    record: Mapping[str, Any], kind: str, problems: list[str]
+) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Return the sizes that a config.json states, by the fields of `qwen.Config`, and the record
+    with what it leaves out."""
+    problems += [f"{key} is missing" for key in SIZES.values() if record.get(key) is None]
+    sizes = {}
+    for keys in (SIZES, OPTIONAL_SIZES):
+        for field, key in keys.items():
+            if (value := record.get(key)) is not None:
+                sizes[field] = value
+                limit = LARGEST.get(field, 1 << 20)
+                if type(value) is not int or value < 1:
+                    problems.append(f"{key}={value!r} is not a positive integer")
+                elif value > limit:
+                    problems.append(f"{key}={value} is more than any model has, {limit:,} at most")
+        if not problems:  # transformers' defaults depend on the sizes
+            record = {**_left_out(record, kind, problems), **record}
+    return sizes, record
+
+
+def _unsupported(record: Mapping[str, Any], kind: str) -> Iterator[str]:
+    """Yield what the model has that ours have not."""
+    if not isinstance(tied := record.get("tie_word_embeddings", False), bool):
+        yield f"tie_word_embeddings={tied!r} is neither true nor false"
+    window = "sliding_attention" in str(record.get("layer_types"))
+    key = "sliding_window" if kind == "mistral" else "use_sliding_window"
+    if window or record.get(key):
+        yield f"sliding window attention ({key}) is not supported"
+    if record.get("hidden_act", "silu") != "silu":
+        yield f"hidden_act {record['hidden_act']!r} is not supported, only 'silu'"
+    for key in ("attention_bias", "mlp_bias") if kind != "qwen2" else ():
+        if record.get(key):
+            yield f"{key} is not supported"
+    if record.get("quantization_config"):
+        yield "quantized weights are not supported"
+
+
+def _misshapen(sizes: Mapping[str, int], kind: str) -> Iterator[str]:
+    """Yield which sizes do not fit one another, the first of them alone."""
+    heads, width = sizes["heads"], sizes["d_model"]
+    if heads % sizes.get("kv_heads", heads):
+        yield f"{sizes['kv_heads']} key/value heads do not divide {heads} heads"
+    elif "head_dim" not in sizes and kind != "qwen3" and width % heads:
+        yield f"head_dim is missing, and {heads} heads do not divide {width}"
+    elif sizes.get("head_dim", 2) % 2:
+        yield f"head_dim={sizes['head_dim']} is odd: rope rotates pairs"
 
 
 def _left_out(record: Mapping[str, Any], kind: str, problems: list[str]) -> dict[str, Any]:

@@ -147,9 +147,8 @@ class Call:
             return record["vector"]
         text, why = record["text"], record["finish"]
         if why == "length" or (why in CUT and text.strip()):
-            before = "" if why == "length" else f" or before: {why}"
-            most = self.role.max_tokens
-            raise Unreadable("cut", f"the answer was cut at max_tokens={most}{before}")
+            where = f"at max_tokens={self.role.max_tokens}" if why == "length" else f"by {why}"
+            raise Unreadable("cut", f"the answer was cut {where}")
         if self.schema is not None:
             asked = [m.get("content") for m in self.body["messages"] if m.get("role") == "user"]
             return read_json(text, self.schema, prompt="\n".join(map(str, asked)))

@@ -355,7 +355,9 @@ class TestAnswers:
         with client(lambda body, n: bad if n < 2 else '{"score": 7}', cache=tmp_path) as chat:
             errors = [ask(chat, question, schema=schema)[0] for _ in range(2)]
             assert {error.kind for error in errors} == {kind}
-            assert ("max_tokens=64" in str(errors[0])) == isinstance(bad, Answer)
+            body = bad.body if isinstance(bad, Answer) else b""
+            assert ("cut at max_tokens=64" in str(errors[0])) == (b'"length"' in body)
+            assert ("cut by content_filter" in str(errors[0])) == (b'"content_filter"' in body)
             figures = chat.ledger.metrics()
             assert figures["llm/judge/unanswered"] == figures[f"llm/judge/failures/{kind}"] == 2
             replies = [ask(chat, question, schema=schema)[0] for _ in range(2)]
