@@ -514,6 +514,9 @@ class Evolve(Group):
     """Success on these, at the best temperature, from which a policy imitates nothing."""
     solutions: Count = 200
     """Most of the explorer's solutions that are imitated: the easier half of them."""
+    other_ids: Count = 16
+    """Sets of ids in whose place each of them is imitated, so that a policy looks ids up; 0 = its
+    own ids alone."""
     updates: Count = 40
     """Updates of the imitation."""
     rows: Count = 4

@@ -41,7 +41,7 @@ from evolver.config.paths import model_folder
 from evolver.files.evolved import summary, written_rollouts
 from evolver.files.progress import clock
 from evolver.files.workdir import Workdir, read_tasks
-from evolver.imitating import samples_of, train
+from evolver.imitating import samples_of, train, with_other_ids
 from evolver.questioning.rules import rules_of
 from evolver.questioning.split import split
 from evolver.replaying import play
@@ -184,8 +184,11 @@ def fit(config: Any, tasks: Sequence[Task], world: World) -> None:
     template, tokenizer = plugged("template", config.template), load_tokenizer(config)
     longest = generated = turns = 0
     for task in tasks:
-        (*_, sample), turn, ended = demonstrated(task, world, tokenizer, template)
-        config.rollout.must_end &= ended  # some worlds have no way to say that one is done
+        episode = play(world, task, task.seed, task.reference)
+        (*_, sample) = samples_of([episode], tokenizer, 1 << 30, template)
+        # Some worlds have no way to say that one is done.
+        config.rollout.must_end &= episode["ended"]
+        turn = max(len(tokenizer.encode(action)) + 1 for action in task.reference)
         longest, generated = max(longest, len(sample)), max(generated, turn)
         turns = max(turns, len(task.reference))
     c = config.rollout
@@ -201,16 +204,6 @@ def fit(config: Any, tasks: Sequence[Task], world: World) -> None:
         f"an episode has at most {c.max_turns} turns of {c.max_tokens} tokens and"
         f" {c.context} tokens in all; the longest solution has {longest}"
     )
-
-
-def demonstrated(
-    task: Task, world: World, tokenizer: Any, template: Any
-) -> tuple[list[Any], int, bool]:
-    """Return the samples of a task's solution, the tokens of its longest turn, and True if it ends
-    its episode."""
-    episode = play(world, task, task.seed, task.reference)
-    longest = max(len(tokenizer.encode(action)) + 1 for action in task.reference)
-    return samples_of([episode], tokenizer, 1 << 30, template), longest, episode["ended"]
 
 
 # --- the policy -----------------------------------------------------------------------------------
@@ -262,7 +255,7 @@ def hottest(scores: Scores) -> float:
 
 def imitated(config: Any, folder: Path, tasks: Sequence[Task], world: World) -> None:
     """Train the policy on the solutions of the easier half of the tasks, in the format of its
-    template, and write it."""
+    template and each with many sets of ids, and write it."""
     policy = folder / "imitated/policy"
     if (policy / "README.md").is_file():
         return
@@ -271,9 +264,12 @@ def imitated(config: Any, folder: Path, tasks: Sequence[Task], world: World) -> 
     shuffled.sort(key=lambda task: task.difficulty)
     chosen = shuffled[: min(e.solutions, -(-len(tasks) // 2))]
     template, tokenizer = plugged("template", c.template), load_tokenizer(c)
-    samples = []
+    rng = random.Random(seed_of(c.seed, "ids"))
+    episodes = []
     for task in chosen:
-        samples += demonstrated(task, world, tokenizer, template)[0]
+        episode = play(world, task, task.seed, task.reference)
+        episodes += [with_other_ids(episode, rng) for _ in range(e.other_ids)] or [episode]
+    samples = samples_of(episodes, tokenizer, c.learner.row, template)
     source = model_folder(c.model.path, weights=True)
     shape, params = hf.load(source)
     tell(f"\nimitating {len(chosen)} solutions of the explorer in {e.updates} updates")

@@ -7,6 +7,9 @@ makes the prompts, and the agent's turns train.
 
 import asyncio
 import itertools
+import json
+import random
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -31,6 +34,9 @@ from rl.trajectory import Completion, Turn
 
 SAVE_EVERY = 300.0  # seconds between checkpoints
 SHORT = 40  # most tokens of a list with which copying begins
+_WORD = re.compile(r"\w+")
+_DIGITS = re.compile("[0-9]")
+TRIES = 100  # draws of an id that is not taken
 
 
 class NothingFits(Exception):
@@ -185,6 +191,46 @@ def random_pairs(draw: np.random.Generator, vocabulary: np.ndarray, longest: int
     pairs_N2 = draw.choice(vocabulary, (n, 2), replace=False)
     tokens = np.concatenate([pairs_N2, pairs_N2[draw.permutation(n)]]).reshape(-1)
     return Sample(tokens, (np.arange(4 * n) > 2 * n) & (np.arange(4 * n) % 2 == 1))
+
+
+def with_other_ids(episode: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """Return the episode with other digits in its ids, the same ones in all of its messages.
+
+    Ids are the words that look like those the agent writes, of letters and digits: all of M12, M70
+    and M34 if the agent writes M12. Words of the tools stay. A policy that imitates the same few
+    starts again and again remembers which id is right in each; where the ids are new each time, it
+    has to look them up. Returns the episode itself if there are too few ids of that form.
+    """
+    said = [m["content"] for m in episode["messages"] if m["role"] == "assistant"]
+    fixed = set(_WORD.findall(json.dumps(episode["tools"], ensure_ascii=False)))
+    forms = {
+        _form(word)
+        for word in _WORD.findall(" ".join(said))
+        if _DIGITS.search(word) and not word.isdecimal() and word not in fixed
+    }
+    texts = " ".join(str(message["content"]) for message in episode["messages"])
+    words = dict.fromkeys(word for word in _WORD.findall(texts) if word not in fixed)
+    taken = fixed | {word for word in words if _form(word) not in forms}
+    others: dict[str, str] = {}
+    for word in words:
+        if word in taken:
+            continue
+        drawn = (_DIGITS.sub(lambda _: rng.choice("123456789"), word) for _ in range(TRIES))
+        other = next((new for new in drawn if new not in taken), None)
+        if other is None:
+            return episode
+        others[word] = other
+        taken.add(other)
+    messages = [
+        message | {"content": _WORD.sub(lambda m: others.get(m[0], m[0]), message["content"])}
+        for message in episode["messages"]
+    ]
+    return episode | {"messages": messages}
+
+
+def _form(word: str) -> str:
+    """Return what words like this one share: "A00" for M12 and B34."""
+    return re.sub("[a-z]", "a", re.sub("[A-Z]", "A", _DIGITS.sub("0", word)))
 
 
 def samples_of(
