@@ -212,9 +212,7 @@ def with_other_ids(episode: dict[str, Any], rng: random.Random) -> dict[str, Any
     words = dict.fromkeys(word for word in _WORD.findall(texts) if word not in fixed)
     taken = fixed | {word for word in words if _form(word) not in forms}
     others: dict[str, str] = {}
-    for word in words:
-        if word in taken:
-            continue
+    for word in [word for word in words if _form(word) in forms]:
         drawn = (_DIGITS.sub(lambda _: rng.choice("123456789"), word) for _ in range(TRIES))
         other = next((new for new in drawn if new not in taken), None)
         if other is None:

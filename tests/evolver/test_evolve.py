@@ -10,6 +10,7 @@ from envs.toolcalls import call_text
 from envs.world import Task
 from evolver import evolve
 from evolver.files.workdir import read_tasks
+from evolver.imitating import with_other_ids
 from evolver.questioning.rules import rules_of
 from evolver.questioning.split import combination_of, split, start_of
 from evolver.questioning.tasks import check_probe
@@ -191,3 +192,44 @@ def command_config(folder: Path):
     config = settings.get_config("lending:Lending")
     config.model.path = str(folder)
     return config
+
+
+def lent(*members, tools=()):
+    """Return an episode in which M34 is lent a book; `members` are lines of what the desk shows."""
+    said = [call_text("lend", {"book": "B70", "member": "M34"}), "M34"]
+    messages = [
+        {"role": "user", "content": "Lend Dune to Ana by 10 o'clock, as get_v2 says."},
+        {"role": "assistant", "content": said[0]},
+        {"role": "tool", "content": "\n".join(("M34: Ana, 3rd floor", "B70: Dune", *members))},
+        {"role": "assistant", "content": said[1]},
+    ]
+    return {"messages": messages, "tools": list(tools), "success": True}
+
+
+def test_other_ids_are_those_of_all_messages_and_nothing_else_changes():
+    tools = [{"function": {"name": "get_v2", "description": "Show a card, such as M12's."}}]
+    episode = lent("M71: Ben", "M12: Cleo, since 1998", tools=tools)
+    seen = set()
+    for seed in range(20):
+        other = with_other_ids(episode, random.Random(seed))
+        assert other == with_other_ids(episode, random.Random(seed))
+        texts = [message["content"] for message in other["messages"]]
+        ana, dune, ben, cleo = (line.split(":")[0] for line in texts[2].split("\n"))
+        assert len({ana, dune, ben, cleo}) == 4 and cleo == "M12"  # which the tools name
+        assert texts[1] == call_text("lend", {"book": dune, "member": ana}) and texts[3] == ana
+        assert texts[0] == episode["messages"][0]["content"]
+        assert texts[2].endswith("since 1998") and "3rd floor" in texts[2]
+        assert (ana[0], dune[0], ben[0]) == ("M", "B", "M")
+        assert other["tools"] == tools and other["success"]
+        seen.add((ana, dune))
+    assert len(seen) > 15 and episode == lent("M71: Ben", "M12: Cleo, since 1998", tools=tools)
+
+
+def test_an_episode_whose_ids_use_up_their_form_stays_as_it_is():
+    digits = [f"M{n}: Ben" for n in range(10)]
+    episode = lent(*digits)
+    for message in episode["messages"]:
+        message["content"] = message["content"].replace("M34", "M3").replace("B70", "B7")
+    assert with_other_ids(episode, random.Random(0)) == episode
+    plain = {"messages": [{"role": "assistant", "content": "done 12"}], "tools": []}
+    assert with_other_ids(plain, random.Random(0)) == plain
