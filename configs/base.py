@@ -513,7 +513,7 @@ class Evolve(Group):
     enough: Fraction = 0.3
     """Success on these, at the best temperature, from which a policy imitates nothing."""
     solutions: Count = 200
-    """Most of the explorer's solutions that are imitated: the easier half of them."""
+    """Most of the explorer's solutions that are imitated: half of them, of each difficulty."""
     other_ids: Count = 16
     """Sets of ids in whose place each of them is imitated, so that a policy looks ids up; 0 = its
     own ids alone."""

@@ -6,7 +6,7 @@ Each stage leaves files in the workdir and is skipped when they are complete:
     explored/        the tasks that the explorer invented
     train.jsonl, held_out.jsonl, probes.jsonl    their split; probes are training tasks
     pretrained-probes/, pretrained/, imitated-probes/    evaluations
-    imitated/policy  the policy after imitating the easier half of the explorer's solutions
+    imitated/policy  the policy after imitating half of the explorer's solutions
     trained/         the run
     summary.md, rollouts.txt    the table, and three rollouts to read
 
@@ -40,7 +40,7 @@ from evolver.config.checks.world import TASK_FILE, held_out_tasks
 from evolver.config.paths import model_folder
 from evolver.files.evolved import summary, written_rollouts
 from evolver.files.progress import clock
-from evolver.files.workdir import Workdir, read_tasks
+from evolver.files.workdir import Workdir, WorkdirInUse, read_tasks
 from evolver.imitating import samples_of, train, with_other_ids
 from evolver.questioning.rules import rules_of
 from evolver.questioning.split import split
@@ -62,9 +62,17 @@ NEARLY = 0.75  # of the success at the best temperature
 def evolve(config: Any, workdir: str | Path) -> None:
     """Run all stages, resuming those that are in the workdir, and print the table.
 
-    Raises RunError for a world that cannot be used, and what `loop.train` raises.
+    Raises RunError for a world or a workdir that cannot be used, and what `loop.train` raises.
     """
-    folder, config = Path(workdir), config.copy_and_resolve_references()
+    try:
+        with Workdir(workdir).locked():
+            run_stages(config.copy_and_resolve_references(), Path(workdir))
+    except WorkdirInUse as error:
+        raise RunError(str(error)) from None
+
+
+def run_stages(config: Any, folder: Path) -> None:
+    """Run all stages in a workdir that this process alone uses."""
     claim(config, folder)
     tell(f"The world is {config.env.name}, the policy starts from {config.model.path}.")
     tell(f"Files are in {folder}; the same command resumes. The stages: check the world, explore,")
@@ -100,7 +108,7 @@ def claim(config: Any, folder: Path) -> None:
     """Record the config. Raises RunError if the folder belongs to another one."""
     files = Workdir(folder)
     before = files.config("evolve")
-    if before is None and folder.is_dir() and any(folder.iterdir()):
+    if before is None and any(path.name != "lock" for path in folder.iterdir()):
         raise RunError(f"--workdir={folder} is not empty; choose a new directory")
     then, now = (expanded(before["config"]) if before else {}), expanded(config)
     other = [
@@ -254,15 +262,16 @@ def hottest(scores: Scores) -> float:
 
 
 def imitated(config: Any, folder: Path, tasks: Sequence[Task], world: World) -> None:
-    """Train the policy on the solutions of the easier half of the tasks, in the format of its
-    template and each with many sets of ids, and write it."""
+    """Train the policy on the solutions of half of the tasks of each difficulty, in the format of
+    its template and each with many sets of ids, and write it."""
     policy = folder / "imitated/policy"
     if (policy / "README.md").is_file():
         return
     c, e = config, config.evolve
     shuffled = random.Random(seed_of(c.seed, "solutions")).sample(list(tasks), len(tasks))
     shuffled.sort(key=lambda task: task.difficulty)
-    chosen = shuffled[: min(e.solutions, -(-len(tasks) // 2))]
+    # The easiest alone would leave out tools: what calls them takes a few calls in some worlds.
+    chosen = shuffled[:: max(2, -(-len(tasks) // max(1, e.solutions)))]
     template, tokenizer = plugged("template", c.template), load_tokenizer(c)
     rng = random.Random(seed_of(c.seed, "ids"))
     episodes = []

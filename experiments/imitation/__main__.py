@@ -28,7 +28,7 @@ from evolver.config import cli, plugs
 from evolver.config.checks.model import model_problems
 from evolver.config.checks.workdir import changed, place_problems
 from evolver.config.keys import fitted, key_problems
-from evolver.files.workdir import Workdir
+from evolver.files.workdir import Workdir, WorkdirInUse
 from experiments.imitation import demonstrations
 from models.tokenizer import train_bpe
 from rl.contexts import Context, Opening
@@ -71,14 +71,15 @@ def main(argv: list[str]) -> int:
 
     command = shlex.join(["python", "-m", "experiments.imitation", *argv[1:]])
     try:
-        imitate(config, workdir, re.sub(r" --?workdir[= ]\S+", "", command))
+        with Workdir(workdir).locked():
+            imitate(config, workdir, re.sub(r" --?workdir[= ]\S+", "", command))
     except KeyboardInterrupt:
         print(
             "\naborted; the same command goes on from its last checkpoint, if it has written one",
             file=sys.stderr,
         )
         return 130
-    except (NothingFits, CheckpointError) as error:
+    except (NothingFits, CheckpointError, WorkdirInUse) as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
     return 0
@@ -150,7 +151,9 @@ def occupied(config: Any, workdir: str) -> Iterator[str]:
     """Yield why a workdir cannot be used: it cannot be written, or it holds something else than
     this policy."""
     yield from place_problems(workdir)
-    if Path(workdir).is_dir() and any(Path(workdir).iterdir()) and not begun(config, workdir):
+    folder = Path(workdir)
+    there = folder.is_dir() and any(path.name != "lock" for path in folder.iterdir())
+    if there and not begun(config, workdir):
         yield f"--workdir={workdir} is not empty; choose a new directory"
 
 

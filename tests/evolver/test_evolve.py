@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 import command
+from configs import evolve as evolve_config
 from envs.toolcalls import call_text
 from envs.world import Task
 from evolver import evolve
-from evolver.files.workdir import read_tasks
+from evolver.build import RunError
+from evolver.files.workdir import Workdir, read_tasks
 from evolver.imitating import with_other_ids
 from evolver.questioning.rules import rules_of
 from evolver.questioning.split import combination_of, split, start_of
@@ -139,6 +141,14 @@ def scores(**sweep: list[list[int]]) -> Scores:
     degrees = {name.removeprefix("at_").replace("_", "."): value for name, value in sweep.items()}
     zeros = [[0, 0], [0, 0]]
     return Scores(["a", "b"], [1, 1], zeros, zeros, [0, 0], temperature=1.0, sweep=degrees)
+
+
+def test_two_processes_do_not_use_one_workdir(tmp_path):
+    config = evolve_config.get_config("lending:Lending")
+    with Workdir(tmp_path / "run").locked():
+        with pytest.raises(RunError, match="is in use by process"):
+            evolve.evolve(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_temperatures_are_those_of_probes():

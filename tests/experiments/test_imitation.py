@@ -19,6 +19,7 @@ from configs import imitation
 from evolver import imitating
 from evolver.config import plugs
 from evolver.config.keys import keys_of
+from evolver.files.workdir import Workdir
 from evolver.imitating import (
     batches,
     lists_of_pairs,
@@ -118,6 +119,13 @@ def test_a_policy_is_made_once(capsys, tiny, tmp_path):
     card.unlink()
     assert main(tiny) == 0 and weights.read_bytes() == first
     assert main([*tiny, "--config.seed=1"]) == 2 and "is not empty" in capsys.readouterr().err
+
+
+def test_two_processes_do_not_write_one_policy(capsys, tiny, tmp_path):
+    workdir = Path(next(flag for flag in tiny if "workdir" in flag).partition("=")[2])
+    with Workdir(workdir).locked():
+        assert main(tiny) == 1 and "is in use by process" in capsys.readouterr().err
+    assert not workdir.exists()
 
 
 def test_an_interrupted_policy_is_the_same(capsys, monkeypatch, tiny, tmp_path):
