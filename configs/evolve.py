@@ -48,6 +48,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.questioning.budget = 300
     config.questioning.explorer.args.rounds = 16  # a world may have one start
     config.questioning.learnable = True
+    config.questioning.words.name = "inlined"  # other words than the tools', as users have
     config.navigating.enabled = True
     config.navigating.rollouts = 0
     config.navigating.solutions = True

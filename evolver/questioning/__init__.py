@@ -23,6 +23,7 @@ EXPLORERS = {
 }
 WORDS = {
     "plain": "evolver.questioning.words:Plain",
+    "inlined": "evolver.questioning.words:Inlined",
     "model": "evolver.questioning.words:ByModel",
 }
 JUDGES = {

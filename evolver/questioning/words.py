@@ -1,5 +1,5 @@
-"""The words of synthetic tasks: as the explorer wrote them, or put into other words by a language
-model.
+"""The words of synthetic tasks: as the explorer wrote them, with values inside the descriptions, or
+put into other words by a language model.
 
 The model may be a server's or the policy itself (`llm.url`). Its wording is used only if it passes
 the gate: it names every value that the verifier demands, no value that the agent has to find out,
@@ -9,6 +9,8 @@ and nothing that the request did not name. Otherwise the task keeps its words.
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -22,9 +24,12 @@ from evolver.metrics import Meter
 from evolver.parts import Parts
 from evolver.questioning.calls import has_digit
 from evolver.transcripts import quoted, scripts, words
-from rl.bounds import Count
+from rl.bounds import Count, Fraction
 
 _LONGEST = 600  # characters of a query
+_JOINT = re.compile(
+    r"(\. Then |, and then |\. Reply with )"
+)  # between goals, and before a question
 
 
 class Words(Protocol):
@@ -54,6 +59,65 @@ class Plain(Words):
 
     def reword(self, tasks: Sequence[Task], tools: str) -> list[Task]:
         return list(tasks)
+
+
+class Inlined(Words):
+    """Puts values where the description of a tool speaks of their parameters: "Please lend Emma to
+    Hana." for "Lend a book to a member: book Emma, member Hana.".
+
+    Some tasks keep the explorer's words: a policy that hears one way of asking alone takes every
+    other one for something else. No language model is asked.
+    """
+
+    def __init__(self, parts: Parts, *, share: Fraction = 0.75):
+        """share: of the tasks that get other words where their descriptions allow it."""
+        self.share, self.meter = share, Meter("questioning/words")
+
+    def reword(self, tasks: Sequence[Task], tools: str) -> list[Task]:
+        return [replace(task, query=self._query(task)) for task in tasks]
+
+    def metrics(self) -> dict[str, float]:
+        return self.meter.read()
+
+    def _query(self, task: Task) -> str:
+        rng = random.Random(task.id)
+        if not task.meta.get("named") or rng.random() >= self.share:
+            return task.query
+        query = inlined(task.query, task.meta["named"])
+        if rng.random() < 0.5:
+            query = f"Please {query[:1].lower()}{query[1:]}"
+        problem = unfaithful(task, query)
+        self.meter.count(problem or "reworded")
+        return task.query if problem else query
+
+
+def inlined(query: str, named: Sequence[str]) -> str:
+    """Return the explorer's query with values in place of their parameters. named: its values."""
+    value = "|".join(re.escape(str(value)) for value in sorted(named, key=len, reverse=True))
+    argument = re.compile(rf"([\w ]+?) ((?:{value})(?: (?:{value}))*)(?:, |$)")
+    parts = _JOINT.split(query.removesuffix("."))
+    return "".join(_inlined(part, argument) for part in parts) + "."
+
+
+def _inlined(goal: str, argument: re.Pattern[str]) -> str:
+    """Return one goal, a description with arguments, with the values in the description."""
+    text, _, given = goal.partition(": ")
+    left = []
+    while given:
+        found = argument.match(given)
+        if not found:
+            return goal  # it is not of the explorer's form
+        given = given[found.end() :]
+        name, phrase = found.groups()
+        nouns = "|".join(
+            map(re.escape, (name, name.removesuffix(" id"), name.removesuffix(" name")))
+        )
+        place = re.search(rf"\b(?:an?|the) (?:{nouns})\b", text)
+        if place:
+            text = text[: place.start()] + phrase + text[place.end() :]
+        else:
+            left.append(f"{name} {phrase}")
+    return f"{text}: {', '.join(left)}" if left else text
 
 
 class ByModel(Words):

@@ -17,7 +17,7 @@ from evolver.parts import Parts
 from evolver.phases import tasks as phase
 from evolver.processes.interrupt import Stop
 from evolver.questioning import TaskPool, synthetic_task
-from evolver.questioning.words import ByModel, Plain, unfaithful
+from evolver.questioning.words import ByModel, Inlined, Plain, inlined, unfaithful
 from tests.evolver.chat_server import answer
 from tests.evolver.toy import Library, call, task
 
@@ -47,6 +47,49 @@ TASK = synthetic_task(
 )
 def test_the_gate(query, reason):
     assert unfaithful(TASK, query) == reason
+
+
+LEND = "Lend a book to a member: book Emma, member Hana"
+
+
+@pytest.mark.parametrize(
+    ("query", "named", "expected"),
+    [
+        (f"{LEND}.", ["Emma", "Hana"], "Lend Emma to Hana."),
+        (
+            "Pay the fine of a member: member Jana Low. Then lend a book to a member: book Emma, "
+            "member M12. Reply with the last word.",
+            ["Jana", "Low", "Emma", "M12"],
+            "Pay the fine of Jana Low. Then lend Emma to M12. Reply with the last word.",
+        ),
+        ("Add the note: note Milk, eggs, day Monday.", ["Milk, eggs", "Monday"],
+         "Add Milk, eggs: day Monday."),
+        ("Show an order: order id 12.", ["12"], "Show 12."),
+        ("Log in: user name Ann.", ["Ann"], "Log in: user name Ann."),
+        ("Lend a book: book Other.", ["Emma"], "Lend a book: book Other."),
+        ("Look.", ["x"], "Look."),
+        ("Add a tag: tag a.b (c).", ["a.b (c)"], "Add a.b (c)."),
+    ],
+)  # fmt: skip
+def test_values_go_where_descriptions_name_their_parameters(query, named, expected):
+    assert inlined(query, named) == expected
+
+
+def test_most_tasks_are_inlined_and_keep_their_values(chat_of):
+    tasks = [
+        dataclasses.replace(
+            TASK, id=str(n), query=f"{LEND}.", meta={"named": ["Emma", "Hana"], "hidden": []}
+        )
+        for n in range(200)
+    ]
+    words = Inlined(Parts())
+    asked = Counter(task.query for task in words.reword(tasks, ""))
+    assert set(asked) == {f"{LEND}.", "Lend Emma to Hana.", "Please lend Emma to Hana."}
+    assert min(asked.values()) > 30 and words.metrics()["questioning/words/reworded"] > 120
+    assert words.reword(tasks, "") == words.reword(tasks[::-1], "")[::-1]
+    assert {task.query for task in Inlined(Parts(), share=0.0).reword(tasks, "")} == {f"{LEND}."}
+    written = [dataclasses.replace(task, meta={}) for task in tasks]  # by a language model
+    assert words.reword(written, "") == written
 
 
 def test_the_first_faithful_wording_is_taken(chat_of):
