@@ -39,8 +39,8 @@ class TurnRecord(TypedDict):
     action: str
     label: Label
     reason: str
-    advantage: Number
-    outcome_advantage: NotRequired[Number]
+    advantage: Number | None  # None: it was not finite
+    outcome_advantage: NotRequired[Number | None]
     given: NotRequired[bool]
     reward: NotRequired[Number]
     observation: Messages

@@ -174,6 +174,7 @@ def _row(record: dict[str, Any]) -> dict[str, Any]:
     turns, components = record["turns"], record["components"]
     labels = [turn["label"] for turn in turns]
     advantages = [turn["advantage"] for turn in turns]
+    known = turns and None not in advantages  # an infinite one is null in a record
     reasons = {turn["reason"][:MAX_CHARS] for turn in turns if not turn["label"]}
     return {
         **{name: record[name] for name in COPIED},
@@ -185,7 +186,7 @@ def _row(record: dict[str, Any]) -> dict[str, Any]:
         "bad": labels.count(-1),
         "judged": components.get("judged"),
         "verified": components.get("verified"),
-        "advantage": round(sum(advantages) / len(turns), 6) if turns else None,
+        "advantage": round(sum(advantages) / len(turns), 6) if known else None,
         "abstained": sorted(reasons - {""}),
     }
 

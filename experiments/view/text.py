@@ -106,13 +106,13 @@ def group(run: Run, *, step: int | None, task: str, limit: int, width: int) -> I
             yield visible(f"{run.name}  {name}  {record['task']}  {decoding}".rstrip())
             yield from _block("query", record["query"], limit)
         yield "-" * width
-        yield from _rollout(record, limit)
+        yield from rollout_lines(record, limit)
     if before is None:
         at = f" in step {step}" if step is not None else ""
         yield f"{run.name}: no rollout{at} belongs to a task whose id or words contain {task!r}"
 
 
-def _rollout(record: dict[str, Any], limit: int) -> Iterator[str]:
+def rollout_lines(record: dict[str, Any], limit: int) -> Iterator[str]:
     outcome = "success" if record["success"] else "failure"
     score = "" if record["score"] is None else f"score {record['score']:.2f}"
     facts = [f"rollout {record['rollout']}", outcome, score, f"ended by {record['stop']}"]
@@ -128,10 +128,10 @@ def _rollout(record: dict[str, Any], limit: int) -> Iterator[str]:
     for number, turn in enumerate(record["turns"], 1):
         label = LABELS.get(turn["label"], "no label" if turn["reason"] else "")
         said = f"{label}: {visible(turn['reason'])}" if turn["reason"] else label
-        advantage = f"{turn['advantage']:+.3f}"
-        if "outcome_advantage" in turn:
-            outcome = turn["outcome_advantage"]
-            advantage += f" = outcome {outcome:+.3f}, labels {turn['advantage'] - outcome:+.3f}"
+        whole, outcome = turn["advantage"], turn.get("outcome_advantage")
+        advantage = "not finite" if whole is None else f"{whole:+.3f}"
+        if whole is not None and outcome is not None:
+            advantage += f" = outcome {outcome:+.3f}, labels {whole - outcome:+.3f}"
         if turn.get("reward"):
             advantage += f"  reward {turn['reward']:+.3f}"
         yield f"turn {number}  advantage {advantage}  {said}".rstrip()

@@ -20,7 +20,9 @@ from evolver.files.rollout_files import (
     rollout_files,
     write_rollouts,
 )
+from evolver.files.workdir import Workdir
 from evolver.phases.learning import note_tokens
+from experiments.view.text import rollout_lines
 from models.files import BrokenFile
 from rl.packing import pack
 from rl.samples import samples
@@ -154,6 +156,18 @@ def test_a_record_holds_the_expected_answer_beside_the_one_given(task, stop, las
     trajectory.turns[0].outcome_advantage = 0.125
     first, second = record_of(trajectory, fate="trained")["turns"]
     assert first["outcome_advantage"] == 0.125 and "outcome_advantage" not in second
+
+
+def test_an_advantage_that_is_not_finite_is_kept_as_unknown(tmp_path):
+    trajectory = rollout(0, turns=2)
+    trajectory.turns[0].advantage = trajectory.turns[0].outcome_advantage = float("inf")
+    Workdir(tmp_path).log_trajectories(3, [record_of(trajectory, fate="trained")])
+    (path,) = tmp_path.rglob("*.jsonl.gz")
+    index, made = json.loads(RolloutFile(path).index_text()), RolloutFile(path).make_index()
+    assert index["columns"]["advantage"] == made["columns"]["advantage"] == [None]
+    (record,) = read_rollouts(path)
+    first, second = (line for line in rollout_lines(record, 80) if line.startswith("turn "))
+    assert "advantage not finite" in first and "advantage +0.500" in second
 
 
 def test_a_rollout_takes_less_room_than_its_plain_line(tmp_path):

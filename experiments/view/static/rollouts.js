@@ -274,7 +274,7 @@ function verdict(turn) {
 /** Return the parts of a turn's advantage, and the world's reward of the turn, as far as there are any. */
 function parts(turn) {
   const outcome = turn.outcome_advantage, told = [];
-  if (outcome !== undefined) told.push(`= outcome ${signed(outcome)}, labels ${signed(turn.advantage - outcome)}`);
+  if (Number.isFinite(outcome) && Number.isFinite(turn.advantage)) told.push(`= outcome ${signed(outcome)}, labels ${signed(turn.advantage - outcome)}`);
   if (turn.reward) told.push(`reward ${signed(turn.reward)}`);
   return told.length ? el("span", { class: "soft" }, told.join(" · ")) : "";
 }
@@ -284,7 +284,7 @@ function answers(record) {
   return record.expected ? el("div", { dir: "auto" }, el("span", { class: "soft" }, "expected answer: "), brief(record.expected, 300), el("span", { class: "soft" }, " · given: "), record.given ? brief(record.given, 300) : "none") : null;
 }
 
-const signed = (value) => `${(value || 0) >= 0 ? "+" : "−"}${Math.abs(value || 0).toFixed(3)}`;
+const signed = (value) => value === null ? "not finite" : `${(value || 0) >= 0 ? "+" : "−"}${Math.abs(value || 0).toFixed(3)}`;
 
 function advantageMark(value, scale) {
   const strength = Math.min(1, Math.abs(value || 0) / (scale || 1));
