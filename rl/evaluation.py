@@ -272,8 +272,8 @@ def _successes(trajectories: Sequence[Trajectory]) -> list[list[int]]:
 
 
 def measures(*scores: Scores) -> Iterator[tuple[str, float]]:
-    """Yield (key, value) of each measure, its 95% interval (`/low`, `/high`), and success by
-    difficulty and by world.
+    """Yield (key, value) of each measure and its 95% interval (`/low`, `/high`), also by world, and
+    of success by difficulty.
 
     scores: of one evaluation, or of several that differ in the seed only. Then values are means
     over the seeds (`broken` is their sum, and what the sweep of temperatures gives is of the first,
@@ -289,9 +289,13 @@ def measures(*scores: Scores) -> Iterator[tuple[str, float]]:
         yield f"{name}/high", high
         if len(value_SN) > 1:
             yield f"{name}/sd", float(value_SN.mean(axis=1).std(ddof=1))
-        if name.startswith(("avg@", "greedy")):
-            for kind, part, tasks_N in first.parts:
+        for kind, part, tasks_N in first.parts:
+            if kind == "world" or name.startswith(("avg@", "greedy")):
                 yield f"{name}/{kind}_{part}", float(value_N[tasks_N].mean())
+            if kind == "world":
+                low, high = interval(value_N[tasks_N])
+                yield f"{name}/{kind}_{part}/low", low
+                yield f"{name}/{kind}_{part}/high", high
     for name, success_NR in first.sweep.items():
         yield f"temperature/{name}", float(np.mean(success_NR))
     if first.sweep:

@@ -1,0 +1,193 @@
+"""Several worlds as one: each task is played by the world that it is of.
+
+    env.name = "mixture"
+    env.args.worlds = {
+        "travel": {},
+        "home": {"args": {"rules": 1}},
+        "bfcl": {"python": ".venv-bfcl/bin/python", "splits": {"dev": "val"}},
+    }
+
+A task of the mixture has the name of its world as `env` and in front of its id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from envs import WORLDS, make
+from envs.source import Source
+from envs.world import Evaluation, Observation, StepResult, Task, Tool, World, WorldError
+
+# What is said of a world: {key: its type}. `name` is its own name where it differs from that in the
+# mixture; `splits` is {split of the mixture: split of the world, "" = none}. PLACE is where its
+# workers run, if not where those of the others do.
+KEYS: dict[str, type] = {"name": str, "args": dict, "splits": dict}
+PLACE: dict[str, type] = {
+    "url": str,
+    "python": str,
+    "workers": int,
+    "memory_mb": int,
+    "recycle": int,
+}
+
+
+def problems(worlds: Any) -> list[str]:
+    """Return everything that is wrong with the description of the worlds, [] if nothing is."""
+    if not isinstance(worlds, dict) or not worlds:
+        return [f'worlds={worlds!r} must name the worlds, such as {{"travel": {{}}, "home": {{}}}}']
+    found, keys = [], KEYS | PLACE
+    for name, given in worlds.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
+            found.append(f"worlds: {name!r} must consist of letters, digits, _ and -")
+        if not isinstance(given, dict):
+            found.append(f'worlds.{name}={given!r} must be a dict, such as {{"args": {{}}}}')
+            continue
+        for key, value in given.items():
+            kind, least = keys.get(key), int(key == "workers")
+            if kind is None:
+                known = ", ".join(keys)
+                found.append(f"worlds.{name}.{key}: there is no such key; a world has {known}")
+            elif type(value) is not kind or (kind is int and value < least):
+                bound = f" and at least {least}" if kind is int else ""
+                found.append(
+                    f"worlds.{name}.{key}={value!r} must be of type {kind.__name__}{bound}"
+                )
+        own = given.get("name", name)
+        if (own not in WORLDS and ":" not in str(own)) or own == "mixture":
+            known = ", ".join(sorted(WORLDS.keys() - {"mixture"}))
+            found.append(
+                f"worlds.{name}: there is no world {own!r}; name one of {known}, or"
+                " my_module:MyEnv, as its name"
+            )
+    return found
+
+
+def lasting(worlds: Any) -> Any:
+    """Return the description of the worlds without what a resumed run may change."""
+    if problems(worlds):
+        return worlds
+    kept = {}
+    for name, given in worlds.items():
+        kept[name] = {key: value for key, value in given.items() if key not in PLACE}
+    return kept
+
+
+class Mixture(World):
+    """Worlds under names. Each is made when it is first needed, and kept."""
+
+    name = "mixture"
+
+    def __init__(self, worlds: dict[str, Any], make_world: Callable[[str], World] | None = None):
+        """worlds: {name: {"name", "args", "splits"}}, see `KEYS`. make_world: makes the world of a
+        name; None = in this process. Raises ValueError."""
+        if wrong := problems(worlds):
+            raise ValueError("; ".join(wrong))
+        self._worlds, self._make = worlds, make_world or self._here
+        self._made: dict[str, World] = {}
+        self._playing: World | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        playing = None if name.startswith("_") else self._playing
+        if playing is None:
+            raise AttributeError(f"{self.name} has no attribute {name!r}")
+        return getattr(playing, name)
+
+    def tasks(self, split: str) -> list[Task]:
+        """Return the tasks of all worlds, one of each in turn. Raises ValueError, with the reasons
+        of every world that has none to give."""
+        listed, wrong = [], []
+        for name, given in self._worlds.items():
+            own = given.get("splits", {}).get(split, split)
+            try:
+                tasks = self._world(name).tasks(own) if own else []
+                listed.append(
+                    [replace(t, id=f"{name}/{t.id}", env=name, split=split) for t in tasks]
+                )
+            except (ValueError, WorldError) as error:
+                wrong.append(f"{name}: {error} (worlds.{name}.splits may name another)")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return [task for row in itertools.zip_longest(*listed) for task in row if task]
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        name = task.env
+        if name not in self._worlds:
+            raise ValueError(
+                f"task {task.id!r} is of the world {name!r}; there are {', '.join(self._worlds)}"
+            )
+        self._playing = self._world(name)
+        split = self._worlds[name].get("splits", {}).get(task.split, task.split)
+        own = replace(task, id=task.id.removeprefix(f"{name}/"), split=split)
+        return self._playing.reset(own, seed)
+
+    def step(self, action: str) -> StepResult:
+        return self._episode().step(action)
+
+    def evaluate(self) -> Evaluation:
+        return self._episode().evaluate()
+
+    def snapshot(self) -> Any:
+        world = self._episode()
+        name = next(name for name, made in self._made.items() if made is world)
+        return {"name": name, "world": world.snapshot()}
+
+    def restore(self, snapshot: Any) -> None:
+        self._playing = self._world(snapshot["name"])
+        self._playing.restore(snapshot["world"])
+
+    def functions(self) -> list[Tool]:
+        return self._episode().functions()
+
+    def call_text(self, name: str, arguments: dict[str, Any]) -> str:
+        return self._episode().call_text(name, arguments)
+
+    def profile(self) -> dict[str, Any]:
+        """Return {}: no profile describes several worlds."""
+        return {}
+
+    def close(self) -> None:
+        for world in self._made.values():
+            world.close()
+
+    def _here(self, name: str) -> World:
+        given = self._worlds[name]
+        return make(given.get("name", name), **given.get("args", {}))
+
+    def _world(self, name: str) -> World:
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def _episode(self) -> World:
+        if self._playing is None:
+            raise RuntimeError("no episode: reset the world first")
+        return self._playing
+
+
+class MixedSource(Source):
+    """A source of mixtures, each of whose worlds comes from a source of its own."""
+
+    def __init__(self, worlds: dict[str, Any], open_source: Callable[[str], Source]):
+        """open_source: makes the source of the world of a name. Raises WorldError, with the reasons
+        of every world that cannot be had."""
+        self._worlds, self._sources, wrong = worlds, dict[str, Source](), []
+        with contextlib.ExitStack() as opened:
+            for name in worlds:
+                try:
+                    self._sources[name] = opened.enter_context(open_source(name))
+                except (WorldError, ValueError, OSError) as error:
+                    wrong.append(f"{name}: {error}")
+            if wrong:
+                raise WorldError("\n".join(wrong))
+            self._opened = opened.pop_all()
+
+    def world(self) -> World:
+        return Mixture(self._worlds, lambda name: self._sources[name].world())
+
+    def close(self) -> None:
+        self._opened.close()
