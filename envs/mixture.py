@@ -24,16 +24,10 @@ from envs.source import Source
 from envs.world import Evaluation, Observation, StepResult, Task, Tool, World, WorldError
 
 # What is said of a world: {key: its type}. `name` is its own name where it differs from that in the
-# mixture; `splits` is {split of the mixture: split of the world, "" = none}. PLACE is where its
-# workers run, if not where those of the others do.
+# mixture; `splits` is {split of the mixture: split of the world, "" = none}. PLACE is how its
+# workers differ from those of the others.
 KEYS: dict[str, type] = {"name": str, "args": dict, "splits": dict}
-PLACE: dict[str, type] = {
-    "url": str,
-    "python": str,
-    "workers": int,
-    "memory_mb": int,
-    "recycle": int,
-}
+PLACE: dict[str, type] = {"python": str, "workers": int, "memory_mb": int, "recycle": int}
 
 
 def problems(worlds: Any) -> list[str]:
@@ -41,28 +35,22 @@ def problems(worlds: Any) -> list[str]:
     if not isinstance(worlds, dict) or not worlds:
         return [f'worlds={worlds!r} must name the worlds, such as {{"travel": {{}}, "home": {{}}}}']
     found, keys = [], KEYS | PLACE
+    has = ", ".join(f"{key} ({kind.__name__})" for key, kind in keys.items())
     for name, given in worlds.items():
-        if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
+        if not re.fullmatch(r"[\w-]+", name):
             found.append(f"worlds: {name!r} must consist of letters, digits, _ and -")
         if not isinstance(given, dict):
             found.append(f'worlds.{name}={given!r} must be a dict, such as {{"args": {{}}}}')
             continue
         for key, value in given.items():
-            kind, least = keys.get(key), int(key == "workers")
-            if kind is None:
-                known = ", ".join(keys)
-                found.append(f"worlds.{name}.{key}: there is no such key; a world has {known}")
-            elif type(value) is not kind or (kind is int and value < least):
-                bound = f" and at least {least}" if kind is int else ""
-                found.append(
-                    f"worlds.{name}.{key}={value!r} must be of type {kind.__name__}{bound}"
-                )
-        own = given.get("name", name)
-        if (own not in WORLDS and ":" not in str(own)) or own == "mixture":
-            known = ", ".join(sorted(WORLDS.keys() - {"mixture"}))
+            kind = type(value)
+            if kind is not keys.get(key) or (kind is int and value < (key == "workers")):
+                found.append(f"worlds.{name}.{key}={value!r} does not fit; a world has {has}")
+        own = str(given.get("name", name))
+        if own == Mixture.name or (own not in WORLDS and ":" not in own):
             found.append(
-                f"worlds.{name}: there is no world {own!r}; name one of {known}, or"
-                " my_module:MyEnv, as its name"
+                f"worlds.{name}: there is no world {own!r} to mix; there are"
+                f" {', '.join(WORLDS)}, and my_module:MyEnv"
             )
     return found
 
@@ -89,13 +77,12 @@ class Mixture(World):
             raise ValueError("; ".join(wrong))
         self._worlds, self._make = worlds, make_world or self._here
         self._made: dict[str, World] = {}
-        self._playing: World | None = None
+        self._name = ""  # of the world that plays
 
     def __getattr__(self, name: str) -> Any:
-        playing = None if name.startswith("_") else self._playing
-        if playing is None:
+        if name.startswith("_") or not self._name:
             raise AttributeError(f"{self.name} has no attribute {name!r}")
-        return getattr(playing, name)
+        return getattr(self._playing(), name)
 
     def tasks(self, split: str) -> list[Task]:
         """Return the tasks of all worlds, one of each in turn. Raises ValueError, with the reasons
@@ -120,35 +107,31 @@ class Mixture(World):
             raise ValueError(
                 f"task {task.id!r} is of the world {name!r}; there are {', '.join(self._worlds)}"
             )
-        self._playing = self._world(name)
+        self._name = name
         split = self._worlds[name].get("splits", {}).get(task.split, task.split)
         own = replace(task, id=task.id.removeprefix(f"{name}/"), split=split)
-        return self._playing.reset(own, seed)
+        if "entry" in own.meta:  # the id of the task whose start this one has
+            own.meta = own.meta | {"entry": own.meta["entry"].removeprefix(f"{name}/")}
+        return self._playing().reset(own, seed)
 
     def step(self, action: str) -> StepResult:
-        return self._episode().step(action)
+        return self._playing().step(action)
 
     def evaluate(self) -> Evaluation:
-        return self._episode().evaluate()
+        return self._playing().evaluate()
 
     def snapshot(self) -> Any:
-        world = self._episode()
-        name = next(name for name, made in self._made.items() if made is world)
-        return {"name": name, "world": world.snapshot()}
+        return {"name": self._name, "world": self._playing().snapshot()}
 
     def restore(self, snapshot: Any) -> None:
-        self._playing = self._world(snapshot["name"])
-        self._playing.restore(snapshot["world"])
+        self._name = snapshot["name"]
+        self._playing().restore(snapshot["world"])
 
     def functions(self) -> list[Tool]:
-        return self._episode().functions()
+        return self._playing().functions()
 
     def call_text(self, name: str, arguments: dict[str, Any]) -> str:
-        return self._episode().call_text(name, arguments)
-
-    def profile(self) -> dict[str, Any]:
-        """Return {}: no profile describes several worlds."""
-        return {}
+        return self._playing().call_text(name, arguments)
 
     def close(self) -> None:
         for world in self._made.values():
@@ -163,10 +146,10 @@ class Mixture(World):
             self._made[name] = self._make(name)
         return self._made[name]
 
-    def _episode(self) -> World:
-        if self._playing is None:
+    def _playing(self) -> World:
+        if not self._name:
             raise RuntimeError("no episode: reset the world first")
-        return self._playing
+        return self._world(self._name)
 
 
 class MixedSource(Source):

@@ -249,17 +249,14 @@ def plugged(key: str, group: Any) -> Callable[[Any], Any]:
 
 def make_source(config: Any) -> Source:
     """Return the source of the config's worlds: this process, worker processes, or a service. In
-    workers, each world of a mixture has some of its own, or a service."""
+    workers, each world of a mixture has some of its own."""
     env = config.env.to_dict()
     if env["name"] != Mixture.name or env["mode"] != "worker":
         return source_of(env)
     worlds = env["args"]["worlds"]
-
-    def open_source(name: str) -> Source:
-        own = env | {"name": name, "args": {}} | worlds[name]
-        return source_of(own | {"mode": "http" if own["url"] else "worker"})
-
-    return MixedSource(worlds, open_source)
+    return MixedSource(
+        worlds, lambda name: source_of(env | {"name": name, "args": {}} | worlds[name])
+    )
 
 
 def source_of(env: dict[str, Any]) -> Source:

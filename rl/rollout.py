@@ -258,10 +258,10 @@ class _Episode:
         )
         texts = [text for _, text in self.job.experience]
         with _failures_of("template"):
-            opening = Opening(
-                actor.tokenizer, observation, texts, actor.show_tools, self.limits, actor.chat
+            shown, chat = actor.show_tools, actor.chat
+            context = actor.context(
+                Opening(actor.tokenizer, observation, texts, shown, self.limits, chat, task.env)
             )
-            context = actor.context(dataclasses.replace(opening, world=task.env))
             trajectory.messages = list(context.messages)
             trajectory.experience = [id for id, _ in self.job.experience]
             trajectory.injected = texts

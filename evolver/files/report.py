@@ -214,9 +214,10 @@ def facts(workdir: Workdir, rollouts: float) -> list[str]:
     mechanisms = ("questioning", "navigating", "attributing")
     enabled = [name for name in mechanisms if found(config, f"{name}.enabled")]
     took, path = last.get("time/elapsed"), found(config, "model.path")
+    name, mixed = found(config, "env.name"), found(config, "env.args.worlds")
     policy = path or f"random {found(config, 'model.preset') or 'unknown'}"
     return [
-        f"- environment: {', '.join(worlds_of(config)) or 'unknown'}",
+        f"- environment: {', '.join(mixed) if isinstance(mixed, dict) else name or 'unknown'}",
         f"- policy: {policy}",
         f"- mechanisms: {', '.join(enabled) or 'none (original tasks only)'}",
         f"- advantage: {found(config, 'advantage.name') or 'unknown'}",
@@ -226,12 +227,6 @@ def facts(workdir: Workdir, rollouts: float) -> list[str]:
         f"- rollouts: {rollouts:,.0f}",
         f"- revision: {claimed.get('git')}",
     ]
-
-
-def worlds_of(config: Any) -> list[str]:
-    """Return the names of the worlds of a recorded config."""
-    name, mixed = found(config, "env.name"), found(config, "env.args.worlds")
-    return list(mixed) if name == "mixture" and isinstance(mixed, dict) else [name] if name else []
 
 
 def alarm_lines(metrics: list[dict[str, Any]]) -> list[str]:

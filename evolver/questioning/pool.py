@@ -257,7 +257,6 @@ class TaskPool:
         guessable, tried = self._guessed
         rows = {
             "tasks": len(tasks),
-            "worlds": _listed(Counter(task.env for task in tasks)),
             "start states": len({task.meta.get("source") for task in tasks}),
             "combinations of goals": len(set(map(_template, tasks))),
             "calls of the solution": _listed(Counter(task.difficulty for task in tasks)),

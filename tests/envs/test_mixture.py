@@ -47,6 +47,10 @@ def test_tasks_come_from_each_world_in_turn_and_are_played_by_it():
     assert world.reset(tasks[1], 3).messages[0]["content"] == tasks[1].query
     own = world.given  # what the mixture does not define is that of the world which plays
     assert (own.id, own.split) == ("train/0", "learn")
+    invented = Task("syn/1", "b", "q", meta={"entry": "b/train/0"})
+    world.reset(invented)
+    assert (world.given.id, world.given.meta) == ("syn/1", {"entry": "train/0"})
+    world.reset(tasks[1])
     assert world.call_text("x", {}) == "x!" and world.functions()[0]["function"]["name"] == "!"
     world.step("even")
     kept = world.snapshot()
@@ -80,12 +84,12 @@ def test_a_wrong_mixture_is_one_message_with_everything():
         make("mixture", worlds=worlds)
     for words in (
         "'a b' must consist of letters",
-        "no world 'travle'",
-        "worlds.home.workers=-1 must be of type int and at least 1",
-        "worlds.home.python=3 must be of type str",
-        "worlds.home.recycle=nan must be of type int",
-        "worlds.home.quota: there is no such key; a world has name, args, splits, url, python",
-        "worlds.mixture: there is no world 'mixture'",
+        "there is no world 'travle' to mix",
+        "worlds.home.workers=-1 does not fit",
+        "worlds.home.python=3 does not fit",
+        "worlds.home.recycle=nan does not fit",
+        "worlds.home.quota=1 does not fit; a world has name (str), args (dict), splits (dict), pyth",
+        "worlds.mixture: there is no world 'mixture' to mix",
         "worlds.travel=['rules'] must be a dict",
     ):
         assert words in str(error.value)
