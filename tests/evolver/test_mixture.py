@@ -31,6 +31,7 @@ def mixed(**worlds):
     config.env.name = "mixture"
     config.env.args.worlds = WORLDS | worlds
     config.rollout.tasks, config.learner.updates = 6, 1
+    config.model.tokenizer = "configs/assets/travel_base"
     return config
 
 
@@ -60,7 +61,7 @@ def test_everything_that_is_wrong_with_a_mixture_is_said_at_once(tmp_path):
     config.eval.worlds = {"e": 2}
     said = problems(config, tmp_path)
     for words in (
-        "worlds.home.args.rules=-3", "worlds.mine: no_such:World", "'rulse'",
+        "worlds.home.args.rules=-3", "worlds.mine.name=no_such:World", "'rulse'",
         "worlds.a.python=/no/such/python: there is no such program",
         "worlds.a.python is for config.env.mode=worker; it is inprocess",
         "config.sampler.args: weights={'a': -1.0, 'homes': 1.0} must be at least 0",

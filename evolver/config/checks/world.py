@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -64,16 +64,8 @@ def world_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     yield from mixed
     # A check starts no workers and asks no service.
     if config.env.mode == "inprocess" and not mixed:
-        name, args = config.env.name, config.env.args.to_dict()
-        given = f" with config.env.args={args}" if args else ""
-        try:
-            wrong = plugs.misfits(world_class(name), args)
-            yield from (f"config.env.args.{n}={args[n]!r} {why}" for n, why in wrong.items())
-            if wrong:
-                return
-            world = make(name, **args)
-        except (Exception, SystemExit) as error:  # an adapter may raise anything
-            yield f"config.env.name={name}{given}: {reason(error)}"
+        world = yield from made(config.env.name, config.env.args.to_dict(), "config.env")
+        if world is None:
             return
         yield from split_problems(config, mode, world, tasks)
         with contextlib.suppress(Exception):  # a split that is not evaluated on may be unknown
@@ -101,19 +93,21 @@ def mixture_problems(config: ConfigDict) -> Iterator[str]:
             continue
         for place in mixture.PLACE.keys() & given.keys():
             yield f"{key}.{name}.{place} is for config.env.mode=worker; it is {env['mode']}"
-        if env["mode"] == "inprocess":
-            yield from made_problems(own, args, f"{key}.{name}")
+        if env["mode"] == "inprocess" and (world := (yield from made(own, args, f"{key}.{name}"))):
+            world.close()
 
 
-def made_problems(name: str, args: dict[str, Any], key: str) -> Iterator[str]:
-    """Yield why a world cannot be made of the name and the arguments at a place of the config."""
+def made(name: str, args: dict[str, Any], key: str) -> Generator[str, None, World | None]:
+    """Return the world of a name and arguments that are at a place of the config. If it cannot be
+    made, yield why, and return None."""
+    given = f" with {key}.args={args}" if args else ""
     try:
         wrong = plugs.misfits(world_class(name), args)
         yield from (f"{key}.args.{n}={args[n]!r} {why}" for n, why in wrong.items())
-        if not wrong:
-            make(name, **args).close()
+        return None if wrong else make(name, **args)
     except (Exception, SystemExit) as error:  # an adapter may raise anything
-        yield f"{key}: {name}{f' with args={args}' if args else ''}: {reason(error)}"
+        yield f"{key}.name={name}{given}: {reason(error)}"
+        return None
 
 
 def name_problems(
