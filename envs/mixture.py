@@ -37,7 +37,7 @@ def problems(worlds: Any) -> list[str]:
     found, keys = [], KEYS | PLACE
     has = ", ".join(f"{key} ({kind.__name__})" for key, kind in keys.items())
     for name, given in worlds.items():
-        if not re.fullmatch(r"[\w-]+", name):
+        if not re.fullmatch(r"[\w-]+", str(name)):
             found.append(f"worlds: {name!r} must consist of letters, digits, _ and -")
         if not isinstance(given, dict):
             found.append(f'worlds.{name}={given!r} must be a dict, such as {{"args": {{}}}}')
@@ -99,7 +99,8 @@ class Mixture(World):
                 wrong.append(f"{name}: {error} (worlds.{name}.splits may name another)")
         if wrong:
             raise ValueError("; ".join(wrong))
-        return [task for row in itertools.zip_longest(*listed) for task in row if task]
+        in_turn = itertools.chain(*itertools.zip_longest(*listed))
+        return [task for task in in_turn if task]
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         name = task.env

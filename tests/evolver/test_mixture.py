@@ -12,6 +12,7 @@ from envs.world import Evaluation, Task
 from evolver import grading
 from evolver.build import make_source, make_template
 from evolver.config import checks, derived
+from evolver.config.cli import override
 from evolver.config.checks.workdir import differences
 from evolver.config.checks.world import evaluated
 from evolver.files.workdir import Workdir
@@ -103,6 +104,16 @@ def test_a_task_of_another_world_and_a_name_without_a_world_are_found(tmp_path):
     assert "config.advantage.worlds names the world 'home'; there are travel" in problems(
         config, tmp_path
     )
+
+
+def test_the_command_line_reaches_what_is_said_of_one_world(tmp_path):
+    config = mixed()
+    words = ["env.args.worlds.a.args.size=2", "env.args.worlds.c.name=home", "eval.worlds={'b': 1}"]
+    for word in words:
+        assert override(config, f"--config.{word}") == []
+    given = config.env.args.worlds.to_dict()
+    assert given == WORLDS | {"a": WORLDS["a"] | {"args": {"size": 2}}, "c": {"name": "home"}}
+    assert config.eval.worlds.b == 1
 
 
 def test_where_workers_run_may_change_when_a_run_resumes_and_what_they_play_may_not():

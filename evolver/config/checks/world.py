@@ -126,7 +126,8 @@ def name_problems(
     given = {f"{group}.worlds": config[group].worlds for group in ("template", "advantage", "eval")}
     with contextlib.suppress(plugs.PlugError):
         argument = getattr(plugs.load("sampler", config.sampler.name), "of_worlds", "")
-        given[f"sampler.args.{argument}"] = config.sampler.args.get(argument) or {}
+        if isinstance(weights := config.sampler.args.get(argument), ConfigDict):
+            given[f"sampler.args.{argument}"] = weights
     for key, named in given.items():
         for name in named:
             if name not in names:
