@@ -12,9 +12,9 @@ from envs.world import Evaluation, Task
 from evolver import grading
 from evolver.build import make_source, make_template
 from evolver.config import checks, derived
-from evolver.config.cli import override
 from evolver.config.checks.workdir import differences
 from evolver.config.checks.world import evaluated
+from evolver.config.cli import override
 from evolver.files.workdir import Workdir
 from evolver.llm.roles import roles_of
 from evolver.metrics import rollout_metrics
