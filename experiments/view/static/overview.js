@@ -28,7 +28,7 @@ const FAULTS = [
 /** Return the measures of the evaluations of some runs: "avg@8", "greedy" ... */
 function measuresOf(runs) {
   const names = runs.flatMap((run) => Object.keys(run.overview.metrics)
-    .filter((name) => name.startsWith("eval/") && name.endsWith("/low")).map((name) => name.slice(5, -4)));
+    .filter((name) => name.startsWith("eval/") && name.endsWith("/low")).map((name) => name.slice(5, -4)).filter((name) => !name.includes("/")));
   const order = (name) => ["avg", "gree", "best", "pass", "scor"].indexOf(name.slice(0, 4).replace("@", "").slice(0, name.startsWith("avg") ? 3 : 4));
   return [...new Set(names)].sort((a, b) => order(a) - order(b));
 }
