@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from ml_collections import ConfigDict
+
 from envs import boundary
 from envs.mixture import MixedSource, Mixture
 from envs.probed import probed
@@ -250,25 +252,26 @@ def plugged(key: str, group: Any) -> Callable[[Any], Any]:
 def make_source(config: Any) -> Source:
     """Return the source of the config's worlds: this process, worker processes, or a service. In
     workers, each world of a mixture has some of its own."""
-    env = config.env.to_dict()
-    if env["name"] != Mixture.name or env["mode"] != "worker":
+    env = config.env
+    if env.name != Mixture.name or env.mode != "worker":
         return source_of(env)
-    worlds = env["args"]["worlds"]
-    return MixedSource(
-        worlds, lambda name: source_of(env | {"name": name, "args": {}} | worlds[name])
-    )
+    worlds = env.args.worlds.to_dict()
+
+    def open_source(name: str) -> Source:
+        return source_of(ConfigDict(env.to_dict() | {"name": name, "args": {}} | worlds[name]))
+
+    return MixedSource(worlds, open_source)
 
 
-def source_of(env: dict[str, Any]) -> Source:
-    """Return the source of one world. env: the values of `config.env`."""
-    deadlines = Deadlines(**dict.fromkeys(("start", "reset", "step"), env["timeout"]))
-    options: dict[str, Any] = {}
-    if env["mode"] == "worker":
-        options = {name: env[name] for name in ("workers", "recycle")}
-        options["python"] = str(resolve(env["python"])) if env["python"] else None
-        options["memory_mb"] = env["memory_mb"] or None
-    options |= {"mode": env["mode"], "url": env["url"], "deadlines": deadlines}
-    return Source(env["name"], env["args"], **options)
+def source_of(env: Any) -> Source:
+    """Return the source of one world. env: `config.env`."""
+    deadlines = Deadlines(start=env.timeout, reset=env.timeout, step=env.timeout)
+    options: dict[str, Any] = {"mode": env.mode, "url": env.url, "deadlines": deadlines}
+    if env.mode == "worker":
+        python = str(resolve(env.python)) if env.python else None
+        options |= {"workers": env.workers, "python": python, "recycle": env.recycle}
+        options["memory_mb"] = env.memory_mb or None
+    return Source(env.name, env.args.to_dict(), **options)
 
 
 def read_all_tasks(

@@ -19,7 +19,7 @@ from evolver.files.workdir import Workdir
 from evolver.llm.roles import roles_of
 from evolver.metrics import rollout_metrics
 from evolver.phases.tasks import trained_in
-from rl.contexts import Opening
+from rl.contexts import Context, Opening
 from rl.trajectory import StopReason, Trajectory
 from tests.evolver.runs import figures, go, rollouts_of
 
@@ -53,7 +53,7 @@ def test_a_sound_mixture_has_no_problem(tmp_path):
 
 
 def test_everything_that_is_wrong_with_a_mixture_is_said_at_once(tmp_path):
-    config = mixed(home={"args": {"rules": -3, "rulse": 1}}, mine={"name": "no_such:World"})
+    config = mixed(home={"args": {"rulse": 1}}, mine={"name": "no_such:World"})
     config.env.args.worlds.a.python = "/no/such/python"
     config.sampler.name = "quotas"
     config.sampler.args.weights = {"a": -1.0, "homes": 1.0}
@@ -62,7 +62,7 @@ def test_everything_that_is_wrong_with_a_mixture_is_said_at_once(tmp_path):
     config.eval.worlds = {"e": 2}
     said = problems(config, tmp_path)
     for words in (
-        "worlds.home.args.rules=-3", "worlds.mine.name=no_such:World", "'rulse'",
+        "worlds.mine.name=no_such:World", "worlds.home.name=home with", "'rulse'",
         "worlds.a.python=/no/such/python: there is no such program",
         "worlds.a.python is for config.env.mode=worker; it is inprocess",
         "config.sampler.args: weights={'a': -1.0, 'homes': 1.0} must be at least 0",
@@ -138,9 +138,11 @@ def test_each_world_has_the_template_that_is_said_of_it():
     assert roles_of(config) == ("summariser",)
 
 
-class Told:
+class Told(Context):
     def __init__(self, opening, *, size: int = 1):
         self.opening, self.size = opening, size
+
+    async def extend(self, completion, messages, tools=None): ...
 
 
 def test_an_evaluation_takes_the_tasks_that_are_said_of_each_world():
