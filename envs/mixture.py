@@ -159,7 +159,9 @@ class MixedSource(Source):
     def __init__(self, worlds: dict[str, Any], open_source: Callable[[str], Source]):
         """open_source: makes the source of the world of a name. Raises WorldError, with the reasons
         of every world that cannot be had."""
-        self._worlds, self._sources, wrong = worlds, dict[str, Source](), []
+        self._worlds = worlds
+        self._sources: dict[str, Source] = {}
+        wrong: list[str] = []
         with contextlib.ExitStack() as opened:
             for name in worlds:
                 try:

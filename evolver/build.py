@@ -392,12 +392,14 @@ def make_actor(config: Any, engine: Engine, tokenizer: Tokenizer, chat: Chat | N
 def make_template(config: Any) -> Callable[[Opening], Context]:
     """Return what makes the context of an episode: the template of its world."""
     common, worlds = plugged("template", config.template), config.template.worlds.to_dict()
-    own = {key: plug(key, *call) for key, *call in templates_of_worlds(config.template)}
+    found = templates_of_worlds(config.template)
+    own = {key: plug(key, name, args) for key, name, args in found}
 
     def context(opening: Opening) -> Context:
         shown = worlds.get(opening.world, {}).get("show_tools", opening.show_tools)
-        made = own.get(f"template.worlds.{opening.world}", common)
-        return made(replace(opening, show_tools=shown))
+        template = own.get(f"template.worlds.{opening.world}", common)
+        made: Context = template(replace(opening, show_tools=shown))
+        return made
 
     return context if worlds else common
 

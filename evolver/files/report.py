@@ -196,7 +196,7 @@ def summary(workdir: Workdir, table: str) -> str:
     lines = [f"# {workdir.path.name}", "", "![learning curve](curve.png)", "", "```", table, "```"]
     lines += ["", *facts(workdir, total), *alarm_lines(workdir.metrics())]
     if total:
-        rows = []
+        rows: Rows = []
         for fate, n in fates.most_common():
             own = [f"{by_world.get(f'{fate}/world_{world}', 0):,.0f}" for world in worlds]
             rows += [(fate, f"{n:,.0f}", f"{n / total:.1%}", *own)] if n else []

@@ -117,7 +117,7 @@ def name_problems(
     worlds are those of the mixture, or of the tasks as far as these are known."""
     known = dict.fromkeys(task.env for task in [*itertools.chain(*tasks.values()), *held_out])
     mixed = config.env.name == mixture.Mixture.name
-    names = list(worlds(config) if mixed else known)
+    names = [*worlds(config)] if mixed else [*known]
     if not names:
         return
     there = f"there are {', '.join(names)}"
