@@ -13,7 +13,7 @@ their defaults. docs/extending.md has an example of each kind; `--mode=plan` pri
 its defaults.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Interval
 from ml_collections import ConfigDict
@@ -86,6 +86,14 @@ class Model(Group):
 # --- rollouts -------------------------------------------------------------------------------------
 
 
+class WorldTemplate(Group, extra="forbid", strict=True):
+    """The context template of one world of a mixture, where it differs from the others'."""
+
+    name: str = ""
+    args: dict[str, Any] = {}
+    show_tools: bool = True
+
+
 class Template(Plug):
     """The context template: how an episode is written down for the policy."""
 
@@ -106,6 +114,8 @@ class Template(Plug):
     """At rollout.max_tokens: end, or use the turn."""
     max_observation: int = Field(4096, ge=8)
     """Tokens of one observation; longer ones are cut, with a visible mark."""
+    worlds: dict[str, WorldTemplate] = {}
+    """Of several worlds: {world: {"name", "args", "show_tools"}}, where they differ from these."""
 
 
 class Rollout(Group):
@@ -376,6 +386,8 @@ class Advantage(Plug):
     default, and "trajectory" is the paper's)."""
     synthetic: Weight = 1.0
     """Factor on the advantages of synthetic tasks."""
+    worlds: dict[str, Weight] = {}
+    """Of several worlds: {world: factor on the advantages of its tasks}."""
 
 
 class Loss(Plug):
@@ -486,6 +498,8 @@ class Eval(Group):
     a world with one split."""
     tasks: CountOrZero = 0
     """Tasks of the split, drawn once; 0 = all."""
+    worlds: dict[str, CountOrZero] = {}
+    """Of several worlds: {world: its tasks of the split}; `tasks` is then for those not named."""
     rollouts: int = Field(8, ge=1, le=4096)
     """Rollouts per task: the k of avg@k, best@k, pass@k."""
     seeds: int = Field(1, ge=1, le=1000)

@@ -44,9 +44,9 @@ def new(schema: type[Group]) -> ConfigDict:
 
 
 def unlock_arguments(group: ConfigDict) -> None:
-    """Let new keys be added to each `args` in a group."""
+    """Let new keys be added to each `args` and `worlds` in a group."""
     for name, value in group.items():
-        if name == "args":
+        if name in ("args", "worlds"):
             value.unlock()
         elif isinstance(value, ConfigDict):
             unlock_arguments(value)

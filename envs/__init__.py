@@ -21,6 +21,7 @@ WORLDS = {
     "gym": "envs.gym:GymWorld",
     "functions": "envs.functions:Functions",
     "made_up": "envs.made_up:MadeUp",
+    "mixture": "envs.mixture:Mixture",
 }
 
 

@@ -129,6 +129,14 @@ def repeated(tasks: Iterable[Task]) -> list[str]:
     return [id for id, count in counts.items() if count > 1]
 
 
+def first_of_worlds(tasks: Iterable[Task]) -> list[Task]:
+    """Return the first task of each world."""
+    found: dict[str, Task] = {}
+    for task in tasks:
+        found.setdefault(task.env, task)
+    return list(found.values())
+
+
 class WorldError(RuntimeError):
     """A failure of the environment, not of the policy: it raised, died or sent an unreadable
     answer."""

@@ -5,23 +5,25 @@ import contextlib
 import functools
 import io
 import math
-import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from ml_collections import ConfigDict
+
 from envs import boundary
+from envs.mixture import MixedSource, Mixture
 from envs.probed import probed
 from envs.process import Deadlines
 from envs.source import Source
 from envs.world import Task, World, WorldError
 from evolver import grading
-from evolver.config.checks.world import held_out_tasks, leaks, shared_ids
+from evolver.config.checks.world import evaluated, held_out_tasks, leaks, shared_ids
 from evolver.config.derived import replaces_outcome
 from evolver.config.paths import model_folder, resolve
-from evolver.config.plugs import plug
+from evolver.config.plugs import plug, templates_of_worlds
 from evolver.engines import jax_engine, make_engine
 from evolver.files.progress import Progress
 from evolver.files.workdir import Workdir, WorkdirInUse, read_tasks
@@ -46,7 +48,7 @@ from models.tokenizer import Tokenizer
 from rl.advantages import Estimator
 from rl.advantages.batch import unbound
 from rl.checkpoint import CheckpointError
-from rl.contexts import Limits
+from rl.contexts import Context, Limits, Opening
 from rl.engines import Engine, EngineFault
 from rl.engines.grammar import Grammars
 from rl.engines.jax.engine import JaxEngine
@@ -68,6 +70,12 @@ class Tasks:
     pool: TaskPool | None = None
     explorer: Explorer | None = None
     words: Words | None = None
+
+    @functools.cached_property
+    def worlds(self) -> list[str]:
+        """The worlds that the original and held-out tasks are of, [] if all are of one."""
+        names = sorted({task.env for task in [*self.originals, *self.held_out]})
+        return names if len(names) > 1 else []
 
 
 @dataclass
@@ -242,15 +250,28 @@ def plugged(key: str, group: Any) -> Callable[[Any], Any]:
 
 
 def make_source(config: Any) -> Source:
-    """Return the source of the config's worlds: this process, worker processes, or a service."""
-    c = config.env
-    deadlines = Deadlines(start=c.timeout, reset=c.timeout, step=c.timeout)
-    options: dict[str, Any] = {}
-    if c.mode == "worker":
-        python = str(resolve(c.python)) if c.python else None
-        options = {"workers": c.workers, "python": python, "recycle": c.recycle}
-        options["memory_mb"] = c.memory_mb or None
-    return Source(c.name, c.args.to_dict(), mode=c.mode, url=c.url, deadlines=deadlines, **options)
+    """Return the source of the config's worlds: this process, worker processes, or a service. In
+    workers, each world of a mixture has some of its own."""
+    env = config.env
+    if env.name != Mixture.name or env.mode != "worker":
+        return source_of(env)
+    worlds = env.args.worlds.to_dict()
+
+    def open_source(name: str) -> Source:
+        return source_of(ConfigDict(env.to_dict() | {"name": name, "args": {}} | worlds[name]))
+
+    return MixedSource(worlds, open_source)
+
+
+def source_of(env: Any) -> Source:
+    """Return the source of one world. env: `config.env`."""
+    deadlines = Deadlines(start=env.timeout, reset=env.timeout, step=env.timeout)
+    options: dict[str, Any] = {"mode": env.mode, "url": env.url, "deadlines": deadlines}
+    if env.mode == "worker":
+        python = str(resolve(env.python)) if env.python else None
+        options |= {"workers": env.workers, "python": python, "recycle": env.recycle}
+        options["memory_mb"] = env.memory_mb or None
+    return Source(env.name, env.args.to_dict(), **options)
 
 
 def read_all_tasks(
@@ -273,20 +294,7 @@ def read_all_tasks(
     problems = [*leaks(c, known, held_out), *shared_ids(known)]
     if problems:
         raise RunError("\n".join(problems))
-    return originals, sampled(held_out, c.eval.tasks), given
-
-
-def sampled(tasks: list[Task], count: int) -> list[Task]:
-    """Return `count` tasks in order, drawn with a fixed seed; all of them for 0 or for more than
-    there are.
-
-    Taking every n-th task instead would miss a whole difficulty wherever a split cycles through the
-    difficulties.
-    """
-    if not 0 < count < len(tasks):
-        return tasks
-    chosen = random.Random("held-out tasks").sample(range(len(tasks)), count)
-    return [tasks[i] for i in sorted(chosen)]
+    return originals, evaluated(held_out, c.eval), given
 
 
 def check_memory(config: Any, workdir: Path) -> None:
@@ -372,13 +380,28 @@ def make_actor(config: Any, engine: Engine, tokenizer: Tokenizer, chat: Chat | N
         engine,
         tokenizer,
         limits,
-        context=plugged("template", c.template),
+        context=make_template(c),
         chat=chat,
         show_tools=c.template.show_tools,
         parse_error=c.template.parse_error,
         cut_turn=c.template.cut_turn,
         threads=not inprocess,
     )
+
+
+def make_template(config: Any) -> Callable[[Opening], Context]:
+    """Return what makes the context of an episode: the template of its world."""
+    common, worlds = plugged("template", config.template), config.template.worlds.to_dict()
+    found = templates_of_worlds(config.template)
+    own = {key: plug(key, name, args) for key, name, args in found}
+
+    def context(opening: Opening) -> Context:
+        shown = worlds.get(opening.world, {}).get("show_tools", opening.show_tools)
+        template = own.get(f"template.worlds.{opening.world}", common)
+        made: Context = template(replace(opening, show_tools=shown))
+        return made
+
+    return context if worlds else common
 
 
 def make_pipeline(

@@ -133,7 +133,9 @@ def assign(
     batch = Batch.of(counted, step)
     value_NK, outcome_NK = estimate(estimator, batch), of_outcomes(estimator, batch)
     for n, trajectory in enumerate(counted):
-        factor = config.advantage.synthetic if trajectory.task.origin == "synthetic" else 1.0
+        task = trajectory.task
+        factor = config.advantage.synthetic if task.origin == "synthetic" else 1.0
+        factor *= config.advantage.worlds.get(task.env, 1.0)
         for k, turn in enumerate(trajectory.turns):
             turn.advantage = factor * float(value_NK[n, k])
             if outcome_NK is not None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from evolver import alarms
 from evolver.build import Run, open_run
+from evolver.config.derived import worlds
 from evolver.files import report
 from evolver.metrics import Metrics, rollout_metrics
 from evolver.phases import extraction, learning, rollouts, tasks
@@ -59,7 +60,8 @@ def iterate(run: Run, recorder: Recorder, step: int) -> None:
     learned = recipe.learn(run, batches, step)  # 8 update
     recorder.write_rollouts(step, trajectories, reasons, extra)
     metrics = explored | played | ledger | learned | remembered | recipe.metrics()
-    metrics |= rollout_metrics(trajectories) | alarms.figures(trajectories) | asked(run)
+    metrics |= rollout_metrics(trajectories, reasons, run.tasks.worlds)
+    metrics |= alarms.figures(trajectories) | asked(run)
     recorder.complete(step, metrics)
     synced = learning.sync(run, step)  # 9 sync
     recorder.finish_step(synced)  # 10 records
@@ -92,9 +94,9 @@ def finish(run: Run, recorder: Recorder) -> None:
     """Export the policy and write the report."""
     recorder.checkpoints.wait()
     trained, policy = run.learner, run.workdir / "policy"
+    names = ", ".join(f"`{name}`" for name in worlds(run.config).values())
     card = (
-        f"Trained by Evolver: {run.step} steps on `{run.config.env.name}`; see summary.md beside"
-        " this directory.\n"
+        f"Trained by Evolver: {run.step} steps on {names}; see summary.md beside this directory.\n"
     )
     if recorder.system:
         card += (

@@ -6,9 +6,10 @@ import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from rl.samples import REASONS
 from rl.trajectory import StopReason, Trajectory
 
 Metrics = dict[str, Any]
@@ -60,9 +61,16 @@ def timed(name: str) -> Iterator[Metrics]:
         metrics[f"time/{name}"] = time.monotonic() - began
 
 
-def rollout_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
+def rollout_metrics(
+    trajectories: Sequence[Trajectory],
+    fates: Sequence[str | None] = (),
+    worlds: Iterable[str] = (),
+) -> dict[str, float]:
     """Return figures of a step's rollouts. Each rollout counts under one `stop/*`, so these sum to
-    their number."""
+    their number.
+
+    fates: why each does not train, None if it does. worlds: those by which to count, too.
+    """
     stops = Counter(t.stop for t in trajectories)
     metrics: Metrics = {f"stop/{reason.value}": stops[reason] for reason in StopReason}
     kinds = {
@@ -72,6 +80,11 @@ def rollout_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
         "/guided": [t for t in trajectories if t.guided],
         "/unguided": [t for t in trajectories if not t.guided],
     }
+    counts = Counter((t.task.env, fate or "trained") for t, fate in zip(trajectories, fates))
+    for world in worlds:
+        kinds[f"/world_{world}"] = [t for t in trajectories if t.task.env == world]
+        for fate in ("trained", *REASONS):
+            metrics[f"ledger/{fate}/world_{world}"] = counts[world, fate]
     for suffix, members in kinds.items():
         metrics[f"rollout/count{suffix}"] = len(members)
         if members:

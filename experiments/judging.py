@@ -30,8 +30,9 @@ import numpy as np
 
 from configs.keys import use
 from evolver.attributing import ABSTAIN, BAD, GOOD, TurnJudge
-from evolver.build import Run, RunError, sampled
+from evolver.build import Run, RunError
 from evolver.config import plugs
+from evolver.config.checks.world import sampled
 from evolver.phases.rollouts import gather_rollouts, sampling_of
 from experiments import measuring
 from experiments.compare import markdown, over_tasks, percent

@@ -272,8 +272,8 @@ def _successes(trajectories: Sequence[Trajectory]) -> list[list[int]]:
 
 
 def measures(*scores: Scores) -> Iterator[tuple[str, float]]:
-    """Yield (key, value) of each measure, its 95% interval (`/low`, `/high`), and success by
-    difficulty and by world.
+    """Yield (key, value) of each measure and its 95% interval (`/low`, `/high`), also by world, and
+    of success by difficulty.
 
     scores: of one evaluation, or of several that differ in the seed only. Then values are means
     over the seeds (`broken` is their sum, and what the sweep of temperatures gives is of the first,
@@ -283,14 +283,13 @@ def measures(*scores: Scores) -> Iterator[tuple[str, float]]:
     for name in first.names:
         value_SN = np.stack([s.per_task(name) for s in scores if name in s.names])
         value_N = value_SN.mean(axis=0)
-        low, high = interval(value_N)
-        yield name, float(value_N.mean())
-        yield f"{name}/low", low
-        yield f"{name}/high", high
+        yield from _with_interval(name, value_N)
         if len(value_SN) > 1:
             yield f"{name}/sd", float(value_SN.mean(axis=1).std(ddof=1))
-        if name.startswith(("avg@", "greedy")):
-            for kind, part, tasks_N in first.parts:
+        for kind, part, tasks_N in first.parts:
+            if kind == "world":
+                yield from _with_interval(f"{name}/{kind}_{part}", value_N[tasks_N])
+            elif name.startswith(("avg@", "greedy")):
                 yield f"{name}/{kind}_{part}", float(value_N[tasks_N].mean())
     for name, success_NR in first.sweep.items():
         yield f"temperature/{name}", float(np.mean(success_NR))
@@ -302,3 +301,10 @@ def measures(*scores: Scores) -> Iterator[tuple[str, float]]:
     yield "broken", float(sum(s.broken for s in scores))
     if len(scores) > 1:
         yield "seeds", float(len(scores))
+
+
+def _with_interval(name: str, value_N: np.ndarray) -> Iterator[tuple[str, float]]:
+    low, high = interval(value_N)
+    yield name, float(value_N.mean())
+    yield f"{name}/low", low
+    yield f"{name}/high", high

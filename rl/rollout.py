@@ -258,10 +258,9 @@ class _Episode:
         )
         texts = [text for _, text in self.job.experience]
         with _failures_of("template"):
+            shown, chat = actor.show_tools, actor.chat
             context = actor.context(
-                Opening(
-                    actor.tokenizer, observation, texts, actor.show_tools, self.limits, actor.chat
-                )
+                Opening(actor.tokenizer, observation, texts, shown, self.limits, chat, task.env)
             )
             trajectory.messages = list(context.messages)
             trajectory.experience = [id for id, _ in self.job.experience]

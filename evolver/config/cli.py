@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import copy
 import os
 import re
 from collections.abc import Sequence
@@ -123,7 +124,7 @@ def override(config: ConfigDict, word: str) -> list[str]:
 def set_argument(config: ConfigDict, key: str, text: str) -> list[str]:
     """Set an argument of a plug or a world, and return [what is wrong], [] if nothing is. Its
     signature decides on the value when the whole config is checked."""
-    group, argument = key.split(".args.")
+    group, _, argument = key.partition(".args.")
     known = flat(config)
     given = known.get(f"{group}.args")
     if given is None:
@@ -133,5 +134,11 @@ def set_argument(config: ConfigDict, key: str, text: str) -> list[str]:
     with contextlib.suppress(KeyError, plugs.PlugError):  # a world, or the check reports it
         takes = plugs.settable(plugs.load(group, known[f"{group}.name"]))
         value = read(text, takes[argument].annotation)
-    assign(config, f"{group}.args", given | {argument: value})
+    *outer, last = argument.split(".")  # an argument may be a dict, as env.args.worlds is
+    inner = given = copy.deepcopy(given)
+    for name in outer:
+        inner[name] = inner[name] if isinstance(inner.get(name), dict) else {}
+        inner = inner[name]
+    inner[last] = value
+    assign(config, f"{group}.args", given)
     return []

@@ -2,7 +2,17 @@
 
 from ml_collections import ConfigDict
 
+from envs.mixture import Mixture, problems
 from evolver.config import plugs
+
+
+def worlds(config: ConfigDict) -> dict[str, str]:
+    """Return {the `env` of a world's tasks, as far as the config says it: the world's name}: of
+    each world of a mixture, or of the one that there is."""
+    given = config.env.args.to_dict().get("worlds")
+    if config.env.name != Mixture.name or problems(given):
+        return {config.env.name: config.env.name}
+    return {name: own.get("name", name) for name, own in given.items()}
 
 
 def weight_dtype(config: ConfigDict) -> str:

@@ -42,13 +42,13 @@ def keys_in(group: BaseModel, prefix: str = "", about: str = "") -> Iterator[tup
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Return {"rollout.tasks": 32, ...} of a ConfigDict or a dict of dicts; a group `args` is one
-    value, a dict."""
+    """Return {"rollout.tasks": 32, ...} of a ConfigDict or a dict of dicts; a group `args` or
+    `worlds` is one value, a dict."""
     values: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, ConfigDict):
             value = value.to_dict()
-        if isinstance(value, dict) and name != "args":
+        if isinstance(value, dict) and name not in ("args", "worlds"):
             values |= flat(value, f"{prefix}{name}.")
         else:
             values[f"{prefix}{name}"] = value

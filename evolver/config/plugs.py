@@ -74,6 +74,11 @@ KINDS = {
 }
 
 
+def kind_of(key: str) -> Kind:
+    """Return the kind of the plug at a place of the config, such as "template.worlds.home"."""
+    return KINDS[key.partition(".worlds.")[0]]
+
+
 def plug(key: str, name: str, args: Mapping[str, Any]) -> Callable[[Any], Any]:
     """Return the callable that `name` means under `key`, bound to `args`; its argument is what the
     kind is given.
@@ -84,7 +89,7 @@ def plug(key: str, name: str, args: Mapping[str, Any]) -> Callable[[Any], Any]:
     if found := problems(key, name, args):
         raise PlugError("\n".join(found))
     target: Any = load(key, name)
-    if inspect.isclass(target) and KINDS[key].called:
+    if inspect.isclass(target) and kind_of(key).called:
         made: Any = target(**args)
         return made
     bound = functools.partial(target, **args)
@@ -93,7 +98,7 @@ def plug(key: str, name: str, args: Mapping[str, Any]) -> Callable[[Any], Any]:
 
 def known(key: str) -> dict[str, str]:
     """Return {name: "module:attribute"} of the plugs that ship with the project."""
-    return attribute(KINDS[key].known)
+    return attribute(kind_of(key).known)
 
 
 def load(key: str, name: str) -> Callable[..., Any]:
@@ -180,7 +185,7 @@ def misfits(target: Callable[..., Any], args: Mapping[str, Any]) -> dict[str, st
 def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
     """Return [one message with everything that is wrong with a plug, and its signature]; [] if
     nothing is."""
-    kind = KINDS[key]
+    kind = kind_of(key)
     try:
         target: Any = load(key, name)
         takes, first = settable(target), positional(target)
@@ -193,10 +198,10 @@ def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
             f"config.{key}.name={name!r} lacks {', '.join(lacking)}: subclass"
             f" {kind.protocol.replace(':', '.')} and define what is missing"
         ]
-    if hasattr(target, "load_state") and key in ("loss", "template"):
+    if hasattr(target, "load_state") and kind.key in ("loss", "template"):
         return [
-            f"config.{key}.name={name!r} has load_state(), but a run cannot resume a {key}: a loss"
-            " is compiled, and a template lasts one episode"
+            f"config.{key}.name={name!r} has load_state(), but a run cannot resume a {kind.key}: a"
+            " loss is compiled, and a template lasts one episode"
         ]
     found = [f"{n}={args[n]!r} {why}" for n, why in misfits(target, args).items() if n in takes]
     free = inspect.Parameter.VAR_KEYWORD in [p.kind for p in parameters(target).values()]
@@ -279,3 +284,13 @@ def in_config(config: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
     for key in KINDS:
         group = operator.attrgetter(key)(config)
         yield key, group.name, group.args.to_dict()
+    yield from templates_of_worlds(config.template)
+
+
+def templates_of_worlds(template: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield (key, name, args) of the templates of `template.worlds`. Where no name is given, it is
+    that of the other worlds, with their arguments unless there are others."""
+    for world, own in template.worlds.to_dict().items():
+        given = {} if "name" in own else template.args.to_dict()
+        name = own.get("name", template.name)
+        yield f"template.worlds.{world}", name, own.get("args", given)

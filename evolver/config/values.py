@@ -25,6 +25,8 @@ RULES = {
     "finite_number": "finite",
     "literal_error": "{expected}",
     "string_type": "of type str",
+    "model_type": "of type dict",
+    "extra_forbidden": "without other keys",
 }
 RULES |= {
     f"{kind}_type": f"of type {kind}" for kind in ("bool", "int", "float", "tuple", "list", "dict")
@@ -86,8 +88,8 @@ def described(annotation: Any) -> str:
             limits = {words: getattr(bound, name, None) for name, words in BOUNDS.items()}
             bounds += [f"{words} {limit}" for words, limit in limits.items() if limit is not None]
         return f"{described(inner[0])}; {' and '.join(bounds)}"
-    if origin is tuple:
-        return f"tuple of {described(inner[0])}"
+    if origin in (tuple, dict):
+        return f"{origin.__name__} of {described(inner[-1] if origin is dict else inner[0])}"
     return " or ".join(map(described, inner)) or getattr(annotation, "__name__", str(annotation))
 
 

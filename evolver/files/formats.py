@@ -63,6 +63,7 @@ class RolloutRecord(TypedDict):
     rollout: Count
     draw: Whole
     origin: str
+    world: NotRequired[str]
     difficulty: Whole
     query: str
     expected: NotRequired[str]
@@ -88,6 +89,7 @@ class Columns(TypedDict):
     draw: list[Whole]
     rollout: list[Count]
     origin: list[str]
+    world: NotRequired[list[str]]
     difficulty: list[Whole]
     stop: list[str]
     score: list[Number | None]

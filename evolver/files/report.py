@@ -157,9 +157,12 @@ def values_by_name(scores: Scores) -> list[tuple[str, np.ndarray]]:
     """Return (name, value_N) of each measure in the table, one value per task."""
     names = [name for name in scores.names if name != "score"]
     rows = [(name, scores.per_task(name)) for name in names]
-    value_N = rows[0][1]
+    first, *others = rows
     for kind, part, tasks_N in scores.parts:
-        rows.append((f"  {kind} {part} ({tasks_N.sum()})", value_N[tasks_N]))
+        label = f"  {kind} {part} ({tasks_N.sum()})"
+        rows.append((label, first[1][tasks_N]))
+        if kind == "world":
+            rows += [(f"{label}, {name}", value_N[tasks_N]) for name, value_N in others]
     return rows
 
 
@@ -188,11 +191,16 @@ def summary(workdir: Workdir, table: str) -> str:
         ledger = {k.removeprefix("ledger/"): v for k, v in line.items() if k.startswith("ledger/")}
         fates.update(ledger)
     total = fates.pop("rollouts", 0)
+    by_world = {name: fates.pop(name) for name in list(fates) if "/world_" in name}
+    worlds = sorted({name.partition("/world_")[2] for name in by_world})
     lines = [f"# {workdir.path.name}", "", "![learning curve](curve.png)", "", "```", table, "```"]
     lines += ["", *facts(workdir, total), *alarm_lines(workdir.metrics())]
     if total:
-        rows = [(fate, f"{n:,.0f}", f"{n / total:.1%}") for fate, n in fates.most_common() if n]
-        table = aligned(("fate", "rollouts", "share"), rows, "pipe")
+        rows: Rows = []
+        for fate, n in fates.most_common():
+            own = [f"{by_world.get(f'{fate}/world_{world}', 0):,.0f}" for world in worlds]
+            rows += [(fate, f"{n:,.0f}", f"{n / total:.1%}", *own)] if n else []
+        table = aligned(("fate", "rollouts", "share", *worlds), rows, "pipe")
         lines += ["", "Rollouts by fate:", "", table]
     return "\n".join([*lines, *calls_table(workdir)]) + "\n"
 
@@ -206,9 +214,10 @@ def facts(workdir: Workdir, rollouts: float) -> list[str]:
     mechanisms = ("questioning", "navigating", "attributing")
     enabled = [name for name in mechanisms if found(config, f"{name}.enabled")]
     took, path = last.get("time/elapsed"), found(config, "model.path")
+    name, mixed = found(config, "env.name"), found(config, "env.args.worlds")
     policy = path or f"random {found(config, 'model.preset') or 'unknown'}"
     return [
-        f"- environment: {found(config, 'env.name') or 'unknown'}",
+        f"- environment: {', '.join(mixed) if isinstance(mixed, dict) else name or 'unknown'}",
         f"- policy: {policy}",
         f"- mechanisms: {', '.join(enabled) or 'none (original tasks only)'}",
         f"- advantage: {found(config, 'advantage.name') or 'unknown'}",
@@ -303,6 +312,11 @@ def plot_success(axes: Any, scores: dict[int, Scores], metrics: list[dict[str, A
         axes.fill_between(step_E, low_E, high_E, color=EVAL, alpha=0.15, linewidth=0)
         axes.plot(step_E, mean_E, "-o", color=EVAL, linewidth=2.4, markersize=5, zorder=5)
         ends.append((mean_E[-1], f"held-out tasks, {name}", EVAL))
+        for _, world, tasks_N in (p for p in scores[step_E[-1]].parts if p[0] == "world"):
+            of_world_E = [v_N[tasks_N].mean() for v_N in value_EN if len(v_N) == len(tasks_N)]
+            if len(of_world_E) == len(step_E):
+                axes.plot(step_E, of_world_E, "--", color=EVAL, linewidth=1.0)
+                ends.append((of_world_E[-1], f"of them, {world}", EVAL))
     axes.set(ylim=(0, 100), ylabel="success, %", axisbelow=True)
     axes.grid(axis="y", color="#e5e7e9", linewidth=0.8)
     label_ends(axes, ends)

@@ -58,6 +58,7 @@ def record_of(trajectory: Trajectory, *, fate: str) -> dict[str, Any]:
         "rollout": trajectory.rollout,
         "draw": trajectory.draw,
         "origin": task.origin,
+        "world": task.env,
         "difficulty": task.difficulty,
         "query": task.query,
         "expected": expected,
@@ -178,6 +179,7 @@ def _row(record: dict[str, Any]) -> dict[str, Any]:
     reasons = {turn["reason"][:MAX_CHARS] for turn in turns if not turn["label"]}
     return {
         **{name: record[name] for name in COPIED},
+        "world": record.get("world", ""),
         "experience": [experience["id"] for experience in record["experience"]],
         "error": record["error"][:MAX_CHARS],
         "turns": len(turns),

@@ -64,10 +64,10 @@ def _in_use(config: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
     q = config.questioning
     for key, name, _ in plugs.in_config(config):
         mechanism = key.partition(".")[0]
-        used = mechanism == key or config[mechanism].enabled
+        used = config[mechanism].get("enabled", True)
         if key == "questioning.explorer":
             used = used and (not q.tasks or q.every)
-        if used and plugs.KINDS[key].given in ("Opening", "Parts"):
+        if used and plugs.kind_of(key).given in ("Opening", "Parts"):
             with contextlib.suppress(plugs.PlugError):
                 yield key, plugs.load(key, name)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from evolver import alarms
 from evolver.build import Run, RunError, remembering
-from evolver.config.derived import updates, warmup
+from evolver.config.derived import updates, warmup, worlds
 from evolver.files.rollout_files import record_of
 from evolver.files.sinks import Sinks
 from evolver.files.workdir import plain
@@ -277,7 +277,8 @@ def headline(run: Run) -> str:
     mechanisms = [name for name in ("questioning", "navigating", "attributing") if c[name].enabled]
     return (
         f"{run.workdir.path}: {c.steps} steps of {c.rollout.tasks} tasks x {c.rollout.group}"
-        f" rollouts in {c.env.name}; {', '.join(mechanisms) or 'no mechanism'}; {c.advantage.name}"
+        f" rollouts in {', '.join(worlds(c))}; {', '.join(mechanisms) or 'no mechanism'};"
+        f" {c.advantage.name}"
     )
 
 

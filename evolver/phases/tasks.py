@@ -4,14 +4,13 @@ self-questioning."""
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
 
 from envs import boundary
 from envs.profile import tools_of
-from envs.world import Observation, Task
+from envs.world import Observation, Task, first_of_worlds
 from evolver import alarms
 from evolver.build import Run, RunError
-from evolver.config.derived import originals_needed, synthetic_tasks
+from evolver.config.derived import originals_needed, synthetic_tasks, worlds
 from evolver.config.paths import model_folder
 from evolver.llm.roles import policy_prompts, question_context
 from evolver.metrics import Metrics, timed
@@ -48,33 +47,39 @@ def check(run: Run) -> None:
 
 
 def look_ahead(run: Run) -> None:
-    """Say what will make rollouts fail, as far as the first prompt shows it. Raises RunError if it
-    leaves no room for a turn."""
-    known = [*run.tasks.originals, *run.tasks.held_out]
+    """Say what will make rollouts fail, as far as the first prompt of each world shows it. Raises
+    RunError if it leaves no room for a turn."""
+    for first in first_of_worlds([*run.tasks.originals, *run.tasks.held_out]):
+        look_at(run, first)
+
+
+def look_at(run: Run, task: Task) -> None:
+    """Say what will make the rollouts of a task fail, as far as its first prompt shows it. Raises
+    RunError if it leaves no room for a turn."""
     c, actor = run.config, run.actor
-    if not known:
-        return
+    world_of, shown = worlds(c).get(task.env, c.env.name), actor.show_tools
+    shown = c.template.worlds.get(task.env, {}).get("show_tools", shown)
 
     def tokens(seen: Observation) -> int:
-        opening = Opening(actor.tokenizer, seen, (), actor.show_tools, actor.limits, actor.chat)
+        opening = Opening(actor.tokenizer, seen, (), shown, actor.limits, actor.chat, task.env)
         return len(actor.context(opening).prompt)
 
     try:
         with closing(run.make_world()) as world:
-            seen = boundary.observation(world.reset(known[0], known[0].seed))
+            seen = boundary.observation(world.reset(task, task.seed))
         prompt, bare = tokens(seen), tokens(Observation(seen.messages))
         role = "tool" if seen.tools else "user"
         chat.observation(actor.tokenizer, [{"role": role, "content": ""}], closed=True)
     except chat.ChatError as error:
-        raise RunError(f"the first prompt of {c.env.name} cannot be written: {error}") from None
+        raise RunError(f"the first prompt of {world_of} cannot be written: {error}") from None
     except Exception:  # a fault of the world or of the template, which the rollouts will show
         return
     found = alarms.foreseen(
         len(seen.tools),
         prompt,
         bare,
-        shown=actor.show_tools,
-        learned=trained_here(c),
+        shown=shown,
+        learned=trained_in(world_of, c.model.path),
         context=c.rollout.context,
         max_tokens=c.rollout.max_tokens,
     )
@@ -95,16 +100,17 @@ def look_ahead(run: Run) -> None:
             "the chat template writes calls of tools in no known format; they are read as hermes"
             " (config.template.calls)"
         )
+    where = f"{task.env}: " if run.tasks.worlds else ""
     for text in found:
-        run.progress.say(f"ALARM: {text}")
+        run.progress.say(f"ALARM: {where}{text}")
 
 
-def trained_here(config: Any) -> bool:
-    """Return True if the policy's card says that it was trained in the config's world."""
-    if not config.model.path:
+def trained_in(world: str, policy: str) -> bool:
+    """Return True if the policy's card says that it was trained in the world."""
+    if not policy:
         return False
-    card = model_folder(config.model.path) / "README.md"
-    return card.is_file() and f"`{config.env.name}`" in card.read_text("utf-8", "replace")
+    card = model_folder(policy) / "README.md"
+    return card.is_file() and f"`{world}`" in card.read_text("utf-8", "replace")
 
 
 def explore(run: Run, step: int = 0) -> Metrics:

@@ -18,9 +18,9 @@ def evaluations(config: Any) -> int:
 
 
 def evaluated_tasks(config: Any, held_out: int) -> int:
-    """Return the number of tasks of an evaluation, 0 = unknown. held_out: the number of tasks of
-    the split, 0 = unknown."""
-    wanted = config.eval.tasks
+    """Return the number of tasks of an evaluation, 0 = unknown. held_out: the number of those that
+    the config selects, 0 = unknown."""
+    wanted = 0 if config.eval.worlds else config.eval.tasks
     return min(wanted or held_out, held_out or wanted)
 
 

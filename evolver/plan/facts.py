@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from envs import make
-from evolver.config.checks.world import held_out_tasks
+from evolver.config.checks.world import evaluated, held_out_tasks
 from evolver.config.derived import updates, warmup, weight_dtype
 from evolver.config.paths import model_folder, resolve
 from evolver.files.workdir import read_tasks
@@ -35,6 +35,7 @@ def task_counts(config: Any) -> tuple[int, int, str]:
         world = make(c.env.name, **c.env.args.to_dict())
         original = read_tasks(resolve(c.env.tasks)) if c.env.tasks else world.tasks(c.env.split)
         held_out = held_out_tasks(world, c.eval.split) if c.eval.every else []
+        held_out = evaluated(held_out, c.eval)
         world.close()
     except Exception as error:  # an adapter may raise anything; the user reads the message
         if c.env.mode == "inprocess":

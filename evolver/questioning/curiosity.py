@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from envs.toolcalls import parse
-from envs.world import Task, World
+from envs.world import Task, World, first_of_worlds
 from evolver.parts import Parts
 from evolver.questioning.calls import Event, Events, Json
 from evolver.questioning.goals import Goal, Writer, goals_of
@@ -78,7 +78,8 @@ class Curiosity:
         starts with the same tools also get no more than their even share, so that in a mixture of
         worlds the easiest one does not give all tasks.
         """
-        check_probe(world, seeds[0])
+        for first in first_of_worlds(seeds):
+            check_probe(world, first)
         self._rehearse(world, rng.sample(seeds, len(seeds)), rng)
         statistics = _PoolStatistics(self.pool, self.least, self.most)
         share, size = -(-budget // len(seeds)), len(self.pool.tasks)

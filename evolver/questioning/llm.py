@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
 from envs.profile import draft, tools_of
-from envs.world import Message, Task, World, WorldError
+from envs.world import Message, Task, World, WorldError, first_of_worlds
 from evolver.llm.answers import INTEGER, NUMBER, array, record, string, unfit_reason
 from evolver.llm.embedders import HashedNgrams
 from evolver.llm.prompts import prompt
@@ -80,7 +80,8 @@ class LlmExplorer:
             # If the world does not describe itself, draft a profile from the tools of a few tasks.
             seeds = self.pool.seeds
             self.profile = world.profile() or draft(world.name, tools_of(world, seeds[:8]))
-            check_probe(world, seeds[0])
+            for first in first_of_worlds(seeds):
+                check_probe(world, first)
         finally:
             world.close()
         self.preference = preference_text(self.profile)

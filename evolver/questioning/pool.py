@@ -235,6 +235,8 @@ class TaskPool:
         figures["learnable_rate"] = sum(0 < rate < 1 for rate in rates) / max(len(rates), 1)
         figures["hidden_rule_rate"] = self._hidden_rules().total() / max(len(self.tasks), 1)
         figures["guessable_rate"] = guessable / max(tried, 1)
+        worlds = Counter(task.env for task in self.tasks.values())
+        figures |= {f"pool/world_{world}": n for world, n in worlds.items() if len(worlds) > 1}
         for task in self.tasks.values():
             for name in (f"difficulty/{task.difficulty}", f"answers/{answer_kind(task)}"):
                 figures[name] = figures.get(name, 0.0) + 1

@@ -17,6 +17,8 @@ from rl.seeds import seed_of
 class Quotas(Sampler):
     """Draws from each world in proportion to its weight, in epochs of its own."""
 
+    of_worlds = "weights"  # the argument that names worlds
+
     def __init__(self, parts: Parts, *, weights: dict[str, NotNegative] | None = None):
         """weights: {world: weight}, by a task's `env`; 1 for a world that is not named."""
         self.weights = weights or {}

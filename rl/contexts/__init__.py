@@ -54,6 +54,7 @@ class Opening:
     show_tools: bool = True  # False if the system message must not list the tools
     limits: Limits | None = None
     chat: Any = None  # the client of language models (`evolver.llm.client.Chat`), None without one
+    world: str = ""  # the name of the world, which tells those of a mixture apart
 
 
 class Context(Protocol):

@@ -8,6 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from pydantic import BaseModel
 
+from envs import mixture
 from evolver.config.keys import flat
 from evolver.files.workdir import Workdir, plain
 from evolver.llm import roles
@@ -160,6 +161,8 @@ def expanded(config: Any) -> dict[str, Any]:
     for name, value in plain(flat(config)).items():
         if isinstance(value, dict):
             split |= {f"{name}.{argument}": given for argument, given in value.items()}
+            if name == "env.args" and "worlds" in value:
+                split["env.args.worlds"] = mixture.lasting(value["worlds"])
         else:
             split[name] = value
     return split

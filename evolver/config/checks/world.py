@@ -2,22 +2,50 @@
 tasks, and held-out tasks among those that are trained on."""
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+import random
+import shutil
+from collections.abc import Generator, Iterator
+from typing import Any
 
 from ml_collections import ConfigDict
 
-from envs import boundary, make, world_class
+from envs import boundary, make, mixture, world_class
 from envs.world import Task, World
 from evolver.config import plugs
 from evolver.config.config_file import reason
-from evolver.config.derived import originals_needed, synthetic_tasks
+from evolver.config.derived import originals_needed, synthetic_tasks, worlds
 from evolver.config.paths import resolve
+from evolver.config.values import hint
 from evolver.files.workdir import read_tasks
 from evolver.llm import roles
 from evolver.navigating.experience_pool import read_pool
 from models.files import BrokenFile
 
 TASK_FILE = ".jsonl"  # the end of an `eval.split` that is a file of tasks
+
+
+def evaluated(tasks: list[Task], config: ConfigDict) -> list[Task]:
+    """Return the tasks of a split that are evaluated. config: `config.eval`."""
+    parts = [([t for t in tasks if t.env not in config.worlds], config.tasks)]
+    parts += [([t for t in tasks if t.env == w], count) for w, count in config.worlds.items()]
+    kept: set[str] = set()
+    for part, count in parts:
+        kept.update(task.id for task in sampled(part, count))
+    return [task for task in tasks if task.id in kept]
+
+
+def sampled(tasks: list[Task], count: int) -> list[Task]:
+    """Return `count` tasks in order, drawn with a fixed seed; all of them for 0 or for more than
+    there are.
+
+    Taking every n-th task instead would miss a whole difficulty wherever a split cycles through the
+    difficulties.
+    """
+    if not 0 < count < len(tasks):
+        return tasks
+    chosen = random.Random("held-out tasks").sample(range(len(tasks)), count)
+    return [tasks[i] for i in sorted(chosen)]
 
 
 def held_out_tasks(world: World, split: str) -> list[Task]:
@@ -32,26 +60,78 @@ def world_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     tasks: dict[str, list[Task]] = {}
     held_out: list[Task] = []
     yield from file_problems(config, tasks)
-    if config.env.mode == "inprocess":  # a check starts no workers and asks no service
-        name, args = config.env.name, config.env.args.to_dict()
-        given = f" with config.env.args={args}" if args else ""
-        try:
-            wrong = plugs.misfits(world_class(name), args)
-            yield from (f"config.env.args.{n}={args[n]!r} {why}" for n, why in wrong.items())
-            if wrong:
-                return
-            world = make(name, **args)
-        except (Exception, SystemExit) as error:  # an adapter may raise anything
-            yield f"config.env.name={name}{given}: {reason(error)}"
+    mixed = list(mixture_problems(config)) if config.env.name == mixture.Mixture.name else []
+    yield from mixed
+    # A check starts no workers and asks no service.
+    if config.env.mode == "inprocess" and not mixed:
+        world = yield from made(config.env.name, config.env.args.to_dict(), "config.env")
+        if world is None:
             return
         yield from split_problems(config, mode, world, tasks)
         with contextlib.suppress(Exception):  # a split that is not evaluated on may be unknown
             held_out = held_out_tasks(world, config.eval.split)
         world.close()
+    yield from name_problems(config, tasks, held_out)
     yield from leaks(roles.for_evaluation(config) if mode == "eval" else config, tasks, held_out)
     yield from shared_ids(tasks)
     if mode in ("train", "plan"):
         yield from shortages(config, tasks)
+
+
+def mixture_problems(config: ConfigDict) -> Iterator[str]:
+    """Yield problems with the worlds of a mixture."""
+    env, key = config.env.to_dict(), "config.env.args.worlds"
+    worlds = env["args"].get("worlds")
+    if wrong := mixture.problems(worlds):
+        yield from (f"config.env.args.{problem}" for problem in wrong)
+        return
+    for name, given in worlds.items():
+        own, args, python = given.get("name", name), given.get("args", {}), given.get("python", "")
+        if python and not (resolve(python).exists() or shutil.which(python)):
+            yield f"{key}.{name}.python={python}: there is no such program"
+        if env["mode"] == "worker":
+            continue
+        for place in mixture.PLACE.keys() & given.keys():
+            yield f"{key}.{name}.{place} is for config.env.mode=worker; it is {env['mode']}"
+        if env["mode"] == "inprocess" and (world := (yield from made(own, args, f"{key}.{name}"))):
+            world.close()
+
+
+def made(name: str, args: dict[str, Any], key: str) -> Generator[str, None, World | None]:
+    """Return the world of a name and arguments that are at a place of the config. If it cannot be
+    made, yield why, and return None."""
+    given = f" with {key}.args={args}" if args else ""
+    try:
+        wrong = plugs.misfits(world_class(name), args)
+        yield from (f"{key}.args.{n}={args[n]!r} {why}" for n, why in wrong.items())
+        return None if wrong else make(name, **args)
+    except (Exception, SystemExit) as error:  # an adapter may raise anything
+        yield f"{key}.name={name}{given}: {reason(error)}"
+        return None
+
+
+def name_problems(
+    config: ConfigDict, tasks: dict[str, list[Task]], held_out: list[Task]
+) -> Iterator[str]:
+    """Yield what names a world that there is not: keys of the config, and tasks of a mixture. The
+    worlds are those of the mixture, or of the tasks as far as these are known."""
+    known = dict.fromkeys(task.env for task in [*itertools.chain(*tasks.values()), *held_out])
+    mixed = config.env.name == mixture.Mixture.name
+    names = [*worlds(config)] if mixed else [*known]
+    if not names:
+        return
+    there = f"there are {', '.join(names)}"
+    if mixed and (strangers := [world for world in known if world not in names]):
+        yield f"tasks of {', '.join(strangers)} are given, which the mixture does not have; {there}"
+    given = {f"{group}.worlds": config[group].worlds for group in ("template", "advantage", "eval")}
+    with contextlib.suppress(plugs.PlugError):
+        argument = getattr(plugs.load("sampler", config.sampler.name), "of_worlds", "")
+        if isinstance(weights := config.sampler.args.get(argument), ConfigDict):
+            given[f"sampler.args.{argument}"] = weights
+    for key, named in given.items():
+        for name in named:
+            if name not in names:
+                yield f"config.{key} names the world {name!r}{hint(name, names)}; {there}"
 
 
 def file_problems(config: ConfigDict, tasks: dict[str, list[Task]]) -> Iterator[str]:

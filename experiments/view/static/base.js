@@ -168,7 +168,7 @@ class Run {
   clear() {
     this.files = []; // by number; those from `first` to `end`, without `end`, are here
     this.first = this.end = 0;
-    this.rows = { file: [], row: [], step: [], kind: [] };
+    this.rows = { file: [], row: [], step: [], kind: [], world: [] };
     this.queries = {};
     this.count = 0;
     this.broken = 0;
@@ -225,6 +225,7 @@ class Run {
       rows.kind.push(file.kind);
     }
     this.count += file.count;
+    while (rows.world.length < this.count) rows.world.push(null); // of files without this column
     this.broken += file.broken || 0;
     this.faults.push(...(file.faults || []).map((fault) => `${file.name}: ${fault}`));
     Object.assign(this.queries, file.queries);

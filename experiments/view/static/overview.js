@@ -28,7 +28,7 @@ const FAULTS = [
 /** Return the measures of the evaluations of some runs: "avg@8", "greedy" ... */
 function measuresOf(runs) {
   const names = runs.flatMap((run) => Object.keys(run.overview.metrics)
-    .filter((name) => name.startsWith("eval/") && name.endsWith("/low")).map((name) => name.slice(5, -4)));
+    .filter((name) => name.startsWith("eval/") && name.endsWith("/low")).map((name) => name.slice(5, -4)).filter((name) => !name.includes("/")));
   const order = (name) => ["avg", "gree", "best", "pass", "scor"].indexOf(name.slice(0, 4).replace("@", "").slice(0, name.startsWith("avg") ? 3 : 4));
   return [...new Set(names)].sort((a, b) => order(a) - order(b));
 }
@@ -82,6 +82,9 @@ function faultsOf(run) {
   }
   return lines;
 }
+
+/** Return the worlds of a run of several, [] for one. */
+const worldsOf = (run) => Object.keys(run.overview.metrics).filter((name) => name.startsWith("rollout/success/world_")).map((name) => name.slice(22));
 
 const KINDS = { original: { origin: "original" }, synthetic: { origin: "synthetic" }, guided: { guided: 1 }, unguided: { guided: 0 } };
 
@@ -148,6 +151,10 @@ async function overviewPage(params) {
     ? runs.map((run) => series(run, "rollout/success", run.place, { name: run.name }))
     : ["original", "synthetic", "guided", "unguided"].map((kind, i) => series(one, `rollout/success/${kind}`, i, { name: kind, thin: i > 1, dash: i > 1 }));
   add(chart(success, { title: "Success of training rollouts, %", unit: percent, range: [0, 1], at: several ? ofRun : (step, s) => at(one, KINDS[s.name])(step) }));
+  const worlds = worldsOf(one), ofWorlds = (name) => worlds.map((world, i) => series(one, `${name}/world_${world}`, i, { name: world }));
+  for (const [name, kind, words] of [["rollout/success", "step", "Success of training rollouts"], [`eval/${measure}`, "held_out", `Held-out success, ${measure}`]]) {
+    if (worlds.length) add(chart(ofWorlds(name), { title: `${words}, by world, %${several ? ` (${one.name})` : ""}`, unit: percent, range: [0, 1], at: (step, s) => at(one, { kind, world: s.name })(step) }));
+  }
   const total = one.metric("ledger/rollouts"), kept = one.steps.map((step, i) => i).filter((i) => total[i]);
   const share = (name) => kept.map((i) => (one.metric(`ledger/${name}`)[i] || 0) / total[i]);
   const fates = FATES.map((fate, i) => ({ name: fate, colour: colour(i), x: kept.map((k) => one.steps[k]), y: share(fate), href: (k) => at(one, { fate })(one.steps[kept[k]]) })).filter((s) => s.y.some((v) => v > 0));

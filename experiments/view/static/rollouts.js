@@ -2,13 +2,14 @@
 "use strict";
 
 const WORDS = { success: { 1: "success", 0: "failure" }, guided: { 1: "guided", 0: "unguided" } };
-const CHOICES = ["kind", "origin", "difficulty", "success", "stop", "fate", "guided", "label"];
+const CHOICES = ["kind", "world", "origin", "difficulty", "success", "stop", "fate", "guided", "label"];
 
 /** Return what a filter compares with: (rows, i) → a value, as text. */
 const KEYS = {
   kind: (r, i) => r.kind[i],
   draw: (r, i) => r.draw[i],
   file: (r, i) => r.file[i],
+  world: (r, i) => r.world[i],
   origin: (r, i) => r.origin[i],
   difficulty: (r, i) => r.difficulty[i],
   success: (r, i) => (r.success[i] ? 1 : 0),
@@ -139,7 +140,7 @@ function filters(page, run, params) {
   const field = (name, words, wide) => el("label", null, words, el("input", { name, value: params[name] || "", class: wide ? "wide" : null, spellcheck: "false", autocomplete: "off" }));
   const extra = EXTRA.filter((n) => params[n] !== undefined && params[n] !== "");
   const form = el("form", { class: "filters", onsubmit: (e) => { e.preventDefault(); go(); } },
-    runChoice(page, params), field("step", "step, or 3-9"), CHOICES.map(choice), field("task", "task: id or words"), field("text", "words in the text", true),
+    runChoice(page, params), field("step", "step, or 3-9"), CHOICES.filter((name) => name !== "world" || values(name).length > 1).map(choice), field("task", "task: id or words"), field("text", "words in the text", true),
     el("button", { type: "submit" }, "Filter"), link(page, { run: params.run }, "clear"),
     extra.map((n) => el("span", { class: "badge" }, `${n}: `, brief(params[n], 50), " ", link(page, { ...params, [n]: "" }, "×"))));
   const asked = [...CHOICES, "step", "task", "text"].some((n) => params[n]);
@@ -167,7 +168,7 @@ function finish(run) {
 
 function facets(page, run, params, picked) {
   const parts = [];
-  for (const name of ["success", "fate", "stop", "origin", "guided"]) {
+  for (const name of ["success", "fate", "stop", "world", "origin", "guided"]) {
     const counts = new Map();
     for (const i of picked) { const v = KEYS[name](run.rows, i); counts.set(v, (counts.get(v) || 0) + 1); }
     if (counts.size < 2) continue;

@@ -29,34 +29,37 @@ async function tasksPage(params) {
   for (const id of tallies.keys()) if (!known.has(id)) tasks.push({ id, query: run.queries[id], gone: true });
   const levels = new Map(), gone = "no longer in the pool", state = { attempted: (h) => h.all > 0, sometimes: (h) => h.won > 0 && h.won < h.all };
   for (const t of tasks) {
-    const key = `${t.origin || gone}|${t.difficulty ?? ""}`, has = tallies.get(t.id) || EMPTY;
-    const l = levels.get(key) || { origin: t.origin || gone, difficulty: t.difficulty, tasks: 0, tried: 0, all: 0, won: 0, sometimes: 0 };
+    const key = `${t.env || ""}|${t.origin || gone}|${t.difficulty ?? ""}`, has = tallies.get(t.id) || EMPTY;
+    const l = levels.get(key) || { env: t.env, origin: t.origin || gone, difficulty: t.difficulty, tasks: 0, tried: 0, all: 0, won: 0, sometimes: 0 };
     l.tasks++; l.tried += has.all > 0; l.all += has.all; l.won += has.won; l.sometimes += state.sometimes(has);
     levels.set(key, l);
   }
+  const several = new Set(tasks.map((t) => t.env).filter(Boolean)).size > 1;
   const sparkline = (t) => { // the last steps; each of them is a link on the page of the task
     const points = [...t.steps].sort((a, b) => a[0] - b[0]).slice(-14);
     const words = points.map(([step, [won, all]]) => `step ${step}: ${won} of ${all}`).join("\n");
     return points.length ? el("a", { href: address("task", { run: run.place, id: t.id }), title: words, "aria-label": "success over time" }, points.map(([, [won, all]]) => "▁▂▃▄▅▆▇█"[Math.round((7 * won) / all)]).join("")) : "";
   };
-  const some = (l, count, more) => (count ? link("tasks", { run: run.place, origin: l.origin, difficulty: l.difficulty ?? "none", ...more }, number(count)) : "0");
-  const shown = tasks.filter((t) => (!params.origin || (t.origin || gone) === params.origin) && (!params.difficulty || String(t.difficulty ?? "none") === params.difficulty)
+  const some = (l, count, more) => (count ? link("tasks", { run: run.place, env: several ? l.env : "", origin: l.origin, difficulty: l.difficulty ?? "none", ...more }, number(count)) : "0");
+  const shown = tasks.filter((t) => (!params.env || t.env === params.env) && (!params.origin || (t.origin || gone) === params.origin) && (!params.difficulty || String(t.difficulty ?? "none") === params.difficulty)
     && (!state[params.state] || state[params.state](tallies.get(t.id) || EMPTY)));
-  const chosenBy = ["origin", "difficulty", "state"].filter((n) => params[n]);
+  const chosenBy = ["env", "origin", "difficulty", "state"].filter((n) => params[n]);
   return [
     el("h1", null, `Tasks of ${run.name}`), runChoice("tasks", params),
     table([
+      ...(several ? [{ name: "world", sort: (l) => l.env, cell: (l) => l.env || "" }] : []),
       { name: "origin", sort: (l) => l.origin, cell: (l) => l.origin },
       { name: "difficulty", n: true, sort: (l) => l.difficulty, cell: (l) => short(l.difficulty) },
       { name: "tasks", n: true, sort: (l) => l.tasks, cell: (l) => some(l, l.tasks, {}) },
       { name: "attempted", n: true, sort: (l) => l.tried, cell: (l) => some(l, l.tried, { state: "attempted" }) },
       { name: "solved sometimes", n: true, sort: (l) => l.sometimes, cell: (l) => some(l, l.sometimes, { state: "sometimes" }) },
-      { name: "successes", n: true, sort: (l) => l.won / l.all, cell: (l) => rateLink(run, l.won, l.all, { difficulty: l.difficulty, origin: l.origin }) },
+      { name: "successes", n: true, sort: (l) => l.won / l.all, cell: (l) => rateLink(run, l.won, l.all, { world: several ? l.env : "", difficulty: l.difficulty, origin: l.origin }) },
     ], [...levels.values()].sort((a, b) => (a.origin + (a.difficulty ?? "")).localeCompare(b.origin + (b.difficulty ?? "")))),
     el("h2", null, `${number(shown.length)} tasks`),
     chosenBy.length ? el("p", null, chosenBy.map((n) => el("span", { class: "badge" }, `${n}: ${params[n]} `, link("tasks", { ...params, [n]: "" }, "×")))) : null,
     table([
       { name: "task", t: true, sort: (t) => t.id, cell: (t) => link("task", { run: run.place, id: t.id }, brief(t.query || t.id, 140)) },
+      ...(several ? [{ name: "world", sort: (t) => t.env, cell: (t) => t.env || "" }] : []),
       { name: "origin", sort: (t) => t.origin, cell: (t) => t.origin || el("span", { class: "soft" }, "deleted") },
       { name: "level", n: true, sort: (t) => t.difficulty, cell: (t) => short(t.difficulty) },
       { name: "successes", n: true, sort: (t) => { const h = tallies.get(t.id); return h ? h.won / h.all : null; }, cell: (t) => { const h = tallies.get(t.id) || EMPTY; return rateLink(run, h.won, h.all, { task: t.id }); } },
