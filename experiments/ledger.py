@@ -13,9 +13,9 @@ from typing import Any
 import pydantic
 
 from evolver.files import formats
+from evolver.files.lines import append_line, read_jsonl
 from evolver.llm.store import accounts, ledger_lines
 from experiments import compare
-from models.files import append_line, read_jsonl
 from rl.evaluation import Scores
 
 INTERRUPTED = 130  # the exit code of a run that goes on with the same command

@@ -37,6 +37,7 @@ from evolver import grading
 from evolver.build import Run, RunError
 from evolver.config import plugs
 from evolver.config.checks.workdir import changed
+from evolver.files.lines import read_jsonl
 from evolver.navigating import Experience, new_experience
 from evolver.navigating.experience_pool import ExperiencePool
 from evolver.navigating.guidance import Navigating
@@ -45,7 +46,6 @@ from evolver.phases.rollouts import gather_rollouts, sampling_of
 from experiments import measuring
 from experiments.compare import markdown, percent
 from experiments.measuring import write_lines
-from models.files import read_jsonl
 from rl.evaluation import interval
 from rl.rollout import Job
 from rl.seeds import seed_of

@@ -13,9 +13,9 @@ Several segments may share a prompt, a segment of its own before them in the row
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -110,6 +110,15 @@ def _visible(queries: Array, keys: Array) -> Array:
 # --- blocks of queries, in plain XLA --------------------------------------------------------------
 
 
+class Keys(NamedTuple):
+    """Tokens of each row to which queries attend, from position `start` of the row."""
+
+    k_RKSh: Array
+    v_RKSh: Array
+    segments_RS: Array
+    start: Array | int = 0
+
+
 def blockwise(q: Array, k: Array, v: Array, segments_RT: Array) -> Array:
     """Compute `attention` on any backend.
 
@@ -123,13 +132,8 @@ def blockwise(q: Array, k: Array, v: Array, segments_RT: Array) -> Array:
 
 def _grouped(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
     """Return scaled q_RKGTh, k_RKTh and v_RKTh."""
-    r, t, heads, head_dim = q.shape
-    kv_heads = k.shape[2]
-    q = (
-        (q * head_dim**-0.5)
-        .reshape(r, t, kv_heads, heads // kv_heads, head_dim)
-        .transpose(0, 2, 3, 1, 4)
-    )
+    r, t, _, head_dim = q.shape
+    q = (q * head_dim**-0.5).reshape(r, t, k.shape[2], -1, head_dim).transpose(0, 2, 3, 1, 4)
     return q, k.swapaxes(1, 2), v.swapaxes(1, 2)
 
 
@@ -144,56 +148,25 @@ def _attention(q_RKGTh: Array, k_RKTh: Array, v_RKTh: Array, segments_RT: Array)
 
 
 def _attention_forward(q: Array, k: Array, v: Array, segments: Array) -> tuple[Array, Residuals]:
-    outs, lses = [], []
+    parts = []
     for rows in _blocks(q.shape[3]):
-        step = _step(q, rows)
-        if step < rows.stop - rows.start:
-            out, lse = _long_forward(q, k, v, segments, rows, step)
-        else:
-            scores = _scores(q, k, segments, rows)
-            out, lse = _softmax(scores, v, rows.stop)
-        outs.append(out)
-        lses.append(lse)
-    out, lse = jnp.concatenate(outs, axis=3), jnp.concatenate(lses, axis=3)
+        keys = _keys_until(rows.stop, k, v, segments)
+        parts.append(_attend(keys, rows.start, segments[:, rows], q[:, :, :, rows]))
+    out, lse = (jnp.concatenate(part, axis=3) for part in zip(*parts))
     return out, (q, k, v, segments, out, lse)
-
-
-def _softmax(scores: Array, v: Array, end: int) -> tuple[Array, Array]:
-    """Map scores (R, K, G, t, end) to the weighted mean of v, in its dtype, and the log-sum-exp (R,
-    K, G, t)."""
-    top = scores.max(-1, keepdims=True)
-    probs = jnp.exp(scores - top)
-    total = probs.sum(-1, keepdims=True)
-    out = _batched(probs.astype(v.dtype), v[:, :, :end]) / total
-    return out.astype(v.dtype), (top + jnp.log(total))[..., 0]
 
 
 def _attention_backward(residuals: Residuals, dout: Array) -> Gradients:
     q, k, v, segments, out, lse = residuals
-    delta = _delta(out, dout)
+    queries = q, lse, _delta(out, dout), dout
     dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
     for rows in _blocks(q.shape[3]):
-        end, step = rows.stop, _step(q, rows)
-        if step < end - rows.start:
-            dq_block, dk_block, dv_block = _long_backward(
-                q, k, v, segments, lse, delta, dout, rows, step
-            )
-            dq.append(dq_block)
-            dk, dv = dk.at[:, :, :end].add(dk_block), dv.at[:, :, :end].add(dv_block)
-            continue
-        probs = jnp.exp(_scores(q, k, segments, rows) - lse[..., rows, None])
-        dprobs = _batched(dout[:, :, :, rows], v[:, :, :end].swapaxes(2, 3))
-        dscores = (probs * (dprobs - delta[..., rows, None])).astype(k.dtype)
-        dq.append(_batched(dscores, k[:, :, :end]).astype(q.dtype))
-        dk = dk.at[:, :, :end].add(_batched_transposed(q[:, :, :, rows], dscores))
-        dv = dv.at[:, :, :end].add(_batched_transposed(dout[:, :, :, rows], probs.astype(v.dtype)))
+        keys, seen = _keys_until(rows.stop, k, v, segments), slice(rows.stop)
+        block = (x[:, :, :, rows] for x in queries)
+        (more_k, more_v), dq_block = _gradients(keys, rows.start, segments[:, rows], *block)
+        dq.append(dq_block.astype(q.dtype))
+        dk, dv = dk.at[:, :, seen].add(more_k), dv.at[:, :, seen].add(more_v)
     return jnp.concatenate(dq, axis=3), dk.astype(k.dtype), dv.astype(v.dtype), None
-
-
-def _delta(out: Array, dout: Array) -> Array:
-    """Return the dot products over h in float32. A matrix product is faster here than XLA's sum
-    over a short axis."""
-    return jnp.einsum("...h,...h->...", out.astype(jnp.float32), dout.astype(jnp.float32))
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
@@ -206,12 +179,88 @@ def _blocks(t: int) -> list[slice]:
     return [slice(start, min(start + size, t)) for start in range(0, t, size)]
 
 
-def _scores(q: Array, k: Array, segments: Array, rows: slice) -> Array:
-    """Return masked scores (R, K, G, rows, rows.stop) in float32."""
-    order = jnp.arange(rows.stop)
-    mask = _visible(segments[:, rows], segments[:, : rows.stop]) & (order[rows, None] >= order)
-    scores = _batched(q[:, :, :, rows], k[:, :, : rows.stop].swapaxes(2, 3))
-    return jnp.where(mask[:, None, None], scores, -1e30)
+def _keys_until(end: int, k: Array, v: Array, segments: Array) -> Keys:
+    return Keys(k[:, :, :end], v[:, :, :end], segments[:, :end])
+
+
+def _delta(out: Array, dout: Array) -> Array:
+    """Return the dot products over h in float32. A matrix product is faster here than XLA's sum
+    over a short axis."""
+    return jnp.einsum("...h,...h->...", out.astype(jnp.float32), dout.astype(jnp.float32))
+
+
+# --- a block of queries and the keys that it may see ----------------------------------------------
+
+
+def _attend(keys: Keys, start: Array | int, segments: Array, q: Array) -> tuple[Array, Array]:
+    """Return (the mean of v by the softmax of the scores, in the dtype of v; their log-sum-exp) of
+    queries from position `start`."""
+
+    def attend(none: None, start: Array | int, segments: Array, q: Array) -> tuple[None, Any]:
+        scores = _scores(keys, start, segments, q)
+        top = scores.max(-1, keepdims=True)
+        probs = jnp.exp(scores - top)
+        total = probs.sum(-1, keepdims=True)
+        out = _batched(probs.astype(keys.v_RKSh.dtype), keys.v_RKSh) / total
+        return none, (out.astype(keys.v_RKSh.dtype), (top + jnp.log(total))[..., 0])
+
+    return _in_pieces(attend, None, keys, start, segments, q)[1]
+
+
+def _gradients(
+    keys: Keys, start: Array | int, *queries: Array, totals: tuple[Array, ...] = ()
+) -> tuple[tuple[Array, Array], Array]:
+    """Return (totals + (dk, dv), dq) in float32.
+
+    queries: segments, q, lse, delta and dout of queries from position `start`; lse and delta cover
+    all keys.
+    """
+    k, v, *_ = keys
+
+    def add(totals: Any, start: Array | int, segments: Array, q: Array, *of_q: Array) -> Any:
+        lse, delta, dout = of_q
+        probs = jnp.exp(_scores(keys, start, segments, q) - lse[..., None])
+        dscores = (probs * (_batched(dout, v.swapaxes(2, 3)) - delta[..., None])).astype(k.dtype)
+        dk = totals[0] + _batched_transposed(q, dscores)
+        dv = totals[1] + _batched_transposed(dout, probs.astype(v.dtype))
+        return (dk, dv), _batched(dscores, k)
+
+    zeros = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
+    return _in_pieces(add, totals or zeros, keys, start, *queries)
+
+
+def _in_pieces(
+    body: Callable[..., Any], totals: Any, keys: Keys, start: Array | int, *queries: Array
+) -> Any:
+    """Return `body(totals, start, *queries)`, a pair of totals and outputs, computed for so few
+    queries at a time that at most `SCORES` scores exist.
+
+    queries: their segments, q_RKGTh, and other arrays with the axes of q.
+    """
+    r, kv_heads, groups, size = queries[1].shape[:4]
+    most = max(16, SCORES // (r * kv_heads * groups * keys.k_RKSh.shape[2]))
+    if most >= size:
+        return body(totals, start, *queries)
+    step = max(d for d in range(1, most + 1) if size % d == 0)
+
+    def piece(totals: Any, i: Array) -> Any:
+        taken = (jax.lax.dynamic_slice_in_dim(x, i, step, min(x.ndim - 1, 3)) for x in queries)
+        return body(totals, start + i, *taken)
+
+    def joined(x: Array) -> Array:
+        """Concatenate pieces (n, R, K, G, step, ...) into (R, K, G, n * step, ...)."""
+        return jnp.moveaxis(x, 0, 3).reshape(*x.shape[1:4], size, *x.shape[5:])
+
+    totals, outs = jax.lax.scan(piece, totals, jnp.arange(0, size, step))
+    return totals, jax.tree.map(joined, outs)
+
+
+def _scores(keys: Keys, start: Array | int, segments: Array, q: Array) -> Array:
+    """Return masked scores (R, K, G, t, S) in float32 of queries from position `start`."""
+    order_q = start + jnp.arange(q.shape[3])
+    order_k = keys.start + jnp.arange(keys.k_RKSh.shape[2])
+    mask = _visible(segments, keys.segments_RS) & (order_q[:, None] >= order_k)
+    return jnp.where(mask[:, None, None], _batched(q, keys.k_RKSh.swapaxes(2, 3)), -1e30)
 
 
 def _batched(a: Array, b: Array) -> Array:
@@ -232,97 +281,6 @@ def _batched_transposed(a: Array, b: Array) -> Array:
     a = jax.lax.optimization_barrier(a.reshape(r, kv_heads, groups * t, x).swapaxes(2, 3))
     b = b.reshape(r, kv_heads, groups * t, -1)
     return jnp.matmul(a, b, preferred_element_type=jnp.float32).swapaxes(2, 3)
-
-
-# --- long rows: a loop over the queries of a block ------------------------------------------------
-
-
-def _step(q: Array, rows: slice) -> int:
-    """Return how many queries to process at a time, so that at most `SCORES` scores exist."""
-    r, kv_heads, groups = q.shape[:3]
-    size = rows.stop - rows.start
-    step = max(16, SCORES // (r * kv_heads * groups * rows.stop))
-    return size if step >= size else max(d for d in range(1, step + 1) if size % d == 0)
-
-
-def _piece(x: Array, start: Array, step: int, axis: int) -> Array:
-    return jax.lax.dynamic_slice_in_dim(x, start, step, axis)
-
-
-def _long_scores(
-    q: Array, k: Array, segments_q: Array, segments_k: Array, start_q: Array, start_k: Array | int
-) -> Array:
-    """Return masked scores of queries from position `start_q` of the row against keys from position
-    `start_k`."""
-    order_q, order_k = start_q + jnp.arange(q.shape[3]), start_k + jnp.arange(k.shape[2])
-    mask = _visible(segments_q, segments_k) & (order_q[:, None] >= order_k)
-    return jnp.where(mask[:, None, None], _batched(q, k.swapaxes(2, 3)), -1e30)
-
-
-def _long_forward(
-    q: Array, k: Array, v: Array, segments: Array, rows: slice, step: int
-) -> tuple[Array, Array]:
-    k, v, segments_k = k[:, :, : rows.stop], v[:, :, : rows.stop], segments[:, : rows.stop]
-
-    def attend_from(start: Array) -> tuple[Array, Array]:
-        scores = _long_scores(
-            _piece(q, start, step, 3), k, _piece(segments, start, step, 1), segments_k, start, 0
-        )
-        return _softmax(scores, v, rows.stop)
-
-    out, lse = jax.lax.map(attend_from, jnp.arange(rows.start, rows.stop, step))
-    return _joined(out), _joined(lse)
-
-
-def _long_backward(
-    q: Array,
-    k: Array,
-    v: Array,
-    segments: Array,
-    lse: Array,
-    delta: Array,
-    dout: Array,
-    rows: slice,
-    step: int,
-) -> tuple[Array, Array, Array]:
-    k, v, segments_k = k[:, :, : rows.stop], v[:, :, : rows.stop], segments[:, : rows.stop]
-
-    def add_piece(totals: tuple[Array, Array], start: Array) -> tuple[tuple[Array, Array], Array]:
-        piece = [_piece(x, start, step, 3) for x in (q, lse, delta, dout)]
-        dq, dk, dv = _gradients(
-            k, v, _piece(segments, start, step, 1), segments_k, start, 0, *piece
-        )
-        return (totals[0] + dk, totals[1] + dv), dq.astype(q.dtype)
-
-    zeros = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
-    (dk, dv), dq = jax.lax.scan(add_piece, zeros, jnp.arange(rows.start, rows.stop, step))
-    return _joined(dq), dk, dv
-
-
-def _gradients(
-    k: Array,
-    v: Array,
-    segments_q: Array,
-    segments_k: Array,
-    start_q: Array,
-    start_k: Array | int,
-    q: Array,
-    lse: Array,
-    delta: Array,
-    dout: Array,
-) -> tuple[Array, Array, Array]:
-    """Return (dq, dk, dv) in float32 for one piece of queries and one of keys; lse and delta cover
-    all keys."""
-    probs = jnp.exp(_long_scores(q, k, segments_q, segments_k, start_q, start_k) - lse[..., None])
-    dscores = (probs * (_batched(dout, v.swapaxes(2, 3)) - delta[..., None])).astype(k.dtype)
-    dk = _batched_transposed(q, dscores)
-    return _batched(dscores, k), dk, _batched_transposed(dout, probs.astype(v.dtype))
-
-
-def _joined(x: Array) -> Array:
-    """Concatenate pieces (n, R, K, G, step, ...) into (R, K, G, n * step, ...)."""
-    x = jnp.moveaxis(x, 0, 3)
-    return x.reshape(*x.shape[:3], x.shape[3] * x.shape[4], *x.shape[5:])
 
 
 # --- rows sharded over a mesh axis ----------------------------------------------------------------
@@ -348,90 +306,55 @@ def _ring(q: Array, k: Array, v: Array, segments: Array, axis: str, size: int) -
 def _ring_forward(
     q: Array, k: Array, v: Array, segments: Array, axis: str, size: int
 ) -> tuple[Array, Residuals]:
-    own, t = jax.lax.axis_index(axis), q.shape[3]
+    def add(results: Any, start: Array, keys: Keys) -> Any:
+        out, lse = results
+        keys = keys._replace(v_RKSh=keys.v_RKSh.astype(jnp.float32))
+        more, more_lse = _attend(keys, start, segments, q)
+        total = jnp.logaddexp(lse, more_lse)
+        old, new = jnp.exp(lse - total)[..., None], jnp.exp(more_lse - total)[..., None]
+        return (out * old + more * new, total), ()
 
-    def turn(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        out, lse, k, v, segments_k = carry
-        source = (own - i) % size
-        more = lambda: _ring_block(q, k, v, segments_k, segments, own * t, source * t)  # noqa: E731
-        seen = lambda: _merge(out, lse, *more())  # noqa: E731
-        out, lse = jax.lax.cond(source <= own, seen, lambda: (out, lse))
-        return out, lse, *_pass_on((k, v, segments_k), axis, size)
-
+    # Its own keys come first, of which each query sees one: the start has no weight from then on.
     start = jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[:-1], -1e30, jnp.float32)
-    out, lse, *_ = jax.lax.fori_loop(0, size, turn, (*start, k, v, segments))
+    (out, lse), _ = _around(axis, size, (k, v, segments), add, start)
     out = out.astype(v.dtype)
     return out, (q, k, v, segments, out, lse)
 
 
-def _ring_block(
-    q: Array,
-    k: Array,
-    v: Array,
-    segments_k: Array,
-    segments_q: Array,
-    start_q: Array,
-    start_k: Array,
-) -> tuple[Array, Array]:
-    """Return (out in float32, log-sum-exp) of this device's queries for one piece of keys, a few
-    queries at a time."""
-    step = _step(q, slice(0, q.shape[3]))
-
-    def attend_from(start: Array) -> tuple[Array, Array]:
-        pieces = _piece(q, start, step, 3), k, _piece(segments_q, start, step, 1), segments_k
-        scores = _long_scores(*pieces, start_q + start, start_k)
-        out, lse = _softmax(scores, v.astype(jnp.float32), v.shape[2])
-        return out, jnp.where(
-            scores.max(-1) > -1e29, lse, -1e30
-        )  # no visible key: weight 0 in the merge
-
-    out, lse = jax.lax.map(attend_from, jnp.arange(0, q.shape[3], step))
-    return _joined(out), _joined(lse)
-
-
-def _merge(out: Array, lse: Array, more: Array, more_lse: Array) -> tuple[Array, Array]:
-    total = jnp.logaddexp(lse, more_lse)
-    return out * jnp.exp(lse - total)[..., None] + more * jnp.exp(more_lse - total)[
-        ..., None
-    ], total
-
-
-def _pass_on(arrays: Sequence[Array], axis: str, size: int) -> list[Array]:
-    return [jax.lax.ppermute(x, axis, [(i, (i + 1) % size) for i in range(size)]) for x in arrays]
-
-
 def _ring_backward(axis: str, size: int, residuals: Residuals, dout: Array) -> Gradients:
     q, k, v, segments, out, lse = residuals
-    own, t = jax.lax.axis_index(axis), q.shape[3]
     delta = _delta(out, dout)
-    step = _step(q, slice(0, t))
 
-    def block(
-        dq: Array, dk: Array, dv: Array, k: Array, v: Array, segments_k: Array, source: Array
-    ) -> tuple[Array, Array, Array]:
-        def add_piece(
-            totals: tuple[Array, Array], start: Array
-        ) -> tuple[tuple[Array, Array], Array]:
-            piece = [_piece(x, start, step, 3) for x in (q, lse, delta, dout)]
-            positions = own * t + start, source * t
-            dq, *more = _gradients(
-                k, v, _piece(segments, start, step, 1), segments_k, *positions, *piece
-            )
-            return (totals[0] + more[0], totals[1] + more[1]), dq
+    def add(dq: Array, start: Array, keys: Keys, *totals: Array) -> Any:
+        totals, more = _gradients(keys, start, segments, q, lse, delta, dout, totals=totals)
+        return dq + more, totals
 
-        (dk, dv), more = jax.lax.scan(add_piece, (dk, dv), jnp.arange(0, t, step))
-        return dq + _joined(more), dk, dv
-
-    def turn(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        dq, dk, dv, k, v, segments_k = carry
-        source = (own - i) % size
-        seen = lambda: block(dq, dk, dv, k, v, segments_k, source)  # noqa: E731
-        dq, dk, dv = jax.lax.cond(source <= own, seen, lambda: (dq, dk, dv))
-        return dq, *_pass_on((dk, dv, k, v, segments_k), axis, size)
-
-    zeros = (jnp.zeros(x.shape, jnp.float32) for x in (q, k, v))
-    dq, dk, dv, *_ = jax.lax.fori_loop(0, size, turn, (*zeros, k, v, segments))
+    dq, dk, dv = (jnp.zeros(x.shape, jnp.float32) for x in (q, k, v))
+    dq, (dk, dv) = _around(axis, size, (k, v, segments), add, dq, dk, dv)
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
+
+
+def _around(
+    axis: str, size: int, keys: Residuals, add: Callable[..., Any], local: Any, *moving: Array
+) -> Any:
+    """Fold `local, moving = add(local, start, keys, *moving)` over the keys of all devices, which
+    pass them on, and `moving` with them, after each turn. start: the position of its queries."""
+    own, t = jax.lax.axis_index(axis), keys[0].shape[2]
+
+    def turn(i: Array, carry: Any) -> Any:
+        local, moving, (k, v, segments) = carry
+        source = (own - i) % size
+        held = Keys(k, v, segments, source * t)
+        local, moving = jax.lax.cond(
+            source <= own,
+            lambda: add(local, own * t, held, *moving),
+            lambda: (local, moving),
+        )
+        return local, *jax.lax.ppermute(
+            (moving, (k, v, segments)), axis, [(i, (i + 1) % size) for i in range(size)]
+        )
+
+    return jax.lax.fori_loop(0, size, turn, (local, moving, keys))[:2]
 
 
 _ring.defvjp(_ring_forward, _ring_backward)

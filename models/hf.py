@@ -8,23 +8,27 @@ as (out, in); here they are (in, out), with the heads on an axis of their own.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from safetensors import SafetensorError, safe_open
 
 from models import chat, hf_config, qwen
-from models.files import replacing, write_atomically
+from models.files import replacing, write_atomically, write_json
 from models.hf_config import ModelError
 from models.mesh import RULES, shardings
+from models.qwen import Config, Params, Weight
 from models.tokenizer import Tokenizer
 
 HF_NAMES = {
@@ -59,37 +63,41 @@ LARGEST = 1e6
 # --- names and layouts ----------------------------------------------------------------------------
 
 
-def _hf_shape(name: str, weight: qwen.Weight) -> tuple[int, ...]:
-    shape = weight.shape[1:] if name.startswith("layers.") else weight.shape
-    if name in INPUTS:
-        return math.prod(shape[INPUTS[name] :]), math.prod(shape[: INPUTS[name]])
-    return shape if len(shape) == 1 or name in ("embed", "unembed") else (math.prod(shape),)
+class Tensor(NamedTuple):
+    """A tensor of a checkpoint: its name, that of our weight, the layer of it, and its shape."""
+
+    name: str
+    ours: str
+    layer: int | None
+    shape: tuple[int, ...]
 
 
-def _names(config: qwen.Config) -> Iterator[tuple[str, str, int | None]]:
-    """Yield (Hugging Face's name, our name, layer) of every tensor, in the order of the
-    computation."""
+def _joined(ours: str) -> tuple[slice, ...]:
+    """Return for each axis of a tensor the axes of our weight, without that of the layers, that it
+    joins."""
+    if count := INPUTS.get(ours):
+        return slice(count, None), slice(count)
+    return (slice(1), slice(1, 2)) if ours in ("embed", "unembed") else (slice(None),)
+
+
+def tensors_of(config: Config) -> Iterator[Tensor]:
+    """Yield every tensor, in the order of the computation."""
     flat = qwen.by_name(qwen.weights(config))
-    yield HF_NAMES["embed"], "embed", None
-    for layer in range(config.layers):
-        for name in HF_NAMES:
-            if name.startswith("layers.") and name in flat:
-                yield HF_NAMES[name].format(layer), name, layer
-    yield HF_NAMES["norm"], "norm", None
-    if not config.tied:
-        yield HF_NAMES["unembed"], "unembed", None
+    layered = [ours for ours in HF_NAMES if ours.startswith("layers.")]
+    within = itertools.product(range(config.layers), layered)
+    for layer, ours in ((None, "embed"), *within, (None, "norm"), (None, "unembed")):
+        if ours in flat:
+            shape = flat[ours].shape[layer is not None :]
+            joined = tuple(math.prod(shape[axes]) for axes in _joined(ours))
+            yield Tensor(HF_NAMES[ours].format(layer), ours, layer, joined)
 
 
-def shapes(config: qwen.Config) -> Iterator[tuple[str, tuple[int, ...]]]:
+def shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield (name, shape) of every tensor, in the order of `to_hf`."""
-    flat = qwen.by_name(qwen.weights(config))
-    for hf_name, name, _ in _names(config):
-        yield hf_name, _hf_shape(name, flat[name])
+    return ((tensor.name, tensor.shape) for tensor in tensors_of(config))
 
 
-def to_hf(
-    config: qwen.Config, params: qwen.Params, dtype: Any = None
-) -> Iterator[tuple[str, np.ndarray]]:
+def to_hf(config: Config, params: Params, dtype: Any = None) -> Iterator[tuple[str, np.ndarray]]:
     """Yield (name, array) of every tensor in Hugging Face's layout, cast to `dtype` (None: no
     cast).
 
@@ -97,24 +105,22 @@ def to_hf(
     processes hold parts of the weights, all processes must iterate together, because gathering a
     tensor is a collective operation.
     """
-    flat, arrays = qwen.by_name(qwen.weights(config)), qwen.by_name(params)
-    for hf_name, name, layer in _names(config):
-        array = _on_host(arrays[name], layer)
+    arrays = qwen.by_name(params)
+    for name, ours, layer, shape in tensors_of(config):
+        array = _on_host(arrays[ours], layer)
         array = array if dtype is None else array.astype(dtype, copy=False)
-        shape = _hf_shape(name, flat[name])
-        yield hf_name, array.reshape(shape[::-1]).T if name in INPUTS else array.reshape(shape)
+        yield name, array.reshape(shape[::-1]).T if ours in INPUTS else array.reshape(shape)
 
 
 def _on_host(array: Any, layer: int | None) -> np.ndarray:
     """Return a weight, or one layer of it, in this process's memory."""
-    if not isinstance(array, jax.Array):
-        return np.asarray(array) if layer is None else np.asarray(array[layer])
-    if not array.is_fully_addressable:
-        mesh = cast(jax.sharding.NamedSharding, array.sharding).mesh
-        everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    on_devices = isinstance(array, Array)
+    if on_devices and not array.is_fully_addressable:
+        mesh = cast(NamedSharding, array.sharding).mesh
+        everywhere = NamedSharding(mesh, PartitionSpec())
         take = jax.jit(lambda a, i: a if layer is None else a[i], out_shardings=everywhere)
         return np.asarray(take(array, layer or 0).addressable_data(0))
-    if len(array.devices()) == 1 and array.devices() <= set(jax.devices("cpu")):
+    if not on_devices or (len(array.devices()) == 1 and array.devices() <= set(jax.devices("cpu"))):
         array = np.asarray(array)
     return np.asarray(array if layer is None else array[layer])
 
@@ -125,10 +131,10 @@ def _on_host(array: Any, layer: int | None) -> np.ndarray:
 def load(
     path: str | Path,
     *,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: Mesh | None = None,
     dtype: Any = jnp.float32,
     rules: Mapping[str, str] = RULES,
-) -> tuple[qwen.Config, qwen.Params]:
+) -> tuple[Config, Params]:
     """Return (Config, params) of a model directory, with the weights cast to `dtype`.
 
     With a mesh, each array is created directly in its sharding, shard by shard, and this process
@@ -144,11 +150,9 @@ def load(
         tensors = _open(folder, stack)
         _check(folder, config, tensors)
         flat = qwen.by_name(qwen.weights(config))
-        if mesh is None:
-            places = {
-                name: jax.sharding.SingleDeviceSharding(jax.local_devices()[0]) for name in flat
-            }
-        else:
+        one = SingleDeviceSharding(jax.local_devices()[0])
+        places: dict[str, Sharding] = dict.fromkeys(flat, one)
+        if mesh is not None:
             places = qwen.by_name(shardings(config, mesh, rules))
         arrays = {
             name: _place(weight.shape, places[name], _reader(folder, name, weight, tensors, dtype))
@@ -159,13 +163,11 @@ def load(
     return config, qwen.nested(config, arrays)
 
 
-def _place(
-    shape: tuple[int, ...], where: jax.sharding.Sharding, read: Callable[[Any], np.ndarray]
-) -> jax.Array:
+def _place(shape: tuple[int, ...], where: Sharding, read: Callable[[Any], np.ndarray]) -> Array:
     """Assemble an array from its shards. `read` is called once per distinct shard, which is freed
     after its upload."""
     indices = where.addressable_devices_indices_map(shape)
-    shards: dict[Any, jax.Array] = {}
+    shards: dict[Any, Array] = {}
     for device, index in indices.items():
         if device in shards:
             continue
@@ -180,16 +182,16 @@ def _place(
     )
 
 
-def config_of(path: str | Path) -> qwen.Config:
+def config_of(path: str | Path) -> Config:
     """Return the Config of a model directory. Raises ModelError."""
     record = hf_config.read(path)
     try:
-        return qwen.Config(**hf_config.fields(record))
+        return Config(**hf_config.fields(record))
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
 
 
-def for_tokenizer(config: qwen.Config, tokenizer: Tokenizer) -> qwen.Config:
+def for_tokenizer(config: Config, tokenizer: Tokenizer) -> Config:
     """Return the Config with the rows of the embedding that no id of the tokenizer has as unused.
     Raises ModelError for a tokenizer with more ids than there are rows."""
     unused = config.vocab - tokenizer.vocab_size
@@ -238,15 +240,15 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
     return tensors
 
 
-def _check(folder: Path, config: qwen.Config, tensors: Mapping[str, Any]) -> None:
+def _check(folder: Path, config: Config, tensors: Mapping[str, Any]) -> None:
     """Raise ModelError naming every tensor that is not as the Config requires."""
     if config.layers > len(tensors):
         raise ModelError(
             f"{folder}: num_hidden_layers={config.layers} in config.json, and the files hold"
             f" {len(tensors)} tensors"
         )
-    flat = qwen.by_name(qwen.weights(config))
-    expected = {hf_name: _hf_shape(name, flat[name]) for hf_name, name, _ in _names(config)}
+    expected = dict(shapes(config))
+    held = {name: tensors[name] for name in expected if name in tensors}
     # Old exports contain the rope frequencies, and some exports of tied models a copy of the
     # embedding (`_check_tied`).
     ignored = {name for name in tensors if name.endswith("rotary_emb.inv_freq")}
@@ -255,14 +257,14 @@ def _check(folder: Path, config: qwen.Config, tensors: Mapping[str, Any]) -> Non
         "missing": [name for name in expected if name not in tensors],
         "unexpected": [name for name in tensors if name not in expected and name not in ignored],
         "of the wrong shape": [
-            f"{name} {tuple(tensors[name].get_shape())} instead of {shape}"
-            for name, shape in expected.items()
-            if name in tensors and tuple(tensors[name].get_shape()) != shape
+            f"{name} {tuple(tensor.get_shape())} instead of {expected[name]}"
+            for name, tensor in held.items()
+            if tuple(tensor.get_shape()) != expected[name]
         ],
         "of a dtype other than F32 and BF16 (convert them first)": [
-            f"{name} {tensors[name].get_dtype()}"
-            for name in expected
-            if name in tensors and tensors[name].get_dtype() not in DTYPES
+            f"{name} {tensor.get_dtype()}"
+            for name, tensor in held.items()
+            if tensor.get_dtype() not in DTYPES
         ],
     }
     messages = [f"{what}: {_some(names)}" for what, names in problems.items() if names]
@@ -292,23 +294,16 @@ def _check_tied(folder: Path, embed: Any, head: Any) -> None:
 
 
 def _reader(
-    folder: Path, name: str, weight: qwen.Weight, tensors: Mapping[str, Any], dtype: Any
+    folder: Path, name: str, weight: Weight, tensors: Mapping[str, Any], dtype: Any
 ) -> Callable[[tuple[slice, ...]], np.ndarray]:
     """Return a function from the index of a shard of our array to its values in `dtype`."""
 
     def read_tensor(hf_name: str, index: tuple[slice, ...], shape: tuple[int, ...]) -> np.ndarray:
         spans = [part.indices(size)[:2] for part, size in zip(index, shape)]
         lengths = [stop - start for start, stop in spans]
-        tensor = tensors[hf_name]
+        part = tuple(_span(spans[axes], shape[axes]) for axes in _joined(name))
         try:
-            if name not in INPUTS:
-                vector = len(_hf_shape(name, weight)) == 1
-                values = tensor[
-                    (_span(spans, shape),) if vector else tuple(slice(*span) for span in spans)
-                ]
-            else:
-                k = INPUTS[name]
-                values = tensor[_span(spans[k:], shape[k:]), _span(spans[:k], shape[:k])].T
+            values = tensors[hf_name][part]
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{folder}: {hf_name} cannot be read: {error}") from None
         if _beyond(values, LARGEST):
@@ -320,7 +315,7 @@ def _reader(
             raise ModelError(f"{folder}: {hf_name} is corrupt: it holds {held}")
         if name == "norm" and not np.any(values):
             raise ModelError(f"{folder}: {hf_name} is corrupt: it holds only zeros")
-        return values.reshape(lengths)
+        return (values.T if name in INPUTS else values).reshape(lengths)
 
     def read(index: tuple[slice, ...]) -> np.ndarray:
         out = np.empty(
@@ -365,8 +360,8 @@ def _span(spans: list[tuple[int, int]], shape: tuple[int, ...]) -> slice:
 
 def save(
     path: str | Path,
-    config: qwen.Config,
-    params: qwen.Params,
+    config: Config,
+    params: Params,
     *,
     tokenizer: Tokenizer | str | Path | None = None,
     card: str | None = None,
@@ -393,7 +388,7 @@ def save(
         return
     folder.mkdir(parents=True, exist_ok=True)
     _save_weights(folder, config, params, dtype, shard_bytes)
-    write_atomically(folder / "config.json", json.dumps(record, indent=2) + "\n")
+    write_json(folder / "config.json", record)
     if tokenizer is not None:
         generation = {
             "eos_token_id": list(tokenizer.stops),
@@ -401,7 +396,7 @@ def save(
             "bos_token_id": tokenizer.bos,
             "do_sample": True,
         }
-        write_atomically(folder / "generation_config.json", json.dumps(generation, indent=2) + "\n")
+        write_json(folder / "generation_config.json", generation)
         tokenizer.save(folder)
     if card is not None:
         write_atomically(folder / "README.md", card)
@@ -410,41 +405,33 @@ def save(
 
 
 def _save_weights(
-    folder: Path, config: qwen.Config, params: qwen.Params, dtype: np.dtype, shard_bytes: int
+    folder: Path, config: Config, params: Params, dtype: np.dtype, shard_bytes: int
 ) -> None:
-    flat = qwen.by_name(qwen.weights(config))
-    shards: list[list[str]] = [[]]
-    sizes = [0]
-    for hf_name, name, _ in _names(config):
-        size = math.prod(_hf_shape(name, flat[name])) * dtype.itemsize
-        if sizes[-1] and sizes[-1] + size > shard_bytes:
-            shards.append([])
-            sizes.append(0)
-        shards[-1].append(hf_name)
-        sizes[-1] += size
+    shards: list[dict[str, tuple[int, ...]]] = [{}]
+    used = total = 0
+    for name, shape in shapes(config):
+        size = math.prod(shape) * dtype.itemsize
+        if used and used + size > shard_bytes:
+            shards.append({})
+            used = 0
+        shards[-1][name] = shape
+        used, total = used + size, total + size
     many = len(shards) > 1
-    files = [
-        f"model-{i + 1:05}-of-{len(shards):05}.safetensors" if many else "model.safetensors"
-        for i in range(len(shards))
-    ]
-    tensors, shapes = (
-        to_hf(config, params, dtype),
-        {n: _hf_shape(o, flat[o]) for n, o, _ in _names(config)},
-    )
-    for file, names in zip(files, shards):
-        with replacing(folder / file) as temporary:
-            _write_tensors(temporary, {name: shapes[name] for name in names}, dtype, tensors)
+    files = ["model.safetensors"]
     if many:
-        weight_map = {name: file for file, names in zip(files, shards) for name in names}
-        index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
-        write_atomically(
-            folder / "model.safetensors.index.json", json.dumps(index, indent=2) + "\n"
-        )
-    for stale in folder.glob(
-        "model*.safetensors*"
-    ):  # left by an earlier save with another number of files
-        if stale.name not in files and not (many and stale.name == "model.safetensors.index.json"):
-            stale.unlink()
+        files = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    tensors = to_hf(config, params, dtype)
+    for file, held in zip(files, shards):
+        with replacing(folder / file) as temporary:
+            _write_tensors(temporary, held, dtype, tensors)
+    if many:
+        weight_map = {name: file for file, held in zip(files, shards) for name in held}
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        files.append("model.safetensors.index.json")
+        write_json(folder / files[-1], index)
+    # those left by an earlier save with another number of files
+    for stale in set(folder.glob("model*.safetensors*")) - {folder / file for file in files}:
+        stale.unlink()
 
 
 def _write_tensors(

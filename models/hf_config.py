@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.files import BrokenFile, loads, read_whole
-from models.rope import Llama3, Yarn, llama3_of, yarn_of
 from models.rope import record_of as rope_record
+from models.rope import scaling_of
 
 if TYPE_CHECKING:
     from models.qwen import Config
@@ -40,6 +40,7 @@ OPTIONAL_SIZES = {
     "head_dim": "head_dim",
     "max_positions": "max_position_embeddings",
 }
+OTHERS = {"rope_theta": "rope_theta", "rms_eps": "rms_norm_eps", "tied": "tie_word_embeddings"}
 # Far beyond all models that exist; of other sizes 2^20.
 LARGEST = {"layers": 1000, "max_positions": 10**9}
 # model_type -> (name of its class, qkv_bias, qk_norm, a key of its own); a model is saved as the
@@ -132,25 +133,18 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
     problems: list[str] = []
     sizes, record = _sizes(record, kind, problems)
     rope = _rope(record, problems)
-    scaling: Yarn | Llama3 | None = None
-    rope_type = rope["rope_type"]
     try:
-        if rope_type == "yarn":
-            scaling = yarn_of(rope, sizes.get("max_positions", 32768))
-        elif rope_type == "llama3":
-            scaling = llama3_of(rope)
-        elif rope_type != "default":
-            problems.append(
-                f"rope type {rope_type!r} is not supported, only 'default', 'yarn' and 'llama3'"
-            )
+        scaling = scaling_of(rope, sizes.get("max_positions", 32768))
     except ValueError as error:
         problems.append(str(error))
     if (share := rope["partial_rotary_factor"]) != 1:
         problems.append(f"partial_rotary_factor={share!r} is not supported, only 1")
-    numbers = {"rope_theta": rope["rope_theta"], "rms_norm_eps": record.get("rms_norm_eps", 1e-6)}
-    for key, number in numbers.items():
-        # a base of 1 or less gives no frequencies, and one beyond float32 none but 0
-        least, most = (1.0, 1e12) if key == "rope_theta" else (0.0, 1.0)
+    theta, eps = rope["rope_theta"], record.get("rms_norm_eps", 1e-6)
+    # a base of 1 or less gives no frequencies, and one beyond float32 none but 0
+    for key, number, least, most in (
+        ("rope_theta", theta, 1.0, 1e12),
+        ("rms_norm_eps", eps, 0.0, 1.0),
+    ):
         real = isinstance(number, int | float) and not isinstance(number, bool)
         if not (real and least < number < most):
             problems.append(f"{key}={number!r} is not a number between {least:g} and {most:g}")
@@ -171,8 +165,8 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
         "max_positions": 32768,
     }
     return defaults | sizes | {
-        "rope_theta": float(numbers["rope_theta"]),
-        "rms_eps": float(numbers["rms_norm_eps"]),
+        "rope_theta": float(theta),
+        "rms_eps": float(eps),
         "tied": record.get("tie_word_embeddings", False),
         "qkv_bias": KINDS[kind][1],
         "qk_norm": KINDS[kind][2],
@@ -305,22 +299,13 @@ def record_of(config: Config, dtype: str, tokenizer: Tokenizer | None = None) ->
     kind, rope = kinds[0], {"rope_type": "default"}
     if config.rope_scaling:
         rope = rope_record(config.rope_scaling)
+    stated = SIZES | OPTIONAL_SIZES | OTHERS
     record = {
         "architectures": [f"{KINDS[kind][0]}ForCausalLM"],
         "model_type": kind,
-        "vocab_size": config.vocab,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "intermediate_size": config.d_ff,
+        **{key: getattr(config, field) for field, key in stated.items()},
         "hidden_act": "silu",
-        "max_position_embeddings": config.max_positions,
-        "rms_norm_eps": config.rms_eps,
-        "rope_theta": config.rope_theta,
         "rope_parameters": {"rope_theta": config.rope_theta, **rope},
-        "tie_word_embeddings": config.tied,
         "attention_dropout": 0.0,
         "initializer_range": 0.02,
         "torch_dtype": dtype,

@@ -207,8 +207,7 @@ class ChatTemplate:
             for tools in ([], [TOOL], [TOOL, other]) if self.lists_tools else ([],):
                 messages = [ASKED, *itertools.chain(*([turn, *rest] for turn, rest in turns))]
                 try:
-                    self._refuse(messages)
-                    self.text(messages, tools)
+                    self.opening(messages, tools)
                 except ChatError:  # such conversations are refused when they occur
                     continue
                 self._check(turns, tools, encode)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from models.qwen import (
     Config,
@@ -26,7 +27,12 @@ from models.qwen import (
 )
 from models.rounding import stochastic
 
-Cache = dict[str, tuple[jax.Array, ...]]
+Cache = dict[str, tuple[Array, ...]]
+JOINED = {
+    "qkv": ("q", "k", "v"),
+    "qkv_bias": ("q_bias", "k_bias", "v_bias"),
+    "gate_up": ("gate", "up"),
+}
 
 
 def for_decoding(
@@ -34,7 +40,7 @@ def for_decoding(
     params: Params,
     dtype: Any = jnp.float32,
     matrix_dtype: Any = None,
-    key: jax.Array | None = None,
+    key: Array | None = None,
 ) -> Params:
     """Return the weights in the layout that `extend` reads: matrices in `matrix_dtype` (None =
     dtype), others in `dtype`. With a key, float32 matrices become bfloat16 by stochastic rounding
@@ -47,7 +53,7 @@ def for_decoding(
 
     numbers = itertools.count()
 
-    def cast(weight: Weight, array: jax.Array) -> jax.Array:
+    def cast(weight: Weight, array: Array) -> Array:
         inner = weight.axes[1:] if weight.axes[0] == "layers" else weight.axes
         if "embed" not in inner or len(inner) == 1:
             return array.astype(dtype)
@@ -60,28 +66,20 @@ def for_decoding(
     flat = {name: cast(declared[name], array) for name, array in by_name(params).items()}
     layers = {name.removeprefix("layers."): a for name, a in flat.items() if "." in name}
 
-    def layer(w: Params) -> Params:
-        joined = {
-            "qkv": ("q", "k", "v"),
-            "qkv_bias": ("q_bias", "k_bias", "v_bias"),
-            "gate_up": ("gate", "up"),
-        }
-        result = {
-            name: w[name] for name in w if not any(name in names for names in joined.values())
-        }
-        for name, names in joined.items():
-            if names[0] in w:
+    def layer(number: int) -> Params:
+        w = {name: array[number] for name, array in layers.items()}
+        w["o"] = w["o"].reshape(-1, config.d_model)
+        for name, parts in JOINED.items():
+            if parts[0] in w:
                 rows = () if name == "qkv_bias" else (config.d_model,)
-                result[name] = jnp.concatenate([w[n].reshape(*rows, -1) for n in names], axis=-1)
-        return result | {"o": w["o"].reshape(-1, config.d_model)}
+                w[name] = jnp.concatenate([w.pop(n).reshape(*rows, -1) for n in parts], axis=-1)
+        return w
 
     return {
         "embed": flat["embed"],
         "norm": flat["norm"],
         "unembed": unembed(config, flat),
-        "layers": tuple(
-            layer({name: array[i] for name, array in layers.items()}) for i in range(config.layers)
-        ),
+        "layers": tuple(map(layer, range(config.layers))),
     }
 
 
@@ -91,10 +89,11 @@ def init_cache(config: Config, slots: int, length: int, dtype: Any = jnp.float32
     {"k": per layer (slots, K, h, length), "v": per layer (slots, K, length, h)}. Keys are stored
     transposed, as the product that computes the scores reads them.
     """
-    k, v = (config.head_dim, length), (length, config.head_dim)
-    shapes = {name: (slots, config.kv_heads, *shape) for name, shape in (("k", k), ("v", v))}
+    shapes = {"k": (config.head_dim, length), "v": (length, config.head_dim)}
     return {
-        name: tuple(jnp.zeros(shape, dtype) for _ in range(config.layers))
+        name: tuple(
+            jnp.zeros((slots, config.kv_heads, *shape), dtype) for _ in range(config.layers)
+        )
         for name, shape in shapes.items()
     }
 
@@ -103,12 +102,12 @@ def extend(
     config: Config,
     weights: Params,
     cache: Cache,
-    tokens_BT: jax.Array,
-    starts_B: jax.Array,
-    lengths_B: jax.Array,
+    tokens_BT: Array,
+    starts_B: Array,
+    lengths_B: Array,
     *,
     window: int | None = None,
-) -> tuple[jax.Array, Cache]:
+) -> tuple[Array, Cache]:
     """Append tokens to the cached sequences, one per row; return (h_BD of each row's last new
     token, the new cache).
 
@@ -151,7 +150,7 @@ def extend(
     return rms_norm(x, weights["norm"], config.rms_eps), {"k": tuple(keys), "v": tuple(values)}
 
 
-def product(x: jax.Array, w: jax.Array) -> jax.Array:
+def product(x: Array, w: Array) -> Array:
     """Return x_..D @ w_DF in the dtype of x. If w is of another dtype, x is rounded to it, and sums
     are in float32.
 
@@ -165,9 +164,7 @@ def product(x: jax.Array, w: jax.Array) -> jax.Array:
     return y.astype(x.dtype).reshape(*x.shape[:-1], w.shape[-1])
 
 
-def _fused_qkv(
-    c: Config, w: Params, x: jax.Array, cos: jax.Array, sin: jax.Array
-) -> tuple[jax.Array, ...]:
+def _fused_qkv(c: Config, w: Params, x: Array, cos: Array, sin: Array) -> tuple[Array, ...]:
     """Compute `_qkv` with one matrix product."""
     y = product(rms_norm(x, w["attn_norm"], c.rms_eps), w["qkv"])
     if c.qkv_bias:
@@ -179,21 +176,16 @@ def _fused_qkv(
     return rope(q, cos, sin), rope(k, cos, sin), v
 
 
-def _cached_attention(
-    q: jax.Array, k_BKhS: jax.Array, v_BKSh: jax.Array, mask_BTS: jax.Array
-) -> jax.Array:
+def _cached_attention(q: Array, k_BKhS: Array, v_BKSh: Array, mask_BTS: Array) -> Array:
     """Attend from q_BTHh to the cache; return out_BTD' with the heads concatenated (D' = H h)."""
     b, t, heads, head_dim = q.shape
-    kv_heads, groups = v_BKSh.shape[1], heads // v_BKSh.shape[1]
-    q = (q * head_dim**-0.5).reshape(b, t, kv_heads, groups, head_dim).swapaxes(1, 2)
-    scores = jnp.matmul(
-        q.reshape(b, kv_heads, t * groups, head_dim), k_BKhS, preferred_element_type=jnp.float32
-    )
-    scores = scores.reshape(b, kv_heads, t, groups, -1)
+    kv_heads = v_BKSh.shape[1]
+    q = (q * head_dim**-0.5).reshape(b, t, kv_heads, -1, head_dim).swapaxes(1, 2)
+    rows = q.reshape(b, kv_heads, -1, head_dim)
+    scores = jnp.matmul(rows, k_BKhS, preferred_element_type=jnp.float32)
+    scores = scores.reshape(*q.shape[:4], -1)
     probs = jax.nn.softmax(jnp.where(mask_BTS[:, None, :, None], scores, -1e30), axis=-1).astype(
         v_BKSh.dtype
     )
-    out = jnp.matmul(probs.reshape(b, kv_heads, t * groups, -1), v_BKSh)
-    return (
-        out.reshape(b, kv_heads, t, groups, head_dim).swapaxes(1, 2).reshape(b, t, heads * head_dim)
-    )
+    out = jnp.matmul(probs.reshape(*rows.shape[:3], -1), v_BKSh)
+    return out.reshape(q.shape).swapaxes(1, 2).reshape(b, t, heads * head_dim)

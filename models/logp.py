@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from models import loops
 
@@ -17,14 +18,14 @@ NEVER = -1e30  # the logit of a row without a token; an infinity would make entr
 
 
 def token_logp(
-    h_ND: jax.Array,
-    w_DV: jax.Array,
-    targets_N: jax.Array,
+    h_ND: Array,
+    w_DV: Array,
+    targets_N: Array,
     *,
     temperature: float = 1.0,
     chunk: int = 1024,
     unused: int = 0,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
     """Return the log-probability of each target and the entropy of each distribution: (logp_N,
     entropy_N), float32.
 
@@ -44,7 +45,7 @@ def token_logp(
     return logp, jax.lax.stop_gradient(entropy)
 
 
-def logits(h: jax.Array, w_DV: jax.Array, temperature: Any = 1.0, unused: int = 0) -> jax.Array:
+def logits(h: Array, w_DV: Array, temperature: Any = 1.0, unused: int = 0) -> Array:
     """Return h_..D @ w_DV / temperature in float32, without a chance for the last `unused` rows of
     the vocabulary."""
     y = jnp.dot(h, w_DV.astype(h.dtype), preferred_element_type=jnp.float32) / temperature
@@ -53,13 +54,13 @@ def logits(h: jax.Array, w_DV: jax.Array, temperature: Any = 1.0, unused: int = 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5,))
 def chunked_logp(
-    h_CSD: jax.Array,
-    w_DV: jax.Array,
-    targets_CS: jax.Array,
+    h_CSD: Array,
+    w_DV: Array,
+    targets_CS: Array,
     temperature: float,
-    count: jax.Array | int,
+    count: Array | int,
     unused: int = 0,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Array, Array]:
     """Return `token_logp` of the first `count` of C chunks of S tokens: (logp_CS, entropy_CS), 0 in
     the other chunks.
 
@@ -70,14 +71,14 @@ def chunked_logp(
 
 
 def _chunked_logp_forward(
-    h_CSD: jax.Array,
-    w_DV: jax.Array,
-    targets_CS: jax.Array,
+    h_CSD: Array,
+    w_DV: Array,
+    targets_CS: Array,
     temperature: float,
     count: Any,
     unused: int,
-) -> tuple[tuple[jax.Array, jax.Array], tuple]:
-    def add_chunk(i: jax.Array, chunk: Any, out: Any) -> Any:
+) -> tuple[tuple[Array, Array], tuple]:
+    def add_chunk(i: Array, chunk: Any, out: Any) -> Any:
         h, targets = chunk
         y = logits(h, w_DV, temperature, unused)
         lse = jax.nn.logsumexp(y, axis=-1)
@@ -94,7 +95,7 @@ def _chunked_logp_forward(
 def _chunked_logp_backward(unused: int, residuals: tuple, gradients: Any) -> tuple:
     h_CSD, w_DV, targets_CS, temperature, count, lse_CS = residuals
 
-    def add_chunk(i: jax.Array, chunk: Any, out: Any) -> Any:
+    def add_chunk(i: Array, chunk: Any, out: Any) -> Any:
         dw, dh_CSD = out
         h, targets, lse, g = chunk
         probs = jnp.exp(logits(h, w_DV, temperature, unused) - lse[:, None])

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax import Array
 
 
 def fold(
-    pieces: Any, count: jax.Array | int, body: Callable[[jax.Array, Any, Any], Any], start: Any
+    pieces: Any, count: Array | int, body: Callable[[Array, Any, Any], Any], start: Any
 ) -> Any:
     """Return the result of `result = body(i, pieces[i], result)` for i < count, beginning with
     `start`.
@@ -19,10 +20,10 @@ def fold(
     and vectorise none of them, which makes an `exp` ten times slower.
     """
 
-    def piece(i: jax.Array | int) -> Any:
+    def piece(i: Array | int) -> Any:
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, keepdims=False), pieces)
 
-    def step(i: jax.Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
+    def step(i: Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
         result, current = state
         # past the end, the index is clamped to the last piece
         return body(i, current, result), piece(i + 1)

@@ -8,7 +8,6 @@ the weights: {"layers": {"attention": {"q_lora_a": (L, D, rank), "q_lora_b": (L,
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +15,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
 
 from models import qwen
-from models.files import replacing, write_atomically
-from models.qwen import LoRA
+from models.files import replacing, write_json
+from models.qwen import Config, LoRA, Params
 
 PEFT = {
     name: f"self_attn.{name}_proj" if len(name) == 1 else f"mlp.{name}_proj" for name in qwen.INPUTS
 }
 
 
-def weights(config: qwen.Config, lora: LoRA) -> dict[str, Any]:
+def weights(config: Config, lora: LoRA) -> dict[str, Any]:
     """Return the tree of `Weight`s that declares the adapters."""
     return qwen.declared(nnx.state(qwen.abstract(config, lora), nnx.LoRAParam))
 
 
-def init(config: qwen.Config, lora: LoRA, seed: int, dtype: Any = jnp.float32) -> qwen.Params:
+def init(config: Config, lora: LoRA, seed: int, dtype: Any = jnp.float32) -> Params:
     """Return adapters that leave the model unchanged: A is drawn from `seed`, B is zero."""
     return qwen.draw(weights(config, lora), seed, dtype)
 
 
-def join(params: qwen.Params, adapters: qwen.Params, lora: LoRA) -> qwen.Params:
+def join(params: Params, adapters: Params, lora: LoRA) -> Params:
     """Return parameters and adapters as the one tree that `qwen.hidden` takes; the matrices are not
     merged."""
     scale = lora.alpha / lora.rank
@@ -46,7 +46,7 @@ def join(params: qwen.Params, adapters: qwen.Params, lora: LoRA) -> qwen.Params:
     return beside(params, scaled)
 
 
-def beside(params: qwen.Params, adapters: qwen.Params) -> qwen.Params:
+def beside(params: Params, adapters: Params) -> Params:
     """Return one tree of parameters and adapters, each in the module of its matrix."""
     layers = dict(params["layers"])
     for module, given in adapters["layers"].items():
@@ -54,24 +54,23 @@ def beside(params: qwen.Params, adapters: qwen.Params) -> qwen.Params:
     return params | {"layers": layers}
 
 
-def merge(params: qwen.Params, adapters: qwen.Params, lora: LoRA) -> qwen.Params:
+def merge(params: Params, adapters: Params, lora: LoRA) -> Params:
     """Return parameters with the adapters merged into the matrices, in the dtype of `params`."""
     given = qwen.by_name(adapters)
 
-    def whole(path: Any, matrix: jax.Array) -> jax.Array:
+    def whole(path: Any, matrix: Array) -> Array:
         name = qwen.name_of(path)
         if f"{name}_lora_a" not in given:
             return matrix
         a, b = (given[f"{name}_lora_{side}"].astype(jnp.float32) for side in "ab")
-        count, rank = a.shape[0], lora.rank
-        added = jnp.einsum("lir,lro->lio", a.reshape(count, -1, rank), b.reshape(count, rank, -1))
-        scaled = (lora.alpha / rank) * added.reshape(matrix.shape)
+        added = jax.vmap(lambda a, b: jnp.tensordot(a, b, 1))(a, b)  # for each layer
+        scaled = (lora.alpha / lora.rank) * added
         return (matrix.astype(jnp.float32) + scaled).astype(matrix.dtype)
 
     return jax.tree.map_with_path(whole, params)
 
 
-def save(path: str | Path, adapters: qwen.Params, lora: LoRA, *, base: str = "") -> None:
+def save(path: str | Path, adapters: Params, lora: LoRA, *, base: str = "") -> None:
     """Write adapter_config.json and adapter_model.safetensors, as PEFT and vLLM read them.
 
     base: the name or directory of the checkpoint that the adapters belong to.
@@ -101,9 +100,9 @@ def save(path: str | Path, adapters: qwen.Params, lora: LoRA, *, base: str = "")
         temporary.chmod(
             0o644
         )  # safetensors creates files that only their owner can read; a server may be another user
-    write_atomically(folder / "adapter_config.json", json.dumps(record, indent=2) + "\n")
+    write_json(folder / "adapter_config.json", record)
 
 
-def shapes(config: qwen.Config, lora: LoRA, dtype: Any = jnp.float32) -> Any:
+def shapes(config: Config, lora: LoRA, dtype: Any = jnp.float32) -> Any:
     """Return the adapters as ShapeDtypeStructs."""
     return qwen.structs(weights(config, lora), dtype)

@@ -7,13 +7,14 @@ derives the others.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from models import qwen
@@ -85,37 +86,40 @@ def shardings(
 def places(weights: Any, mesh: Mesh | AbstractMesh, rules: Mapping[str, str] = RULES) -> Any:
     """Return a NamedSharding for each `Weight` of a tree. Raises MeshError naming every axis that
     cannot be split."""
-    declared = jax.tree.leaves(weights, is_leaf=qwen.is_weight)
-    split = {axis: _split(axis, mesh, rules) for weight in declared for axis in weight.axes if axis}
+    declared = jax.tree.leaves(weights)
+    pairs = list(itertools.chain.from_iterable(zip(w.axes, w.shape) for w in declared))
+    split = {axis: _split(axis, mesh, rules) for axis, _ in pairs}
     problems: dict[str, None] = {}
-    for axis, size in (pair for weight in declared for pair in zip(weight.axes, weight.shape)):
-        if axis and size % math.prod(mesh.shape[over] for over in split[axis]):
+    for axis, size in pairs:
+        if size % math.prod(mesh.shape[over] for over in split[axis]):
             over = " * ".join(f"{over}={mesh.shape[over]}" for over in split[axis])
             problems[f"{over} does not divide {axis}={size}"] = None
-    for weight in declared:
-        used = Counter(over for axis in weight.axes if axis for over in split[axis])
-        for over in [over for over, times in used.items() if times > 1]:
-            axes = [axis for axis in weight.axes if axis and over in split[axis]]
+    for weight, over in itertools.product(declared, AXES):
+        axes = [axis for axis in weight.axes if over in split[axis]]
+        if sum(split[axis].count(over) for axis in axes) > 1:
             problems[f"{over} would split two axes of one weight, {' and '.join(axes)}"] = None
     if problems:
         raise MeshError("the mesh does not divide the model: " + "; ".join(problems))
 
     def place(weight: qwen.Weight) -> NamedSharding:
-        spec = [split.get(axis, ()) for axis in weight.axes]
+        spec = (split[axis] for axis in weight.axes)
         return NamedSharding(
             mesh, PartitionSpec(*(over[0] if len(over) == 1 else over or None for over in spec))
         )
 
-    return jax.tree.map(place, weights, is_leaf=qwen.is_weight)
+    return jax.tree.map(place, weights)
 
 
-def _split(axis: str, mesh: Mesh | AbstractMesh, rules: Mapping[str, str]) -> tuple[str, ...]:
+def _split(
+    axis: str | None, mesh: Mesh | AbstractMesh, rules: Mapping[str, str]
+) -> tuple[str, ...]:
     """Return the mesh axes of more than one device that split a logical axis. Raises MeshError."""
-    named = [over for over in rules.get(axis, "").split(",") if over]
+    rule = rules.get(axis or "", "")
+    named = [over for over in rule.split(",") if over]
     unknown = [over for over in named if over not in AXES]
     if unknown:
         raise MeshError(
-            f"rule {axis}={rules[axis]!r}: {', '.join(unknown)} is not a mesh axis; the axes are"
+            f"rule {axis}={rule!r}: {', '.join(unknown)} is not a mesh axis; the axes are"
             f" {', '.join(AXES)}"
         )
     return tuple(over for over in named if mesh.shape.get(over, 1) > 1)
@@ -125,7 +129,7 @@ def put(tree: Any, where: Any) -> Any:
     """Place arrays with the shardings in `where`. Every process passes the same arrays and uploads
     its own slices."""
 
-    def put_one(x: Any, sharding: NamedSharding) -> jax.Array:
+    def put_one(x: Any, sharding: NamedSharding) -> Array:
         if jax.process_count() == 1 or getattr(x, "sharding", None) == sharding:
             return jax.device_put(x, sharding)
         x = np.asarray(x)

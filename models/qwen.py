@@ -22,12 +22,13 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -45,7 +46,6 @@ INPUTS = {
     "down": 1,
 }  # a layer's matrices: number of input axes
 Params = dict[str, Any]
-Cache = dict[str, tuple[jax.Array, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,33 +138,30 @@ REMAT = {
 # --- parameters -----------------------------------------------------------------------------------
 
 
-class Weight(NamedTuple):
-    """The declaration of one parameter. `std` is that of its normal initialiser; None means
-    ones."""
+@dataclasses.dataclass(frozen=True)
+class Weight:
+    """The declaration of one parameter, a leaf of trees. `std` is that of its normal initialiser;
+    None means ones."""
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     std: float | None = None
 
 
-def is_weight(leaf: Any) -> bool:
-    """Return True for a `Weight`, which tree functions must treat as a leaf although it is a
-    tuple."""
-    return isinstance(leaf, Weight)
-
-
 def parameter(
-    rngs: nnx.Rngs, weight: Weight, kind: type[nnx.Param[jax.Array]] = nnx.Param
-) -> nnx.Param[jax.Array]:
-    """Return a parameter of random values that carries its declaration."""
-    if weight.std is None:
-        value = jnp.ones(weight.shape)
-    elif weight.std == 0:
-        value = jnp.zeros(weight.shape)
+    rngs: nnx.Rngs,
+    shape: tuple[int, ...],
+    axes: tuple[str | None, ...],
+    std: float | None = None,
+    kind: type[nnx.Param[Array]] = nnx.Param,
+) -> nnx.Param[Array]:
+    """Return a parameter of random values that carries its declaration, see `Weight`."""
+    if std:
+        value = std * jax.random.normal(rngs.params(), shape)
     else:
-        value = weight.std * jax.random.normal(rngs.params(), weight.shape)
+        value = jnp.full(shape, float(std is None))
     # Arrays are placed by models/mesh.py, not where a module is made.
-    return kind(value, out_sharding=weight.axes, std=weight.std, eager_sharding=False)
+    return kind(value, out_sharding=axes, std=std, eager_sharding=False)
 
 
 def add_adapters(module: nnx.Module, rngs: nnx.Rngs, lora: LoRA | None) -> None:
@@ -177,14 +174,13 @@ def add_adapters(module: nnx.Module, rngs: nnx.Rngs, lora: LoRA | None) -> None:
             continue
         cut, matrix = INPUTS[name], getattr(module, name)
         shape, axes = matrix.shape, matrix.out_sharding
-        std = math.prod(shape[:cut]) ** -0.5
-        a = Weight((*shape[:cut], lora.rank), (*axes[:cut], "rank"), std)
-        b = Weight((lora.rank, *shape[cut:]), ("rank", *axes[cut:]), 0.0)
-        setattr(module, f"{name}_lora_a", parameter(rngs, a, nnx.LoRAParam))
-        setattr(module, f"{name}_lora_b", parameter(rngs, b, nnx.LoRAParam))
+        a = (*shape[:cut], lora.rank), (*axes[:cut], "rank"), math.prod(shape[:cut]) ** -0.5
+        b = (lora.rank, *shape[cut:]), ("rank", *axes[cut:]), 0.0
+        for side, declared in zip("ab", (a, b)):
+            setattr(module, f"{name}_lora_{side}", parameter(rngs, *declared, nnx.LoRAParam))
 
 
-def linear(module: nnx.Module, name: str, x: jax.Array, equation: str) -> jax.Array:
+def linear(module: nnx.Module, name: str, x: Array, equation: str) -> Array:
     """Multiply x by the matrix `name` of a module, and add the product with its adapter if there is
     one (models/lora.py)."""
     y = jnp.einsum(equation, x, getattr(module, name)[...].astype(x.dtype))
@@ -202,7 +198,7 @@ def linear(module: nnx.Module, name: str, x: jax.Array, equation: str) -> jax.Ar
 # --- the layer ------------------------------------------------------------------------------------
 
 
-def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """Apply RMSNorm over the last axis: computed in float32, cast back, then scaled, in the same
     order as Qwen2."""
     x32 = x.astype(jnp.float32)
@@ -211,21 +207,19 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
 
 
 def rope_angles(
-    positions: jax.Array, head_dim: int, theta: float, scaling: Yarn | Llama3 | None = None
-) -> tuple[jax.Array, jax.Array]:
+    positions: Array, head_dim: int, theta: float, scaling: Yarn | Llama3 | None = None
+) -> tuple[Array, Array]:
     """Return (cos, sin) of shape (*positions.shape, head_dim/2) in float32; bfloat16 angles are
     imprecise."""
-    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    frequencies, scale = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim), 1.0
     if scaling is not None:
         frequencies *= jnp.asarray(factors(head_dim, theta, scaling), jnp.float32)
-    angles = positions[..., None].astype(jnp.float32) * frequencies
-    if scaling is not None:
         scale = scaling.attention_factor
-        return scale * jnp.cos(angles), scale * jnp.sin(angles)
-    return jnp.cos(angles), jnp.sin(angles)
+    angles = positions[..., None].astype(jnp.float32) * frequencies
+    return scale * jnp.cos(angles), scale * jnp.sin(angles)
 
 
-def rope_table(config: Config, length: int, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+def rope_table(config: Config, length: int, positions: Array) -> tuple[Array, Array]:
     """Look up `rope_angles` of positions below `length`; XLA's CPU code would recompute them for
     each use and head."""
     cos_Th, sin_Th = rope_angles(
@@ -234,7 +228,7 @@ def rope_table(config: Config, length: int, positions: jax.Array) -> tuple[jax.A
     return cos_Th[positions], sin_Th[positions]
 
 
-def rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+def rope(x: Array, cos: Array, sin: Array) -> Array:
     """Rotate x_..TXh (X heads). Coordinate i is paired with i + head_dim/2."""
     cos, sin = cos[..., None, :], sin[..., None, :]
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
@@ -250,22 +244,20 @@ class Attention(nnx.Module):
         fan_in = embed**-0.5
         # smaller for the matrices that add to the residual stream
         out = (c.heads * c.head_dim) ** -0.5 * (2 * c.layers) ** -0.5
-        query = Weight((embed, *heads), ("embed", "heads", None), fan_in)
-        key_or_value = Weight((embed, *kv_heads), ("embed", "kv_heads", None), fan_in)
-        self.q = parameter(rngs, query)
-        self.k = parameter(rngs, key_or_value)
-        self.v = parameter(rngs, key_or_value)
-        self.o = parameter(rngs, Weight((*heads, embed), ("heads", None, "embed"), out))
+        self.q = parameter(rngs, (embed, *heads), ("embed", "heads", None), fan_in)
+        self.k = parameter(rngs, (embed, *kv_heads), ("embed", "kv_heads", None), fan_in)
+        self.v = parameter(rngs, (embed, *kv_heads), ("embed", "kv_heads", None), fan_in)
+        self.o = parameter(rngs, (*heads, embed), ("heads", None, "embed"), out)
         if c.qkv_bias:
-            self.q_bias = parameter(rngs, Weight(heads, ("heads", None), 0.0))
-            self.k_bias = parameter(rngs, Weight(kv_heads, ("kv_heads", None), 0.0))
-            self.v_bias = parameter(rngs, Weight(kv_heads, ("kv_heads", None), 0.0))
+            self.q_bias = parameter(rngs, heads, ("heads", None), 0.0)
+            self.k_bias = parameter(rngs, kv_heads, ("kv_heads", None), 0.0)
+            self.v_bias = parameter(rngs, kv_heads, ("kv_heads", None), 0.0)
         if c.qk_norm:
-            self.q_norm = parameter(rngs, Weight((c.head_dim,), (None,)))
-            self.k_norm = parameter(rngs, Weight((c.head_dim,), (None,)))
+            self.q_norm = parameter(rngs, (c.head_dim,), (None,))
+            self.k_norm = parameter(rngs, (c.head_dim,), (None,))
         add_adapters(self, rngs, lora)
 
-    def qkv(self, x: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, ...]:
+    def qkv(self, x: Array, cos: Array, sin: Array) -> tuple[Array, ...]:
         """Map normed x_..TD to rotated q_..THh and k_..TKh, and v_..TKh."""
         q, k, v = (linear(self, name, x, "...d,dnh->...nh") for name in "qkv")
         if self.config.qkv_bias:
@@ -278,7 +270,7 @@ class Attention(nnx.Module):
             k = rms_norm(k, self.k_norm[...], self.config.rms_eps)
         return rope(q, cos, sin), rope(k, cos, sin), v
 
-    def output(self, attended: jax.Array) -> jax.Array:
+    def output(self, attended: Array) -> Array:
         """Map the attended values of all heads, ..THh, to ..TD."""
         return linear(self, "o", attended, "...nh,nhd->...d")
 
@@ -289,13 +281,13 @@ class MLP(nnx.Module):
     def __init__(self, config: Config, *, rngs: nnx.Rngs, lora: LoRA | None = None):
         c, fan_in = config, config.d_model**-0.5
         out = c.d_ff**-0.5 * (2 * c.layers) ** -0.5
-        self.gate = parameter(rngs, Weight((c.d_model, c.d_ff), ("embed", "mlp"), fan_in))
-        self.up = parameter(rngs, Weight((c.d_model, c.d_ff), ("embed", "mlp"), fan_in))
-        self.down = parameter(rngs, Weight((c.d_ff, c.d_model), ("mlp", "embed"), out))
+        self.gate = parameter(rngs, (c.d_model, c.d_ff), ("embed", "mlp"), fan_in)
+        self.up = parameter(rngs, (c.d_model, c.d_ff), ("embed", "mlp"), fan_in)
+        self.down = parameter(rngs, (c.d_ff, c.d_model), ("mlp", "embed"), out)
         add_adapters(self, rngs, lora)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        gate, up = linear(self, "gate", x, "...d,df->...f"), linear(self, "up", x, "...d,df->...f")
+    def __call__(self, x: Array) -> Array:
+        gate, up = (linear(self, name, x, "...d,df->...f") for name in ("gate", "up"))
         return linear(self, "down", jax.nn.silu(gate) * up, "...f,fd->...d")
 
 
@@ -303,16 +295,13 @@ class Block(nnx.Module):
     """One layer: attention and feed-forward, each of a normed input and added to it."""
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs, lora: LoRA | None = None):
-        norm = Weight((config.d_model,), ("embed",))
         self.config = config
-        self.attn_norm = parameter(rngs, norm)
+        self.attn_norm = parameter(rngs, (config.d_model,), ("embed",))
         self.attention = Attention(config, rngs=rngs, lora=lora)
-        self.mlp_norm = parameter(rngs, norm)
+        self.mlp_norm = parameter(rngs, (config.d_model,), ("embed",))
         self.mlp = MLP(config, rngs=rngs, lora=lora)
 
-    def __call__(
-        self, x: jax.Array, cos: jax.Array, sin: jax.Array, attend: Callable[..., jax.Array]
-    ) -> jax.Array:
+    def __call__(self, x: Array, cos: Array, sin: Array, attend: Callable[..., Array]) -> Array:
         """Return x_..TD after the layer. attend: a function of q, k and v."""
         eps = self.config.rms_eps
         q, k, v = self.attention.qkv(rms_norm(x, self.attn_norm[...], eps), cos, sin)
@@ -333,13 +322,13 @@ class Qwen(nnx.Module):
         def stacked(rngs: nnx.Rngs) -> Block:
             return Block(config, rngs=rngs, lora=lora)
 
-        table = Weight((config.vocab, config.d_model), ("vocab", "embed"), config.d_model**-0.5)
+        table = (config.vocab, config.d_model), ("vocab", "embed"), config.d_model**-0.5
         self.config = config
-        self.embed = parameter(rngs, table)
+        self.embed = parameter(rngs, *table)
         self.layers = stacked(rngs)
-        self.norm = parameter(rngs, Weight((config.d_model,), ("embed",)))
+        self.norm = parameter(rngs, (config.d_model,), ("embed",))
         if not config.tied:
-            self.unembed = parameter(rngs, table)
+            self.unembed = parameter(rngs, *table)
 
     @classmethod
     def load(cls, path: str | Path, **options: Any) -> Qwen:
@@ -355,11 +344,11 @@ class Qwen(nnx.Module):
 
     def __call__(
         self,
-        tokens_RT: jax.Array,
-        positions_RT: jax.Array | None = None,
-        segments_RT: jax.Array | None = None,
+        tokens_RT: Array,
+        positions_RT: Array | None = None,
+        segments_RT: Array | None = None,
         **options: Any,
-    ) -> jax.Array:
+    ) -> Array:
         """Return logits_RTV in float32. Without positions and segments, each row is one sequence
         without padding.
 
@@ -376,15 +365,15 @@ class Qwen(nnx.Module):
 
     def hidden(
         self,
-        tokens_RT: jax.Array,
-        positions_RT: jax.Array,
-        segments_RT: jax.Array,
+        tokens_RT: Array,
+        positions_RT: Array,
+        segments_RT: Array,
         *,
         dtype: Any = jnp.float32,
         remat: str = "none",
         attention: str = "auto",
         mesh: Mesh | None = None,
-    ) -> jax.Array:
+    ) -> Array:
         """Return the hidden states h_RTD after the final norm, in `dtype`.
 
         positions_RT count from 0 within each sequence; segments_RT number the sequences of a row,
@@ -399,13 +388,13 @@ class Qwen(nnx.Module):
         # axes are sharded differently and stay separate.
         single, shape = mesh is None or mesh.size == 1, tokens_RT.shape
 
-        def one_axis(x: jax.Array) -> jax.Array:
+        def one_axis(x: Array) -> Array:
             return x.reshape(-1, *x.shape[2:]) if single else x
 
-        def two_axes(x: jax.Array) -> jax.Array:
+        def two_axes(x: Array) -> Array:
             return x.reshape(*shape, *x.shape[1:]) if single else x
 
-        def attend(*qkv: jax.Array) -> jax.Array:
+        def attend(*qkv: Array) -> Array:
             q, k, v = (two_axes(y) for y in qkv)
             out = one_axis(
                 packed_attention(q, k, v, segments_RT, implementation=attention, mesh=mesh)
@@ -418,9 +407,7 @@ class Qwen(nnx.Module):
         if config.no_rope:
             rotates_L = jnp.array([number not in config.no_rope for number in range(config.layers)])
 
-        def layer(
-            x: jax.Array, inputs: tuple[nnx.State, jax.Array | None]
-        ) -> tuple[jax.Array, None]:
+        def layer(x: Array, inputs: tuple[nnx.State, Array | None]) -> tuple[Array, None]:
             weights, rotates = inputs
             block = nnx.merge(graphdef, _gathered(weights, x.dtype, mesh))
             turn = cos, sin
@@ -430,12 +417,27 @@ class Qwen(nnx.Module):
 
         if remat != "none":
             layer = jax.checkpoint(layer, prevent_cse=False, policy=REMAT[remat])
-        table = _table(self.embed[...], mesh)
+        # Whole rows of the table: otherwise the compiler would gather the results of look-ups. The
+        # cast comes after them: in `dtype` the gradients of a frequent token would lose precision.
+        table = _split(self.embed[...], mesh, "tensor", None)
         x = _spread(table[one_axis(tokens_RT)].astype(dtype), mesh)
         # Few layers are unrolled, because XLA's CPU loops copy their stacked operands.
         unroll = config.layers if config.layers <= 4 else 1
         x, _ = jax.lax.scan(layer, x, (stacked, rotates_L), unroll=unroll)
         return two_axes(rms_norm(x, self.norm[...], config.rms_eps))
+
+
+def _split(x: Array, mesh: Mesh | None, *axes: Any) -> Array:
+    """Constrain an array to be split over these axes of a mesh; None = whole."""
+    if mesh is None or mesh.size == 1:
+        return x
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
+
+
+def _spread(x_RTD: Array, mesh: Mesh | None) -> Array:
+    """Shard rows over data and fsdp, tokens over sequence; the compiler might otherwise shard them
+    like the weights."""
+    return _split(x_RTD, mesh, ("data", "fsdp"), "sequence", None)
 
 
 def _gathered(weights: nnx.State, dtype: Any, mesh: Mesh | None) -> nnx.State:
@@ -448,38 +450,14 @@ def _gathered(weights: nnx.State, dtype: Any, mesh: Mesh | None) -> nnx.State:
     if mesh is None or mesh.size == 1:
         return weights
 
-    def gather(weight: nnx.Variable[jax.Array]) -> nnx.Variable[jax.Array]:
+    def gather(weight: nnx.Variable[Array]) -> nnx.Variable[Array]:
         if isinstance(weight, nnx.LoRAParam):  # small enough to stay as they are
             return weight
         _, *axes = weight.out_sharding
         spec = ("tensor" if axis in ("heads", "kv_heads", "mlp") else None for axis in axes)
-        where = NamedSharding(mesh, PartitionSpec(*spec))
-        return weight.replace(jax.lax.with_sharding_constraint(weight[...].astype(dtype), where))
+        return weight.replace(_split(weight[...].astype(dtype), mesh, *spec))
 
     return jax.tree.map(gather, weights, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
-
-
-def _table(embed_VD: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """Constrain the embedding table to whole rows; otherwise the compiler would gather the results
-    of look-ups.
-
-    The table is not cast to the computation's dtype, in which the gradients of a frequent token
-    would lose precision.
-    """
-    if mesh is None or mesh.size == 1:
-        return embed_VD
-    return jax.lax.with_sharding_constraint(
-        embed_VD, NamedSharding(mesh, PartitionSpec("tensor", None))
-    )
-
-
-def _spread(x_RTD: jax.Array, mesh: Mesh | None) -> jax.Array:
-    """Shard rows over data and fsdp, tokens over sequence; the compiler might otherwise shard them
-    like the weights."""
-    if mesh is None or mesh.size == 1:
-        return x_RTD
-    where = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "sequence", None))
-    return jax.lax.with_sharding_constraint(x_RTD, where)
 
 
 # --- parameters outside of the model --------------------------------------------------------------
@@ -524,15 +502,13 @@ def name_of(path: Any) -> str:
 def by_name(params: Any) -> dict[str, Any]:
     """Return {name: parameter} of a nested dict, in the order of `name_of`: an order that stays if
     a parameter moves to another module."""
-    leaves = jax.tree.leaves_with_path(params, is_leaf=is_weight)
+    leaves = jax.tree.leaves_with_path(params)
     return dict(sorted((name_of(path), leaf) for path, leaf in leaves))
 
 
 def nested(config: Config, flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return the nested dict that `by_name` gives `flat` for."""
-    return jax.tree.map_with_path(
-        lambda path, _: flat[name_of(path)], weights(config), is_leaf=is_weight
-    )
+    return jax.tree.map_with_path(lambda path, _: flat[name_of(path)], weights(config))
 
 
 def parameter_count(config: Config) -> int:
@@ -547,7 +523,7 @@ def shapes(config: Config, dtype: Any = jnp.float32) -> Any:
 
 def structs(declared: Any, dtype: Any) -> Any:
     """Return a tree of `Weight`s as ShapeDtypeStructs."""
-    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, dtype), declared, is_leaf=is_weight)
+    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, dtype), declared)
 
 
 def init(config: Config, seed: int, dtype: Any = jnp.float32) -> Params:
@@ -564,7 +540,7 @@ def draw(declared: Any, seed: int, dtype: Any = jnp.float32) -> Any:
     """
     index = {name: number for number, name in enumerate(by_name(declared))}
 
-    def array(path: Any, weight: Weight) -> jax.Array:
+    def array(path: Any, weight: Weight) -> Array:
         if not weight.std:
             value = np.full(weight.shape, float(weight.std is None), np.float32)
             return jnp.asarray(value, dtype)
@@ -576,14 +552,14 @@ def draw(declared: Any, seed: int, dtype: Any = jnp.float32) -> Any:
         )
         return jnp.asarray(np.float32(weight.std) * drawn.reshape(weight.shape), dtype)
 
-    return jax.tree.map_with_path(array, declared, is_leaf=is_weight)
+    return jax.tree.map_with_path(array, declared)
 
 
-def hidden(config: Config, params: Params, *rows_RT: jax.Array, **options: Any) -> jax.Array:
+def hidden(config: Config, params: Params, *rows_RT: Array, **options: Any) -> Array:
     """Return `Qwen.hidden` of a model's parameters."""
     return merge(config, params).hidden(*rows_RT, **options)
 
 
-def unembed(config: Config, params: Params) -> jax.Array:
+def unembed(config: Config, params: Params) -> Array:
     """Return the output head, w_DV."""
     return params["embed" if config.tied else "unembed"].T

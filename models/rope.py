@@ -80,9 +80,20 @@ def _dimension(turns: float, head_dim: int, theta: float, positions: int) -> flo
     return head_dim * math.log(positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
 
-def yarn_of(rope: Mapping[str, Any], positions: int) -> Yarn:
-    """Return the scaling that a config.json describes. positions: max_position_embeddings. Raises
-    ValueError."""
+def scaling_of(rope: Mapping[str, Any], positions: int) -> Yarn | Llama3 | None:
+    """Return the scaling that a config.json describes, with its `rope_type`. positions:
+    max_position_embeddings. Raises ValueError."""
+    kind = rope["rope_type"]
+    if kind not in ("default", "yarn", "llama3"):
+        raise ValueError(
+            f"rope type {kind!r} is not supported, only 'default', 'yarn' and 'llama3'"
+        )
+    if kind == "default":
+        return None
+    return _yarn_of(rope, positions) if kind == "yarn" else _llama3_of(rope)
+
+
+def _yarn_of(rope: Mapping[str, Any], positions: int) -> Yarn:
     given = _numbers(
         "yarn", rope, "factor", ORIGINAL, "attention_factor",
         "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
@@ -114,8 +125,7 @@ def yarn_of(rope: Mapping[str, Any], positions: int) -> Yarn:
     return scaling
 
 
-def llama3_of(rope: Mapping[str, Any]) -> Llama3:
-    """Return the scaling that a config.json describes. Raises ValueError."""
+def _llama3_of(rope: Mapping[str, Any]) -> Llama3:
     given = _numbers("llama3", rope, *Llama3._fields)
     if missing := [key for key in Llama3._fields if key not in given]:
         raise ValueError(f"rope type 'llama3' needs {', '.join(missing)}")
@@ -143,6 +153,5 @@ def _numbers(kind: str, rope: Mapping[str, Any], *names: str) -> dict[str, float
 
 
 def record_of(scaling: Yarn | Llama3) -> dict[str, Any]:
-    """Return the object of a config.json from which `yarn_of` or `llama3_of` reads the same
-    scaling."""
+    """Return the object of a config.json from which `scaling_of` reads the same scaling."""
     return {"rope_type": type(scaling).__name__.lower()} | scaling._asdict()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 
-def stochastic(x: jax.Array, key: jax.Array) -> jax.Array:
+def stochastic(x: Array, key: Array) -> Array:
     """Return float32 x in bfloat16, rounded up or down with probabilities that make it exact in
     expectation.
 

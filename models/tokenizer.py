@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers,
 from tokenizers import models as bpe_models
 
 from models import hf_config, jinja
-from models.files import BrokenFile, read_text, write_atomically
+from models.files import BrokenFile, read_text, write_atomically, write_json
 from models.jinja import MARK, QWEN3, QWEN25, SWITCH, ChatError, ChatTemplate, thoughtless
 
 # Qwen2/2.5's pre-tokenizer. `transformers` uses this same expression for every model of type qwen2.
@@ -287,7 +287,7 @@ class Tokenizer:
         if self.calls:
             config = config | {"call_format": self.calls}
         write_atomically(folder / "tokenizer.json", text)
-        write_atomically(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
+        write_json(folder / "tokenizer_config.json", config)
         template = thoughtless(self._source) if self.thinking is False else self._source
         write_atomically(folder / "chat_template.jinja", template)
 

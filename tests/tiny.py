@@ -110,7 +110,7 @@ def _made() -> tempfile.TemporaryDirectory:
             return np.full(weight.shape, float(path[-1].key.endswith("norm")), np.float32)
         return (weight.std * rng.standard_normal(weight.shape)).astype(np.float32)
 
-    params = jax.tree.map_with_path(draw, qwen.weights(shape), is_leaf=qwen.is_weight)
+    params = jax.tree.map_with_path(draw, qwen.weights(shape))
     folder = tempfile.TemporaryDirectory(prefix="evolver-tests-")
     hf.save(folder.name, shape, params, tokenizer=tokenizer)
     return folder

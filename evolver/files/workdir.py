@@ -32,8 +32,9 @@ import numpy as np
 from envs.values import text
 from envs.world import Task, repeated
 from evolver.files import formats
+from evolver.files.lines import append_line, read_jsonl
 from evolver.files.rollout_files import ENDING, write_rollouts
-from models.files import BrokenFile, append_line, loads, read_jsonl, read_whole, write_atomically
+from models.files import BrokenFile, loads, read_whole, write_atomically
 from rl.evaluation import Scores
 
 PACKAGES = (

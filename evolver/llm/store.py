@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evolver.files.lines import append_line, read_jsonl
 from evolver.llm.questions import BudgetSpent, Json, Record
-from models.files import append_line, read_jsonl, read_whole, write_atomically
+from models.files import read_whole, write_atomically
 
 log = logging.getLogger(__name__)
 SUMS = ("prompt_tokens", "completion_tokens", "money", "seconds")  # figures of a ledger's line

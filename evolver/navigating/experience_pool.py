@@ -14,9 +14,10 @@ import numpy as np
 from usearch.index import MetricKind, search
 
 from evolver.files import formats
+from evolver.files.lines import read_jsonl
 from evolver.llm.embedders import Embedder
 from evolver.navigating import Experience
-from models.files import BrokenFile, read_jsonl, write_atomically
+from models.files import BrokenFile, write_atomically
 
 DUPLICATE = 0.95  # least cosine, of `key` and of `content`, at which two experiences are one
 # experiences used at least this often, with at most this win rate, are deleted

@@ -128,7 +128,7 @@ class Case:
     def bytes_of(self, weights: Any, size: int) -> float:
         """Return the bytes of a tree of `qwen.Weight`s, at `size` bytes per entry."""
         rules, mesh, total = self.config.sharding.to_dict(), self.config.mesh, 0.0
-        for weight in jax.tree.leaves(weights, is_leaf=qwen.is_weight):
+        for weight in jax.tree.leaves(weights):
             split = ",".join(rules.get(name, "") for name in weight.axes)
             over = [mesh[axis] for axis in split.split(",") if axis]
             total += size * math.prod(weight.shape) / math.prod(over)
@@ -291,7 +291,7 @@ def sizes(config: Any, shape: qwen.Config) -> dict[str, int]:
 
 def entries(weights: Any) -> int:
     """Return the number of entries of a tree of `qwen.Weight`s."""
-    leaves = jax.tree.leaves(weights, is_leaf=qwen.is_weight)
+    leaves = jax.tree.leaves(weights)
     return sum(math.prod(weight.shape) for weight in leaves)
 
 

@@ -22,10 +22,11 @@ from envs.world import Task
 from evolver.config.paths import resolve
 from evolver.files import formats
 from evolver.files.formats import LARGEST, found
+from evolver.files.lines import read_jsonl
 from evolver.files.rollout_files import COPIED, RolloutFile, rollout_files, told
 from evolver.files.workdir import Workdir, metrics_of, plain
 from evolver.llm.store import accounts, ledger_line
-from models.files import BrokenFile, read_jsonl
+from models.files import BrokenFile
 from models.tokenizer import Tokenizer, TokenizerError
 
 BUDGET = (

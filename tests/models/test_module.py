@@ -1,7 +1,10 @@
 """Tests of the model as Flax's users know modules: its state, shardings, shapes, and training with
 Flax's own tools."""
 
+import inspect
 import math
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +25,10 @@ QWEN3 = qwen.Config(
     qkv_bias=False, qk_norm=True,
 )  # fmt: skip
 TOKENS_RT = jnp.arange(12).reshape(2, 6)
+# Axes of size 1 split nothing; ours leaves them out.
+MESH = AbstractMesh((2, 2, 2, 2), meshes.AXES)
+RULES = [(axis, tuple(names.split(","))) for axis, names in meshes.RULES.items() if names]
+RULES.append(("layers", None))
 
 
 def test_the_module_holds_the_parameters_and_computes_their_logits():
@@ -60,13 +67,10 @@ def test_a_new_module_has_the_declared_shapes_and_deviations(config):
 
 
 def test_flax_derives_the_shardings_that_the_mesh_gives():
-    # Axes of size 1 split nothing; ours leaves them out.
-    mesh = AbstractMesh((2, 2, 2, 2), meshes.AXES)
-    rules = {axis: tuple(names.split(",")) for axis, names in meshes.RULES.items() if names}
     state = nnx.state(qwen.abstract(PRESETS["7b"]), nnx.Param)
-    with logical_axis_rules([*rules.items(), ("layers", None)]):
-        found = nnx.to_pure_dict(nnx.get_named_sharding(state, mesh))
-    expected = meshes.shardings(PRESETS["7b"], mesh)
+    with logical_axis_rules(RULES):
+        found = nnx.to_pure_dict(nnx.get_named_sharding(state, MESH))
+    expected = meshes.shardings(PRESETS["7b"], MESH)
     shapes = qwen.shapes(PRESETS["7b"])
     same = jax.tree.map(
         lambda a, b, shape: a.is_equivalent_to(b, len(shape.shape)), found, expected, shapes
@@ -79,6 +83,32 @@ def test_the_shape_of_a_72b_model_needs_no_memory():
     leaves = jax.tree.leaves(state)
     assert sum(math.prod(leaf.shape) for leaf in leaves) == 72_706_203_648
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+
+
+def test_the_idioms_in_the_document_work(tmp_path, capsys):
+    """The module is displayed, planned, sharded, and trained by plain optax on its state, in the
+    lines that docs/models.md shows."""
+    folder, rules, mesh, optimizer, tokens_RT = tmp_path, RULES, MESH, optax.sgd(0.5), TOKENS_RT
+    hf.save(folder, CONFIG, qwen.init(CONFIG, 0))
+    model = Qwen.load(folder)
+    nnx.display(model)
+    plan = nnx.state(nnx.eval_shape(lambda: Qwen(PRESETS["72b"], rngs=nnx.Rngs(0))), nnx.Param)
+    with logical_axis_rules(rules):
+        places = nnx.get_named_sharding(plan, mesh)
+    graphdef, params = nnx.split(model, nnx.Param)
+    gradients = jax.jit(jax.grad(lambda p: nnx.merge(graphdef, p)(tokens_RT).var()))(params)
+    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+    nnx.update(model, optax.apply_updates(params, updates))
+    text = (Path(__file__).parents[2] / "docs/models.md").read_text()
+    shown = re.search(r"\n\n((?:    .*\n){3,10})", text[text.index("## In Flax") :])[1]
+    own = inspect.getsource(test_the_idioms_in_the_document_work).splitlines()
+    assert {line.partition("  # ")[0] for line in shown.splitlines()} <= set(own)
+    displayed = capsys.readouterr().out
+    assert "MLP(" in displayed and "out_sharding=('layers', 'mlp', 'embed')" in displayed
+    assert nnx.to_pure_dict(places)["layers"]["attention"]["q"].spec[2] == "tensor"
+    before = Qwen.load(folder).params
+    moved = jax.tree.map(lambda a, b: float(abs(a - b).max()), before, model.params)
+    assert min(jax.tree.leaves(moved)) > 0
 
 
 def test_adapters_are_lora_parameters_that_change_nothing_at_first():

@@ -23,14 +23,12 @@ def sparse_checkpoint(folder: Path, config: qwen.Config, files: int = 6) -> int:
     its size in bytes."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(hf_config.record_of(config, "bfloat16")))
-    flat, weight_map, total = qwen.by_name(qwen.weights(config)), {}, 0
-    names = list(hf._names(config))
+    weight_map, total, names = {}, 0, list(hf.shapes(config))
     for number in range(files):
         header, end = {}, 0
-        for hf_name, name, _ in names[
+        for hf_name, shape in names[
             number * len(names) // files : (number + 1) * len(names) // files
         ]:
-            shape = hf._hf_shape(name, flat[name])
             start, end = end, end + 2 * math.prod(shape)
             header[hf_name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
             weight_map[hf_name] = f"model-{number + 1:05}-of-{files:05}.safetensors"

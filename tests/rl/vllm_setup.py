@@ -38,7 +38,7 @@ def random_params(shape: qwen.Config, seed: int = 0) -> qwen.Params:
             return np.full(weight.shape, float(path[-1].key.endswith("norm")), np.float32)
         return (2 * weight.std * rng.standard_normal(weight.shape)).astype(np.float32)
 
-    return jax.tree.map_with_path(draw, qwen.weights(shape), is_leaf=qwen.is_weight)
+    return jax.tree.map_with_path(draw, qwen.weights(shape))
 
 
 def checkpoint(folder: Path, *, tied: bool, seed: int = 0) -> tuple[qwen.Config, qwen.Params]:

@@ -269,7 +269,7 @@ class JaxEngine:
     def _own(self, params: Any, version: int) -> Any:
         """Return a copy of the weights in decoding layout; the learner may then donate its own
         arrays."""
-        expected = jax.tree.map(lambda w: w.shape, qwen.weights(self.shape), is_leaf=qwen.is_weight)
+        expected = jax.tree.map(lambda w: w.shape, qwen.weights(self.shape))
         given = jax.tree.map(lambda a: a.shape, params)
         if given != expected:
             raise ValueError("the weights do not match the engine's model: names or shapes differ")

@@ -1,0 +1,69 @@
+"""JSON-lines files that survive a crash, with errors that name the line."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from models.files import LONGEST, BrokenFile, loads, opened
+
+
+def append_line(path: str | Path, line: str, *, sync: bool = False) -> None:
+    """Append a line to a file and flush it, with `sync` to disk; missing directories are created.
+
+    A last line that a crash or a full disk cut short is ended first: the new line would be lost
+    with it.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab+") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        start = (
+            b"" if file.read(1) in (b"", b"\n") else b"\n"
+        )  # of /dev/full, read() would never end
+        file.write(start + line.rstrip("\n").encode() + b"\n")
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+
+
+def read_jsonl(
+    path: str | Path,
+    *,
+    make: Callable[[dict[str, Any]], Any] = dict,
+    forgive: str = "none",
+    wrong: list[str] | None = None,
+) -> Iterator[Any]:
+    """Yield make(record) for each line of a JSON-lines file of objects; empty lines are skipped.
+
+    forgive: which lines that cannot be read are skipped: "none", "last" (a crash cut it short) or
+    "all", of which `wrong` gets a message each, except of a last line that was cut short. Raises
+    BrokenFile, with file and line, for any other such line or a file without lines, and OSError.
+    """
+    with opened(path) as file:
+        for number in itertools.count(1):
+            line = file.readline(LONGEST + 1)
+            if not line:
+                return
+            try:
+                if len(line) > LONGEST:
+                    raise ValueError(f"it has more than {LONGEST:,} bytes; the rest is not read")
+                if not line.strip():
+                    continue
+                record = loads(line)
+                if not isinstance(record, dict):
+                    raise ValueError("the line is not a JSON object")
+                result = make(record)
+            except (TypeError, ValueError, RecursionError) as error:
+                cut = not line.endswith(b"\n") and len(line) <= LONGEST
+                if forgive == "none" or (forgive == "last" and not cut):
+                    raise BrokenFile(f"{path}, line {number}: {error}") from None
+                if wrong is not None and not cut:
+                    wrong.append(f"{Path(path).name}, line {number}: {error}")
+                if len(line) > LONGEST:
+                    return
+                continue
+            yield result
