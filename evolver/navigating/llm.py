@@ -4,6 +4,7 @@ experience (section 4 of the AgentEvolver paper; thresholds of ReMe, arXiv 2512.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from envs.world import text_of
 from evolver.llm.answers import (
     INTEGER,
     NUMBER,
@@ -20,7 +21,7 @@ from evolver.metrics import Meter
 from evolver.navigating import Experience, Extractor, Refiner, new_experience
 from evolver.navigating.extract import learnable_groups
 from evolver.parts import Parts
-from evolver.transcripts import quoted, text_of, transcript, without_experience
+from evolver.transcripts import quoted, transcript, without_experience
 from rl.bounds import Fraction
 from rl.trajectory import Trajectory
 

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
 from envs.profile import draft, tools_of
-from envs.world import Message, Task, World, WorldError, first_of_worlds
+from envs.world import Message, Task, World, WorldError, first_of_worlds, text_of
 from evolver.llm.answers import INTEGER, NUMBER, array, record, string, unfit_reason
 from evolver.llm.embedders import HashedNgrams
 from evolver.llm.prompts import prompt
@@ -37,7 +37,7 @@ from evolver.questioning.profiles import preference_text, profile_text
 from evolver.questioning.start_state import StartState
 from evolver.questioning.tasks import Rejected, check_probe, probe_of, source_of
 from evolver.questioning.values import SeenValues
-from evolver.transcripts import quoted, rules_of, shortened, text_of, transcript, words
+from evolver.transcripts import quoted, rules_of, shortened, transcript, words
 from rl.bounds import Count, CountOrZero
 from rl.seeds import seed_of
 
