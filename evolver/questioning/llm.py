@@ -184,10 +184,18 @@ class LlmExplorer:
     # --- writing ----------------------------------------------------------------------------------
 
     def _writing(self, walk: Episode, seed: int) -> Question:
-        text = prompt("write_tasks")
         known = "\n".join(f"- {query}" for query in self._nearest(walk)) or "(none yet)"
         steps = [(event.action, event.result) for event in walk.events]
-        messages = text.messages(
+        task = record(
+            query=string(_LONGEST_QUERY),
+            confidence=NUMBER,
+            steps=array(INTEGER, len(steps)),
+            answer=string(_LONGEST_ANSWER),
+        )
+        return prompt("write_tasks").question(
+            "writer",
+            record(tasks=array(task, self.per_walk)),
+            seed=seed,
             profile=quoted(profile_text(self.profile, walk.opening.tools)),
             preference=self.preference,
             most=str(self.per_walk),
@@ -195,14 +203,6 @@ class LlmExplorer:
             count=str(len(steps)),
             steps=transcript(steps, self.max_chars),
         )
-        task = record(
-            query=string(_LONGEST_QUERY),
-            confidence=NUMBER,
-            steps=array(INTEGER, len(steps)),
-            answer=string(_LONGEST_ANSWER),
-        )
-        schema = record(tasks=array(task, self.per_walk))
-        return Question("writer", messages, schema, text.version, seed)
 
     def _nearest(self, walk: Episode) -> list[str]:
         """Return queries that the writer may repeat: of the same start, then those most similar to
