@@ -195,7 +195,7 @@ class LlmExplorer:
         return prompt("write_tasks").question(
             "writer",
             record(tasks=array(task, self.per_walk)),
-            seed=seed,
+            seed,
             profile=quoted(profile_text(self.profile, walk.opening.tools)),
             preference=self.preference,
             most=str(self.per_walk),

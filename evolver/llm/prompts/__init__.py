@@ -38,7 +38,7 @@ class Prompt:
         return set(_SLOT.findall(self.system + self.user))
 
     def question(
-        self, role: str, schema: Schema | None = None, *, seed: int | None = None, **values: str
+        self, role: str, schema: Schema | None, seed: int | None = None, /, **values: str
     ) -> Question:
         """Return the question to a role, with the values of its slots."""
         return Question(role, self.messages(**values), schema, self.version, seed)
