@@ -37,7 +37,16 @@ from decimal import Decimal
 from typing import Any
 
 from envs.toolcalls import parse
-from envs.world import Evaluation, Message, Observation, StepResult, Task, Tool, World
+from envs.world import (
+    Evaluation,
+    Observation,
+    StepResult,
+    Task,
+    Tool,
+    World,
+    snapshot_of,
+    text_of,
+)
 
 _TOKEN = re.compile(r"\w[\w.:@'/-]*\w|\w")
 _WORD = re.compile(r"\w+")
@@ -313,7 +322,7 @@ class Probed(World):
         if self._task is None or not is_probed(self._task):
             return self.world.evaluate()
         if self._evaluation is None:
-            self._left = self._left or [_snapshot_of(self.world)]
+            self._left = self._left or [snapshot_of(self.world)]
             verifier, closing = self._task.verifier, self._closing()
             actions = self._actions if closing is None else self._actions[:-1]
             readings = self._read(verifier["probes"], actions)
@@ -391,7 +400,7 @@ class Probed(World):
                     return None
             for probe in probes[len(readings) :]:
                 result = self.world.step(probe["action"])
-                readings.append(cells(probe["tool"], _text(result.messages)))
+                readings.append(cells(probe["tool"], text_of(result.messages)))
                 if result.terminated or result.truncated:
                     break
             if len(readings) == len(probes):
@@ -413,14 +422,3 @@ class Probed(World):
 def probed(world: World) -> Probed:
     """Return the world with support for tasks that are checked by probes."""
     return world if isinstance(world, Probed) else Probed(world)
-
-
-def _text(messages: Sequence[Message]) -> str:
-    return "\n".join(str(message.get("content") or "") for message in messages)
-
-
-def _snapshot_of(world: World) -> Any:
-    try:
-        return world.snapshot()
-    except NotImplementedError:
-        return None

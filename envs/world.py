@@ -137,6 +137,11 @@ def first_of_worlds(tasks: Iterable[Task]) -> list[Task]:
     return list(found.values())
 
 
+def text_of(messages: Iterable[Message]) -> str:
+    """Return the contents of messages, joined by newlines."""
+    return "\n".join(str(message.get("content") or "") for message in messages)
+
+
 class WorldError(RuntimeError):
     """A failure of the environment, not of the policy: it raised, died or sent an unreadable
     answer."""
@@ -203,6 +208,14 @@ class World:
 
     def close(self) -> None:
         pass
+
+
+def snapshot_of(world: World) -> Any:
+    """Return a snapshot of the episode, None if the world has no snapshots."""
+    try:
+        return world.snapshot()
+    except NotImplementedError:
+        return None
 
 
 class ReplayWorld(World):

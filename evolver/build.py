@@ -100,9 +100,8 @@ class Run:
     grader: grading.Grader
     navigating: Navigating | None
     chat: Chat | None  # None if no part asks a language model
-    responder: (
-        PolicyResponder | None
-    )  # answers for language models with the current policy, if a role needs it
+    # answers for language models with the current policy, if a role needs it
+    responder: PolicyResponder | None
     recipe: Any  # what a step is, see evolver/recipes
     initial: Engine | None  # samples from the initial policy, if it plays a role
     step: int = -1
@@ -265,13 +264,17 @@ def make_source(config: Any) -> Source:
 
 def source_of(env: Any) -> Source:
     """Return the source of one world. env: `config.env`."""
-    deadlines = Deadlines(start=env.timeout, reset=env.timeout, step=env.timeout)
-    options: dict[str, Any] = {"mode": env.mode, "url": env.url, "deadlines": deadlines}
-    if env.mode == "worker":
-        python = str(resolve(env.python)) if env.python else None
-        options |= {"workers": env.workers, "python": python, "recycle": env.recycle}
-        options["memory_mb"] = env.memory_mb or None
-    return Source(env.name, env.args.to_dict(), **options)
+    return Source(
+        env.name,
+        env.args.to_dict(),
+        mode=env.mode,
+        url=env.url,
+        deadlines=Deadlines(start=env.timeout, reset=env.timeout, step=env.timeout),
+        workers=env.workers,
+        python=str(resolve(env.python)) if env.python else None,
+        recycle=env.recycle,
+        memory_mb=env.memory_mb or None,
+    )
 
 
 def read_all_tasks(

@@ -104,7 +104,7 @@ def _servers(
 
     v = config.engine.vllm
     if v.urls:
-        return Servers(v.urls, model=v.model, key=os.environ.get(v.key, "") if v.key else "")
+        return Servers(v.urls, model=v.model, key=os.environ.get(v.key, ""))
     if config.model.path and not config.model.tokenizer:
         checkpoint = Path(model_folder(config.model.path, weights=True)).absolute()
     else:  # the policy has no checkpoint of its own with its tokenizer

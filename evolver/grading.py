@@ -107,15 +107,19 @@ def alike(
     no signal, whatever its advantages are. Void rollouts do not count."""
     found = set()
     for key, group in groups_of(trajectories).items():
-        counted = [t for t in group if not void_reason(t, config.learner.drop)]
-        if not tells_apart(estimator, Batch.of(counted, 0)):
+        if not tells_apart(estimator, Batch.of(counted(config, group), 0)):
             found.add(key)
     return found
 
 
+def counted(config: Any, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Return the rollouts that are not void."""
+    return [t for t in trajectories if not void_reason(t, config.learner.drop)]
+
+
 def shape(config: Any, reward: Reward, trajectories: Sequence[Trajectory], step: int) -> None:
     """Write the rewards of rollouts that have none yet, in one batch. Void rollouts get none."""
-    new = [t for t in trajectories if t.reward is None and not void_reason(t, config.learner.drop)]
+    new = [t for t in counted(config, trajectories) if t.reward is None]
     if new:
         rewards.shape(reward, Batch.of(new, step))
 
@@ -126,13 +130,12 @@ def assign(
     """Write an advantage into each turn. Void rollouts get no advantage and are excluded from the
     estimator's statistics, as are the groups that `rollout.refill` replaces."""
     replaced = alike(config, estimator, trajectories) if config.rollout.refill else set()
-    counted = [t for t in trajectories if t.group not in replaced]
-    counted = [t for t in counted if not void_reason(t, config.learner.drop)]
-    if not counted:
+    rewarded = [t for t in counted(config, trajectories) if t.group not in replaced]
+    if not rewarded:
         return
-    batch = Batch.of(counted, step)
+    batch = Batch.of(rewarded, step)
     value_NK, outcome_NK = estimate(estimator, batch), of_outcomes(estimator, batch)
-    for n, trajectory in enumerate(counted):
+    for n, trajectory in enumerate(rewarded):
         task = trajectory.task
         factor = config.advantage.synthetic if task.origin == "synthetic" else 1.0
         factor *= config.advantage.worlds.get(task.env, 1.0)

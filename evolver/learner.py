@@ -95,10 +95,9 @@ def initial_policy(config: Any, mesh: Mesh) -> tuple[qwen.Config, qwen.Params]:
 
 
 def make_learner(config: Any, shape: qwen.Config, params: qwen.Params, mesh: Mesh) -> Learner:
-    """Build the learner. The state takes over `params`; the reference is a copy of them."""
+    """Build the learner. The state takes over `params`; a reference is a copy of them."""
     optimizer, layout = make_optimizer(config), make_layout(config)
     update, logp = make_programs(config, shape, mesh, optimizer)
-    reference = make_reference(config, params)
     seed = seed_of(config.seed, "adapters") % 2**31
     state = learner.init_state(shape, params, optimizer, mesh, layout, seed=seed)
     coarsest = max(FLOOR[config.model.dtype], FLOOR[weight_dtype(config)])
@@ -109,13 +108,14 @@ def make_learner(config: Any, shape: qwen.Config, params: qwen.Params, mesh: Mes
         layout=layout,
         update=update,
         logp=logp,
-        reference=reference,
+        reference=None,
         needs_reference=needs_reference(config),
         renews=needs_reference(config) and config.loss.renew_reference > 0,
         offloaded=config.loss.reference == "host",
         alarm=alarm,
     )
-    if made.renews and config.lora.rank:
+    # The state of adapters holds the initial policy as their base.
+    if made.renews or (made.needs_reference and not config.lora.rank):
         made.renew_reference()
     return made
 
@@ -127,15 +127,6 @@ def make_layout(config: Any) -> learner.Layout:
     return learner.Layout(
         config.sharding.to_dict(), config.optim.master, config.optim.offload, adapters
     )
-
-
-def make_reference(config: Any, params: qwen.Params) -> qwen.Params | None:
-    """Return the initial policy if it is needed. With adapters the state holds it anyway."""
-    if not needs_reference(config) or config.lora.rank:
-        return None
-    if config.loss.reference == "host":
-        return _in_memory("pinned_host", params)
-    return jax.tree.map(jnp.copy, params)
 
 
 def make_optimizer(config: Any) -> optax.GradientTransformation:

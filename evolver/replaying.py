@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from envs.toolcalls import Call, parse
-from envs.world import Observation, StepResult, Task, World
-from evolver.transcripts import text_of, words
+from envs.world import Observation, StepResult, Task, World, text_of
+from evolver.transcripts import words
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
 
 _WORD = re.compile(r"\w+")
@@ -75,14 +75,6 @@ def play(world: World, task: Task, seed: int, actions: Iterable[str]) -> dict[st
         "hinted": False,
         "ended": ended,
     }
-
-
-def snapshot_of(world: World) -> Any:
-    """Return a snapshot of the episode, None if the world has no snapshots."""
-    try:
-        return world.snapshot()
-    except NotImplementedError:
-        return None
 
 
 def renaming(

@@ -6,7 +6,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
-from envs.world import Message, Tool
+from envs.world import Message, Tool, text_of
 from rl.trajectory import Trajectory
 
 _WORD = re.compile(r"\w+")
@@ -30,11 +30,6 @@ def words(text: str) -> str:
     """
     marked = _PART.sub(r"_\g<0>", text.lower())
     return f" {' '.join(_WORD.findall(marked))} "
-
-
-def text_of(messages: Sequence[Message]) -> str:
-    """Return the contents of messages, joined by newlines."""
-    return "\n".join(str(message.get("content") or "") for message in messages)
 
 
 def scripts(text: str) -> list[str]:

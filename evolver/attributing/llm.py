@@ -66,9 +66,11 @@ class LlmJudge(TurnJudge):
 
     def question(self, trajectory: Trajectory) -> Question:
         """Return the question about one trajectory."""
-        text, limit = prompt("step_judge"), self.max_chars
+        limit = self.max_chars
         won = trajectory.evaluation.success or trajectory.outcome > 0.5
-        messages = text.messages(
+        return prompt("step_judge").question(
+            "step_judge",
+            record(steps=array(_STEP, len(trajectory.turns))),
             task=quoted(trajectory.task.query),
             rules=quoted(rules_of(trajectory.messages, 2 * limit)),
             tools=tool_list(trajectory.tools, 2 * limit),
@@ -77,8 +79,6 @@ class LlmJudge(TurnJudge):
             score=f"{trajectory.outcome:.2f} of 1",
             sign="positive" if won else "negative",
         )
-        schema = record(steps=array(_STEP, len(trajectory.turns)))
-        return Question("step_judge", messages, schema, text.version)
 
     def metrics(self) -> dict[str, float]:
         """Return metrics since the last call: shares of labels, trajectories not asked about or

@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.toolcalls import parse
-from envs.world import Evaluation, Task, World
+from envs.world import Evaluation, Task, World, snapshot_of, text_of
 from evolver.attributing import (
     ABSTAIN,
     BAD,
@@ -62,10 +62,9 @@ from evolver.replaying import (
     opening_words,
     renaming,
     replay,
-    snapshot_of,
     values_needed,
 )
-from evolver.transcripts import text_of, words
+from evolver.transcripts import words
 from rl.bounds import Count
 from rl.trajectory import Trajectory, Turn
 

@@ -5,6 +5,13 @@ from ml_collections import ConfigDict
 from envs.mixture import Mixture, problems
 from evolver.config import plugs
 
+MECHANISMS = ("questioning", "navigating", "attributing")
+
+
+def mechanisms_of(config: ConfigDict) -> list[str]:
+    """Return the names of the mechanisms that are switched on."""
+    return [name for name in MECHANISMS if config[name].enabled]
+
 
 def worlds(config: ConfigDict) -> dict[str, str]:
     """Return {the `env` of a world's tasks, as far as the config says it: the world's name}: of

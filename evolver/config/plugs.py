@@ -34,12 +34,11 @@ class PlugError(ValueError):
 class Kind:
     """A place of the config that takes a plug.
 
-    key: the group {name, args} in the config. known: "module:DICT", a registry {name:
-    "module:attribute"}. protocol: the interface, "module:Protocol", whose methods a class needs; a
-    subclass of the protocol inherits all but the first. given: the type of the positional argument.
+    known: "module:DICT", a registry {name: "module:attribute"}. protocol: the interface,
+    "module:Protocol", whose methods a class needs; a subclass of the protocol inherits all but the
+    first. given: the type of the positional argument.
     """
 
-    key: str
     known: str
     protocol: str
     given: str = "Parts"
@@ -54,23 +53,21 @@ class Kind:
 QUESTIONING, NAVIGATING = "evolver.questioning", "evolver.navigating"
 EMBEDDERS, TURNS = "evolver.llm.embedders", "evolver.attributing"
 SAMPLING = "evolver.sampling"
+# By the key of the group {name, args} in the config.
 KINDS = {
-    key: Kind(key, *places)
-    for key, *places in (
-        ("recipe", "evolver.recipes:RECIPES", "evolver.recipes:Recipe"),
-        ("sampler", f"{SAMPLING}:SAMPLERS", f"{SAMPLING}:Sampler"),
-        ("reward", "rl.rewards:REWARDS", "rl.rewards:Reward", "Batch"),
-        ("advantage", "rl.advantages:ESTIMATORS", "rl.advantages:Estimator", "Batch"),
-        ("loss", "rl.losses:LOSSES", "rl.losses:TokenLoss", "Tokens"),
-        ("template", "evolver.llm.contexts:CONTEXTS", "rl.contexts:Context", "Opening"),
-        ("questioning.explorer", f"{QUESTIONING}:EXPLORERS", f"{QUESTIONING}:Explorer"),
-        ("questioning.judge", f"{QUESTIONING}:JUDGES", f"{QUESTIONING}:OutcomeJudge"),
-        ("questioning.words", f"{QUESTIONING}:WORDS", f"{QUESTIONING}.words:Words"),
-        ("navigating.extractor", f"{NAVIGATING}:EXTRACTORS", f"{NAVIGATING}:Extractor"),
-        ("navigating.embedder", f"{EMBEDDERS}:EMBEDDERS", f"{EMBEDDERS}:Embedder"),
-        ("navigating.refine", f"{NAVIGATING}:REFINERS", f"{NAVIGATING}:Refiner"),
-        ("attributing.judge", f"{TURNS}:JUDGES", f"{TURNS}:TurnJudge"),
-    )
+    "recipe": Kind("evolver.recipes:RECIPES", "evolver.recipes:Recipe"),
+    "sampler": Kind(f"{SAMPLING}:SAMPLERS", f"{SAMPLING}:Sampler"),
+    "reward": Kind("rl.rewards:REWARDS", "rl.rewards:Reward", "Batch"),
+    "advantage": Kind("rl.advantages:ESTIMATORS", "rl.advantages:Estimator", "Batch"),
+    "loss": Kind("rl.losses:LOSSES", "rl.losses:TokenLoss", "Tokens"),
+    "template": Kind("evolver.llm.contexts:CONTEXTS", "rl.contexts:Context", "Opening"),
+    "questioning.explorer": Kind(f"{QUESTIONING}:EXPLORERS", f"{QUESTIONING}:Explorer"),
+    "questioning.judge": Kind(f"{QUESTIONING}:JUDGES", f"{QUESTIONING}:OutcomeJudge"),
+    "questioning.words": Kind(f"{QUESTIONING}:WORDS", f"{QUESTIONING}.words:Words"),
+    "navigating.extractor": Kind(f"{NAVIGATING}:EXTRACTORS", f"{NAVIGATING}:Extractor"),
+    "navigating.embedder": Kind(f"{EMBEDDERS}:EMBEDDERS", f"{EMBEDDERS}:Embedder"),
+    "navigating.refine": Kind(f"{NAVIGATING}:REFINERS", f"{NAVIGATING}:Refiner"),
+    "attributing.judge": Kind(f"{TURNS}:JUDGES", f"{TURNS}:TurnJudge"),
 }
 
 
@@ -176,8 +173,9 @@ def misfits(target: Callable[..., Any], args: Mapping[str, Any]) -> dict[str, st
     their default."""
     found = {}
     for name, p in parameters(target).items():
-        rule = misfit(args[name], p.annotation) if name in args and args[name] != p.default else ""
-        if rule:
+        if name not in args or args[name] == p.default:
+            continue
+        if rule := misfit(args[name], p.annotation):
             found[name] = f"must be {rule}"
     return found
 

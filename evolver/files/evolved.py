@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from envs.world import text_of
 from evolver.files.report import aligned, told_gain, with_interval
 from evolver.files.rollout_files import read_rollouts
 from evolver.files.workdir import Workdir
-from evolver.transcripts import text_of
 from rl.evaluation import Scores
 
 Record = dict[str, Any]  # a rollout, as evolver/files/rollout_files.py writes it

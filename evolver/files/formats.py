@@ -22,6 +22,7 @@ Whole = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 Number = Annotated[float, Field(ge=-1e300, le=1e300)]
 Label = Annotated[int, Field(ge=-1, le=1)]
 Messages = list[dict[str, JsonValue]]
+Record = dict[str, Any]  # a JSON object of a file, such as a line of it
 
 
 @pydantic.with_config(STRICT)
@@ -202,9 +203,8 @@ def valid(kind: pydantic.TypeAdapter[Any], value: Any) -> Any:
         return kind.validate_python(value)
     except pydantic.ValidationError as error:
         faults = error.errors(include_url=False, include_context=False)
-    place, message = ".".join(map(str, faults[0]["loc"][:5])), faults[0]["msg"]
-    given = (
-        "" if faults[0]["type"] == "missing" else f" (given: {reprlib.repr(faults[0]['input'])})"
-    )
-    more = f", and {len(faults) - 1} more faults" if len(faults) > 1 else ""
-    raise ValueError(f"{place}: {message}{given}{more}")
+    first, more = faults[0], len(faults) - 1
+    text = f"{'.'.join(map(str, first['loc'][:5]))}: {first['msg']}"
+    if first["type"] != "missing":
+        text += f" (given: {reprlib.repr(first['input'])})"
+    raise ValueError(f"{text}, and {more} more faults" if more else text)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
+from evolver.config.derived import MECHANISMS
 from evolver.files.formats import found
 from evolver.files.progress import clock
 from evolver.files.workdir import Workdir
@@ -63,10 +64,13 @@ def evaluation_table(workdir: Workdir) -> str:
     )
     if first == last:
         return "\n".join([title, scores_table([after], f"step {last}")])
-    head = ["", f"before (step {first})", f"after (step {last})", "change"]
+    columns = {f"before (step {first})": before}
     if before.sweep:
-        head.insert(2, f"before, at T={before.best_temperature()[0]:g}")
-    return "\n".join([title, aligned(head, paired_rows(before, after)), *sharpening(before, after)])
+        best = f"before, at T={before.best_temperature()[0]:g}"
+        columns[best] = at_best_temperature(before)
+    columns[f"after (step {last})"] = after
+    table = aligned(["", *columns, "change"], paired_rows([*columns.values()]))
+    return "\n".join([title, table, *sharpening(before, after)])
 
 
 def scores_table(scores: Sequence[Scores], name: str) -> str:
@@ -75,7 +79,7 @@ def scores_table(scores: Sequence[Scores], name: str) -> str:
     scores: of one evaluation, or of several that differ in their seeds: then cells are means over
     the seeds, with the standard deviation (n - 1) beside them.
     """
-    by_seed, rows = [dict(values_by_name(s)) for s in scores], []
+    by_seed, rows = [values_by_name(s) for s in scores], []
     for measure in by_seed[0]:
         value_SN = np.stack([values[measure] for values in by_seed if measure in values])
         cells = [measure, with_interval(value_SN.mean(axis=0))]
@@ -128,10 +132,10 @@ def told_gain(
     )
 
 
-def paired_rows(before: Scores, after: Scores) -> Rows:
-    """Return the rows of `evaluation_table` from two evaluations of the same tasks."""
-    evaluations = [before, at_best_temperature(before), after] if before.sweep else [before, after]
-    columns = [dict(values_by_name(scores)) for scores in evaluations]
+def paired_rows(evaluations: Sequence[Scores]) -> Rows:
+    """Return the rows of `evaluation_table` from evaluations of the same tasks: a column for each,
+    and the change from the first to the last."""
+    columns = [values_by_name(scores) for scores in evaluations]
     rows = []
     for name, after_N in columns[-1].items():
         before_N = columns[0].get(name)
@@ -153,16 +157,16 @@ def at_best_temperature(scores: Scores) -> Scores:
     return dataclasses.replace(scores, success_NR=success_NR, greedy_N=[])
 
 
-def values_by_name(scores: Scores) -> list[tuple[str, np.ndarray]]:
-    """Return (name, value_N) of each measure in the table, one value per task."""
+def values_by_name(scores: Scores) -> dict[str, np.ndarray]:
+    """Return {name: value_N} of the measures in the table, one value per task."""
     names = [name for name in scores.names if name != "score"]
-    rows = [(name, scores.per_task(name)) for name in names]
-    first, *others = rows
+    values = {name: scores.per_task(name) for name in names}
+    rows = dict(values)
     for kind, part, tasks_N in scores.parts:
         label = f"  {kind} {part} ({tasks_N.sum()})"
-        rows.append((label, first[1][tasks_N]))
+        rows[label] = values[names[0]][tasks_N]
         if kind == "world":
-            rows += [(f"{label}, {name}", value_N[tasks_N]) for name, value_N in others]
+            rows |= {f"{label}, {name}": values[name][tasks_N] for name in names[1:]}
     return rows
 
 
@@ -211,8 +215,7 @@ def facts(workdir: Workdir, rollouts: float) -> list[str]:
     if not (claimed and metrics):
         return []
     config, last = claimed["config"], metrics[-1]
-    mechanisms = ("questioning", "navigating", "attributing")
-    enabled = [name for name in mechanisms if found(config, f"{name}.enabled")]
+    enabled = [name for name in MECHANISMS if found(config, f"{name}.enabled")]
     took, path = last.get("time/elapsed"), found(config, "model.path")
     name, mixed = found(config, "env.name"), found(config, "env.args.worlds")
     policy = path or f"random {found(config, 'model.preset') or 'unknown'}"
@@ -342,12 +345,8 @@ def plot_fates(axes: Any, metrics: list[dict[str, Any]]) -> None:
     if not lines:
         axes.set_visible(False)
         return
-    share_FS = np.array(
-        [
-            [line.get(f"ledger/{fate}", 0) / line["ledger/rollouts"] for line in lines]
-            for fate in FATES
-        ]
-    )
+    count_FS = [[line.get(f"ledger/{fate}", 0) for line in lines] for fate in FATES]
+    share_FS = np.array(count_FS) / [line["ledger/rollouts"] for line in lines]
     share_FS[-1] = np.clip(1 - share_FS.sum(axis=0), 0, None)  # "other" is no key of the ledger
     there = share_FS.max(axis=1) > 1e-6
     names = np.array([fate.replace("_", " ") for fate in FATES])[there]

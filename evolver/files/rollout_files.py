@@ -14,11 +14,12 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from envs.toolcalls import parse, spoken
 from envs.world import Task
 from evolver.files import formats
+from evolver.files.formats import Record
 from models.files import LONGEST, BrokenFile, opened, read_whole, write_atomically
 from rl.trajectory import StopReason, Trajectory, Turn
 
@@ -35,7 +36,7 @@ MOST_BROKEN = 1000  # lines that cannot be read, after which a file is none of r
 COPIED = ("task", "draw", "rollout", "origin", "difficulty", "stop", "score", "success", "fate")
 
 
-def record_of(trajectory: Trajectory, *, fate: str) -> dict[str, Any]:
+def record_of(trajectory: Trajectory, *, fate: str) -> Record:
     """Return a rollout as a readable record: text and token ids, each token once (`prompt` holds
     the new ones only).
 
@@ -44,7 +45,7 @@ def record_of(trajectory: Trajectory, *, fate: str) -> dict[str, Any]:
     by the learner before the update minus that by the engine, in nats) and `ratio` (probability at
     the token's update over that before it).
     """
-    turns: list[dict[str, Any]] = []
+    turns: list[Record] = []
     seen: list[int] = []
     for turn in trajectory.turns:
         turns.append(_turn_record(turn, seen))
@@ -101,7 +102,7 @@ def given_answer(trajectory: Trajectory) -> str:
     return "" if last.info.get("calls") else spoken(last.action)
 
 
-def _turn_record(turn: Turn, seen: list[int]) -> dict[str, Any]:
+def _turn_record(turn: Turn, seen: list[int]) -> Record:
     """Return a turn as a record. seen: the tokens of the turns before it."""
     continues = bool(seen) and turn.prompt[: len(seen)] == seen
     record = {
@@ -143,7 +144,7 @@ def index_path(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(ENDING) + ".index.json.gz")
 
 
-def write_rollouts(path: Path, records: Sequence[dict[str, Any]]) -> None:
+def write_rollouts(path: Path, records: Sequence[Record]) -> None:
     """Write JSON records to a file `*.jsonl.gz`, and its index. Equal records give equal bytes."""
     parts: list[list[bytes]] = [[]]  # the lines of each member
     for record in records:
@@ -161,7 +162,7 @@ def write_rollouts(path: Path, records: Sequence[dict[str, Any]]) -> None:
     write_atomically(index_path(path), gzip.compress(json.dumps(index).encode(), LEVEL, mtime=0))
 
 
-def index_of(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def index_of(records: Sequence[Record]) -> Record:
     """Return {"format", "count", "columns": {name: one value per record}, "queries": {task: its
     words}}."""
     rows = [_row(record) for record in records]
@@ -170,7 +171,7 @@ def index_of(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"format": FORMAT, "count": len(records), "columns": columns, "queries": queries}
 
 
-def _row(record: dict[str, Any]) -> dict[str, Any]:
+def _row(record: Record) -> Record:
     """Return the values of a record in the columns of an index."""
     turns, components = record["turns"], record["components"]
     labels = [turn["label"] for turn in turns]
@@ -229,11 +230,11 @@ class RolloutFile:
             raise BrokenFile(f"{path.name}: {error}") from None
         return text
 
-    def make_index(self) -> dict[str, Any]:
+    def make_index(self) -> Record:
         """Return an index made from the rollouts themselves, of one member. `broken` is the number
         of lines that cannot be read, which are left out, and `faults` says why. Raises
         FileNotFoundError."""
-        lines: list[dict[str, Any] | str] = []
+        lines: list[Record | str] = []
         size = self.path.stat().st_size
         try:
             lines = self.lines(0, size)
@@ -247,12 +248,12 @@ class RolloutFile:
         broken = {"broken": len(faults), "faults": told(faults)}
         return index_of(sound) | {"members": members} | broken
 
-    def member(self, offset: int, length: int) -> list[dict[str, Any]]:
+    def member(self, offset: int, length: int) -> list[Record]:
         """Return the records of one gzip member, see "members" of the index, without lines that
         cannot be read. Raises BrokenFile and OSError."""
         return [line for line in self.lines(offset, length) if isinstance(line, dict)]
 
-    def lines(self, offset: int, length: int, first: int = 1) -> list[dict[str, Any] | str]:
+    def lines(self, offset: int, length: int, first: int = 1) -> list[Record | str]:
         """Return the records of one gzip member, whose first line has a number. In place of a line
         that cannot be read, what is wrong with it. Raises BrokenFile and OSError."""
         with opened(self.path) as file:
@@ -272,7 +273,7 @@ class _Part:
         return data
 
 
-def _records(file: BinaryIO, first: int = 1) -> Iterator[dict[str, Any] | str]:
+def _records(file: BinaryIO, first: int = 1) -> Iterator[Record | str]:
     """Yield the record of each line of gzip members, or what is wrong with the line. Ends where
     they cannot be unpacked, or hold more than a file of rollouts does."""
     text, size, broken = gzip.GzipFile(fileobj=file), 0, 0
@@ -299,7 +300,7 @@ def _records(file: BinaryIO, first: int = 1) -> Iterator[dict[str, Any] | str]:
                     return
 
 
-def _record(line: bytes) -> dict[str, Any]:
+def _record(line: bytes) -> Record:
     """Return the record of a line. Raises ValueError for a line that is none."""
     try:
         value = json.loads(line.decode("utf-8", "surrogatepass"))
@@ -323,7 +324,7 @@ def rollout_files(folder: str | Path) -> list[RolloutFile]:
     )
 
 
-def read_rollouts(path: str | Path) -> list[dict[str, Any]]:
+def read_rollouts(path: str | Path) -> list[Record]:
     """Return the records of a file of rollouts. Raises BrokenFile, with the line, and OSError."""
     found = []
     with opened(path) as file:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from envs.world import text_of
 from evolver.files.workdir import plain
 from rl.trajectory import Trajectory
 
@@ -97,5 +98,6 @@ def episode(trajectory: Trajectory) -> str:
     lines = []
     for turn in trajectory.turns:
         lines.append(f"> {turn.action}")
-        lines += [str(message.get("content", "")) for message in turn.observation]
+        if turn.observation:
+            lines.append(text_of(turn.observation))
     return "\n".join(lines)

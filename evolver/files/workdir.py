@@ -32,6 +32,7 @@ import numpy as np
 from envs.values import text
 from envs.world import Task, repeated
 from evolver.files import formats
+from evolver.files.formats import Record
 from evolver.files.lines import append_line, read_jsonl
 from evolver.files.rollout_files import ENDING, write_rollouts
 from models.files import BrokenFile, loads, read_whole, write_atomically
@@ -139,56 +140,53 @@ class Workdir:
         if self._ready():
             append_line(self / name, line, sync=True)
 
-    def _read(self, name: str, **options: Any) -> list[dict[str, Any]]:
+    def _read(self, name: str, **options: Any) -> list[Record]:
         path = self / name
         return list(read_jsonl(path, **options)) if path.exists() else []
 
     # --- written and read back --------------------------------------------------------------------
 
-    def claim(self, config: dict[str, Any], seed: int, mode: str = "train") -> None:
+    def claim(self, config: Record, seed: int, mode: str = "train") -> None:
         """Write `config.json`. A resumed run replaces the config, whose resumable keys may differ,
         keeps the first revision and adds its own. Other modes, which may share the workdir of a
         run, write `config.<mode>.json`."""
-        now = provenance()
-        record = {"config": plain(config), "seed": seed, **now}
+        now, given = provenance(), {"config": plain(config)}
+        record = {**given, "seed": seed, **now}
         before = self.config() if mode == "train" else None
         if before is not None:
-            changed = before | now | {"config": record["config"]}
-            if changed == before:
+            if before | now | given == before:
                 return
-            resumed = [*before.get("resumed", []), now]
-            record = before | {"config": record["config"], "resumed": resumed}
+            record = before | given | {"resumed": [*before.get("resumed", []), now]}
         self._write(_config_name(mode), json.dumps(record, indent=2, sort_keys=True) + "\n")
 
-    def config(self, mode: str = "train") -> dict[str, Any] | None:
+    def config(self, mode: str = "train") -> Record | None:
         """Return the record that `claim` wrote for a mode, None if there is none or if another
         program wrote it. Raises BrokenFile for one that is damaged, and OSError."""
         path = self / _config_name(mode)
         if not path.exists():
             return None
+        content = read_whole(path)
         try:
-            record = loads(read_whole(path))
+            record = loads(content)
             if not isinstance(record, dict) or not isinstance(record.get("config"), dict):
                 return None
             return formats.valid(formats.RUN, record)
-        except BrokenFile:
-            raise
         except ValueError as error:
             raise BrokenFile(f"{path}: {error}") from None
 
-    def log_metrics(self, step: int, metrics: dict[str, Any]) -> None:
+    def log_metrics(self, step: int, metrics: Record) -> None:
         """Append one line and flush it to disk, so that it is there before the checkpoint of the
         step."""
         self._append("metrics.jsonl", _metrics_line({"step": step, **metrics}))
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[Record]:
         """Return the lines of `metrics.jsonl`, without a last line that a crash cut short.
 
         Raises BrokenFile, with the line, if one holds no step or a value that is not a number.
         """
         return self._read("metrics.jsonl", make=metrics_of, forgive="last")
 
-    def log_trajectories(self, step: int | str, records: Iterable[dict[str, Any]]) -> None:
+    def log_trajectories(self, step: int | str, records: Iterable[Record]) -> None:
         """Write `trajectories/step_000012.jsonl.gz` and its index, or files of the given name, such
         as "held_out_000010", for rollouts that are none of a step's own."""
         if self._ready():
@@ -196,11 +194,11 @@ class Workdir:
             path = self / f"trajectories/{name}{ENDING}"
             write_rollouts(path, [plain(record) for record in records])
 
-    def log_evaluation(self, record: dict[str, Any]) -> None:
+    def log_evaluation(self, record: Record) -> None:
         """Append the result of `--mode=eval` to `eval.jsonl`."""
         self._append("eval.jsonl", json.dumps(plain(record)))
 
-    def evaluations(self) -> list[dict[str, Any]]:
+    def evaluations(self) -> list[Record]:
         """Return the lines of `eval.jsonl`, oldest first; "scores" of each holds one `Scores` per
         seed, as a dict.
 
@@ -255,7 +253,7 @@ def _config_name(mode: str) -> str:
     return "config.json" if mode == "train" else f"config.{mode}.json"
 
 
-def metrics_of(record: dict[str, Any]) -> dict[str, Any]:
+def metrics_of(record: Record) -> Record:
     """Return a line of `metrics.jsonl`. Raises ValueError if it is none."""
     step = record.get("step")
     if type(step) is not int or step < 0:
@@ -268,7 +266,7 @@ def metrics_of(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def _metrics_line(metrics: dict[str, Any]) -> str:
+def _metrics_line(metrics: Record) -> str:
     """Return one line of JSON: `step` first, then the other keys, sorted. Equal runs give equal
     bytes."""
     ordered = {"step": metrics["step"]} | dict(sorted(metrics.items()))
@@ -311,7 +309,7 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def provenance() -> dict[str, Any]:
+def provenance() -> Record:
     """Return the git revision of this code (None if it is not in a clone), versions and
     platform."""
     root, revision, versions = Path(__file__).parents[2], None, {}

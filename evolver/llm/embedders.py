@@ -44,10 +44,9 @@ class HashedNgrams:
     named entities.
 
     Needs no model and gives the same vectors on any machine (features are hashed by crc32). Texts
-    are close if they
-    share wording and name equally many entities. Entities are not wording: words with digits are
-    all one token and capitalised words inside a sentence another, so "Book a flight to Oslo" equals
-    "Book a flight to Rome".
+    are close if they share wording and name equally many entities. Entities are not wording: words
+    with digits are all one token and capitalised words inside a sentence another, so "Book a flight
+    to Oslo" equals "Book a flight to Rome".
 
     dims: length of the vectors. characters: n of the character n-grams, which weigh
     `character_weight`; a count of entities weighs `entity_weight`, a word or bigram 1.

@@ -88,7 +88,10 @@ def llm_problems(config: Any, mode: str, resolve: Callable[[str], Path]) -> Iter
     roles = role_settings(config)
     if not roles or mode == "plan":
         return
-    for package in ("httpx", "jsonschema", *["llguidance"] * bool(policy_urls(config))):
+    packages = ["httpx", "jsonschema"]
+    if policy_urls(config):
+        packages.append("llguidance")
+    for package in packages:
         if importlib.util.find_spec(package) is None:
             yield f"config.llm needs {package}: {how_to_install('llm')}"
             return

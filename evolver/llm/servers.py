@@ -119,9 +119,8 @@ class Servers:
         """Return the response, whatever its status. Raises ChatError for a key that cannot be sent
         and for a broken connection."""
         url, headers = f"{role.server}/{route}", _headers(role.key)
-        content = (
-            json.dumps(body) if body else None
-        )  # ASCII, because httpx cannot encode lone surrogates
+        # ASCII, because httpx cannot encode lone surrogates
+        content = json.dumps(body) if body else None
         answer = None
         try:
             async with self.http.stream(method, url, headers=headers, content=content) as answer:

@@ -100,10 +100,9 @@ class Ledger:
     counts the missing lines.
     """
 
-    def __init__(
-        self, path: str | os.PathLike | None = None, *, step: Callable[[], int] = lambda: 0
-    ):
-        self.path, self.step = Path(path) if path else None, step
+    def __init__(self, path: str | os.PathLike | None = None):
+        self.path = Path(path) if path else None
+        self.step: Callable[[], int] = lambda: 0  # the training step that is going on
         self.unwritten: Counter[str] = Counter()  # of the lines of this ledger, and of the cache
         self._lock = threading.Lock()  # written by the client's thread, read by others
         self.total = accounts(ledger_lines(self.path))
@@ -160,11 +159,12 @@ def ledger_lines(path: Path | None) -> list[Json]:
 
 def ledger_line(line: Json) -> Json:
     """Return a line of a ledger. Raises TypeError or ValueError if it is none."""
-    texts = [line.get("role"), line.get("what"), line.get("model")]
+    texts = ["role", "what", "model"]
     if line.get("what") == "failure":
-        texts.append(line.get("kind"))
+        texts.append("kind")
+    sound = all(isinstance(line.get(name), str) for name in texts)
     numbers = [line.get("step"), *(line.get(name, 0) for name in SUMS)]
-    if {str} != set(map(type, texts)) or not all(map(math.isfinite, numbers)):
+    if not (sound and all(map(math.isfinite, numbers))):
         raise ValueError("this is not a line of a ledger")
     return line
 

@@ -4,6 +4,7 @@ experience (section 4 of the AgentEvolver paper; thresholds of ReMe, arXiv 2512.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from envs.world import text_of
 from evolver.llm.answers import (
     INTEGER,
     NUMBER,
@@ -20,7 +21,7 @@ from evolver.metrics import Meter
 from evolver.navigating import Experience, Extractor, Refiner, new_experience
 from evolver.navigating.extract import learnable_groups
 from evolver.parts import Parts
-from evolver.transcripts import quoted, text_of, transcript, without_experience
+from evolver.transcripts import quoted, transcript, without_experience
 from rl.bounds import Fraction
 from rl.trajectory import Trajectory
 
@@ -101,9 +102,8 @@ class LlmExtractor(Extractor):
             for _, experiences in found:
                 kept += experiences
             return kept
-        for (_, experiences), answer in zip(
-            found, self.chat.ask([self._validation(*it) for it in found])
-        ):
+        answers = self.chat.ask([self._validation(*it) for it in found])
+        for (_, experiences), answer in zip(found, answers):
             if isinstance(answer, ChatError):
                 self._meter.count("unanswered")
                 continue
@@ -133,7 +133,7 @@ class LlmExtractor(Extractor):
     def _question(
         self, name: str, schema: Schema, contrast: Sequence[Trajectory], limit: int, **slots: str
     ) -> Question:
-        text, attempts = prompt(name), []
+        attempts = []
         for number, trajectory in enumerate(contrast, 1):
             result = "success" if trajectory.evaluation.success else "failure"
             attempts.append(
@@ -141,8 +141,9 @@ class LlmExtractor(Extractor):
                 + transcript(without_experience(trajectory), limit)
             )
         task = quoted(contrast[0].task.query)
-        messages = text.messages(task=task, attempts="\n\n".join(attempts), **slots)
-        return Question(self.roles[0], messages, schema, text.version)
+        return prompt(name).question(
+            self.roles[0], schema, task=task, attempts="\n\n".join(attempts), **slots
+        )
 
 
 def listed(experiences: Sequence[Experience]) -> str:
@@ -193,13 +194,14 @@ class Reranker(Refiner):
         return self._meter.read()
 
     def _question(self, query: str, candidates: Sequence[Experience], top_k: int) -> Question:
-        text = prompt(self.prompts[0])
-        messages = text.messages(
-            task=quoted(query), experiences=listed(candidates), most=str(top_k)
-        )
         content = _CONTENT if self.rewrites else string(0)
-        schema = record(chosen=array(record(number=INTEGER, content=content), top_k))
-        return Question(self.roles[0], messages, schema, text.version)
+        return prompt(self.prompts[0]).question(
+            self.roles[0],
+            record(chosen=array(record(number=INTEGER, content=content), top_k)),
+            task=quoted(query),
+            experiences=listed(candidates),
+            most=str(top_k),
+        )
 
     def _chosen(
         self, query: str, candidates: Sequence[Experience], answer: Reply | ChatError, top_k: int

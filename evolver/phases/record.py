@@ -11,7 +11,7 @@ from typing import Any
 
 from evolver import alarms
 from evolver.build import Run, RunError, remembering
-from evolver.config.derived import updates, warmup, worlds
+from evolver.config.derived import mechanisms_of, updates, warmup, worlds
 from evolver.files.rollout_files import record_of
 from evolver.files.sinks import Sinks
 from evolver.files.workdir import plain
@@ -43,12 +43,8 @@ class Recorder:
         keep, milestones = c.checkpoint.keep, c.checkpoint.milestones
         folder = run.workdir / "checkpoints"
         self.checkpoints = Checkpoints(folder, keep=keep, milestones=milestones)
-        self.manifest: dict[str, Any] = {
-            "pending_metrics": None,
-            "wandb": "",
-            "system": "",
-            "clock": 0.0,
-        }
+        self.manifest: dict[str, Any] = {"pending_metrics": None, "wandb": "", "clock": 0.0}
+        self.system = ""  # message with which the policy trains, "" if it is not one
         self._updates = -1  # those of the last complete step
         self._saved_at = time.monotonic()
         if found := self.checkpoints.restore(run.learner.saved):
@@ -66,8 +62,6 @@ class Recorder:
                 )
         else:
             run.progress.say(headline(run))
-        # with which the policy trains, "" if it is not one
-        self.system: str = self.manifest["system"]
         if warmup(c) < c.optim.warmup:
             run.progress.say(
                 f"config.optim.warmup={c.optim.warmup} is not shorter than the {updates(c)} updates"
@@ -112,7 +106,7 @@ class Recorder:
     def load_manifest(self) -> None:
         """Restore what the manifest holds of the run's parts."""
         run, manifest = self.run, self.manifest
-        run.step = manifest["step"]
+        run.step, self.system = manifest["step"], manifest["system"]
         self._updates = learner.updates(run.learner.state)
         run.learner.alarm.baseline = list(manifest["alarm"])
         if run.tasks.pool is not None:
@@ -232,12 +226,12 @@ class Recorder:
         self.system = system_of(trajectories) or self.system
         c, fates = self.run.config, [reason or "trained" for reason in reasons]
         if c.log.trajectories and step % c.log.trajectories == 0:
-            records = [record_of(t, fate=fate) for t, fate in zip(trajectories, fates)]
-            self.run.workdir.log_trajectories(step, records)
+            pairs = zip([*trajectories, *extra], fates)
+            records = [record_of(t, fate=fate) for t, fate in pairs]
+            count = len(trajectories)
+            self.run.workdir.log_trajectories(step, records[:count])
             if extra:
-                fates_of_extra = fates[len(trajectories) :]
-                records = [record_of(t, fate=fate) for t, fate in zip(extra, fates_of_extra)]
-                self.run.workdir.log_trajectories(f"extra_{step:06d}", records)
+                self.run.workdir.log_trajectories(f"extra_{step:06d}", records[count:])
         if evaluated_at(c, step):
             self.sinks.rollouts(step, trajectories, fates)
 
@@ -274,11 +268,10 @@ def system_of(trajectories: Iterable[Trajectory]) -> str:
 def headline(run: Run) -> str:
     """Return one line about the run that starts."""
     c = run.config
-    mechanisms = [name for name in ("questioning", "navigating", "attributing") if c[name].enabled]
+    mechanisms = ", ".join(mechanisms_of(c)) or "no mechanism"
     return (
         f"{run.workdir.path}: {c.steps} steps of {c.rollout.tasks} tasks x {c.rollout.group}"
-        f" rollouts in {', '.join(worlds(c))}; {', '.join(mechanisms) or 'no mechanism'};"
-        f" {c.advantage.name}"
+        f" rollouts in {', '.join(worlds(c))}; {mechanisms}; {c.advantage.name}"
     )
 
 

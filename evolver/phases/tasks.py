@@ -86,8 +86,8 @@ def look_at(run: Run, task: Task) -> None:
     if prompt >= c.rollout.context:
         raise RunError(found[0])
     for role, question in policy_prompts(c):
-        messages = question.messages(**dict.fromkeys(question.slots, ""))
-        needed = len(chat.opening(actor.tokenizer, messages)) + bare + c.rollout.max_tokens
+        needed = len(chat.opening(actor.tokenizer, question.empty()))
+        needed += bare + c.rollout.max_tokens
         needed += min(ANSWER, c.llm[role].max_tokens)
         if needed > question_context(c):
             found.append(

@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh
 
+from evolver.config.checks.machine import mesh_error
 from evolver.config.derived import needs_reference, weight_dtype
 from evolver.config.paths import model_folder
 from evolver.learner import make_layout
@@ -242,11 +242,8 @@ def problems(case: Case) -> Iterator[str]:
             f" {target.name} has {target.count}: change config.engine.vllm.devices, replicas or"
             " flags"
         )
-    try:
-        mesh = AbstractMesh(tuple(c.mesh[axis] for axis in meshes.AXES), meshes.AXES)
-        meshes.shardings(case.shape, mesh, c.sharding.to_dict())
-    except meshes.MeshError as error:
-        yield str(error)
+    if error := mesh_error(c, case.shape):
+        yield error
 
 
 # --- what is trained and kept ---------------------------------------------------------------------

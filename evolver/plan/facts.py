@@ -5,7 +5,7 @@ from typing import Any
 
 from envs import make
 from evolver.config.checks.world import evaluated, held_out_tasks
-from evolver.config.derived import updates, warmup, weight_dtype
+from evolver.config.derived import mechanisms_of, updates, warmup, weight_dtype
 from evolver.config.paths import model_folder, resolve
 from evolver.files.workdir import read_tasks
 from evolver.llm.roles import engine_context
@@ -52,11 +52,10 @@ def work(config: Any, originals: int, held_out: int, unknown: str = "") -> dict[
     c, r = config, config.rollout
     a_step = r.tasks * r.group
     rollouts, tokens = c.steps * a_step, min(r.max_turns * r.max_tokens, r.context)
-    mechanisms = [name for name in ("questioning", "navigating", "attributing") if c[name].enabled]
     source = c.env.tasks or f"split {c.env.split}"
     shorter = f", of which {warmup(c)} warm up" if warmup(c) < c.optim.warmup else ""
     found = {
-        "mechanisms": ", ".join(mechanisms) or "none",
+        "mechanisms": ", ".join(mechanisms_of(c)) or "none",
         "training tasks": unknown or f"{originals} original, {source}",
         "steps": f"{c.steps:,} of {r.tasks} tasks x {r.group} = {a_step:,} rollouts",
         "rollouts": f"{rollouts:,} of at most {r.max_turns} turns and {r.context:,} tokens",

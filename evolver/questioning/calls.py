@@ -16,9 +16,8 @@ from typing import Any
 
 from envs import toolcalls
 from envs.probed import Cell, cells, phrases
-from envs.world import Observation, StepResult, Task, World
+from envs.world import Observation, StepResult, Task, World, text_of
 from evolver.replaying import leaves, renaming
-from evolver.transcripts import text_of
 
 _SLOT = re.compile(r"\b[A-Z]{2,}\b")
 _BLOCK = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)

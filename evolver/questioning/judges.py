@@ -59,15 +59,15 @@ class Naive(OutcomeJudge):
         return self._question(self.prompts[0], trajectory)
 
     def _question(self, name: str, trajectory: Trajectory, **slots: str) -> Question:
-        text = prompt(name)
-        messages = text.messages(
+        return prompt(name).question(
+            self.roles[0],
+            self.schema,
             task=quoted(trajectory.task.query),
             steps=transcript(exchanges_of(trajectory), self.max_chars),
             count=str(len(trajectory.turns)),
             tools=tool_list(trajectory.tools, 2 * self.max_chars),
             **slots,
         )
-        return Question(self.roles[0], messages, self.schema, text.version)
 
     def metrics(self) -> dict[str, float]:
         """Return metrics since the last call."""

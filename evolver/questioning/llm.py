@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
 from envs.profile import draft, tools_of
-from envs.world import Message, Task, World, WorldError, first_of_worlds
+from envs.world import Message, Task, World, WorldError, first_of_worlds, text_of
 from evolver.llm.answers import INTEGER, NUMBER, array, record, string, unfit_reason
 from evolver.llm.embedders import HashedNgrams
 from evolver.llm.prompts import prompt
@@ -37,7 +37,7 @@ from evolver.questioning.profiles import preference_text, profile_text
 from evolver.questioning.start_state import StartState
 from evolver.questioning.tasks import Rejected, check_probe, probe_of, source_of
 from evolver.questioning.values import SeenValues
-from evolver.transcripts import quoted, rules_of, shortened, text_of, transcript, words
+from evolver.transcripts import quoted, rules_of, shortened, transcript, words
 from rl.bounds import Count, CountOrZero
 from rl.seeds import seed_of
 
@@ -184,10 +184,18 @@ class LlmExplorer:
     # --- writing ----------------------------------------------------------------------------------
 
     def _writing(self, walk: Episode, seed: int) -> Question:
-        text = prompt("write_tasks")
         known = "\n".join(f"- {query}" for query in self._nearest(walk)) or "(none yet)"
         steps = [(event.action, event.result) for event in walk.events]
-        messages = text.messages(
+        task = record(
+            query=string(_LONGEST_QUERY),
+            confidence=NUMBER,
+            steps=array(INTEGER, len(steps)),
+            answer=string(_LONGEST_ANSWER),
+        )
+        return prompt("write_tasks").question(
+            "writer",
+            record(tasks=array(task, self.per_walk)),
+            seed,
             profile=quoted(profile_text(self.profile, walk.opening.tools)),
             preference=self.preference,
             most=str(self.per_walk),
@@ -195,14 +203,6 @@ class LlmExplorer:
             count=str(len(steps)),
             steps=transcript(steps, self.max_chars),
         )
-        task = record(
-            query=string(_LONGEST_QUERY),
-            confidence=NUMBER,
-            steps=array(INTEGER, len(steps)),
-            answer=string(_LONGEST_ANSWER),
-        )
-        schema = record(tasks=array(task, self.per_walk))
-        return Question("writer", messages, schema, text.version, seed)
 
     def _nearest(self, walk: Episode) -> list[str]:
         """Return queries that the writer may repeat: of the same start, then those most similar to

@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from envs.probed import answered, is_probed
-from envs.world import Task, Tool, World
+from envs.world import Task, Tool, World, text_of
 from evolver.questioning.calls import has_digit
 from evolver.replaying import replay
-from evolver.transcripts import text_of
 
 CLOSING = "done"  # ends an episode that needs no answer
 _CONSTANTS = ("yes", "no", "none", "true", "false", "unknown", "0", "1")

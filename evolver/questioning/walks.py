@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Self
 
 from envs.probed import Cell, tokens
-from envs.world import Task, World
+from envs.world import Task, World, snapshot_of
 from evolver.questioning.calls import Episode, Event, Json, Key, Operations, key_of
 from evolver.questioning.operation_stats import (
     NO_TRIALS,
@@ -31,7 +31,6 @@ from evolver.questioning.operation_stats import (
     tally,
 )
 from evolver.questioning.values import Given, SeenValues, Values, group_of, hinted, name_parts
-from evolver.replaying import snapshot_of
 
 # --- the next operation ---
 

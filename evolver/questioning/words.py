@@ -144,15 +144,15 @@ class ByModel(Words):
         return self.meter.read()
 
     def _question(self, task: Task, tools: str) -> Question:
-        text, named = prompt("reword"), "\n".join(f"- {value}" for value in task.meta["named"])
-        messages = text.messages(
+        named = "\n".join(f"- {value}" for value in task.meta["named"])
+        return prompt("reword").question(
+            "writer",
+            record(queries=array(string(_LONGEST), self.wordings)),
             tools=quoted(tools[: self.max_chars]),
             query=task.query,
             named=named or "(none)",
             count=str(self.wordings),
         )
-        schema = record(queries=array(string(_LONGEST), self.wordings))
-        return Question("writer", messages, schema, text.version)
 
     def _chosen(self, task: Task, answer: Reply | ChatError) -> str:
         """Return the first wording that passes the gate, the task's own words if none does."""

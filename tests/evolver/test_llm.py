@@ -500,7 +500,8 @@ class TestProblems:
 class TestLedger:
     def test_the_file_has_a_line_per_event_and_its_sums_come_back(self, tmp_path):
         path, step = tmp_path / "llm.jsonl", [1]
-        ledger, prices = Ledger(path, step=lambda: step[0]), {"tiny": (1.0, 2.0)}
+        ledger, prices = Ledger(path), {"tiny": (1.0, 2.0)}
+        ledger.step = lambda: step[0]
         with client(
             lambda body, n: "x" if n else refused(500, "boom"), ledger=ledger, prices=prices
         ) as chat:

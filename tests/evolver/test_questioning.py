@@ -27,7 +27,7 @@ from envs.travel import Travel
 from envs.travel.agency import FAMILY, Agency
 from envs.travel.data import data
 from envs.travel.profile import PHRASES
-from envs.world import Evaluation, Task, World
+from envs.world import Evaluation, Task, World, text_of
 from evolver.build import RunError, make_tasks
 from evolver.config import plugs
 from evolver.parts import Parts
@@ -45,7 +45,7 @@ from evolver.questioning.values import SeenValues
 from evolver.questioning.walks import Walker
 from evolver.replaying import opening_words, values_used
 from evolver.sampling import Draw, Epochs
-from evolver.transcripts import text_of, words
+from evolver.transcripts import words
 from tests.evolver.toy import BOOKS, Library, attempt, call, task
 
 SOLARIS = task("Lend Solaris.", lent=["B15"])

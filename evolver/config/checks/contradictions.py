@@ -37,8 +37,7 @@ def plug_contradictions(c: ConfigDict) -> Iterator[str]:
     if needs_labels is False and c.attributing.enabled:
         yield (
             f"config.attributing.enabled makes labels, but config.advantage.name={estimator}"
-            " ignores"
-            " them: set config.advantage.name=adca, or config.attributing.enabled=False"
+            " ignores them: set config.advantage.name=adca, or config.attributing.enabled=False"
         )
     reproduces = getattr(plugs.load("attributing.judge", judge), "reproduces_outcome", False)
     judged = c.questioning.enabled and replaces_outcome(c)

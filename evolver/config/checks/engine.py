@@ -13,6 +13,15 @@ from ml_collections import ConfigDict
 from envs.packages import how_to_install
 from evolver.llm.questions import url_problem
 
+# The flags of `vllm serve` that a plan reads: the form of their values, and its description.
+READ_FLAGS = {
+    "--tensor-parallel-size": (r"0*[1-9]\d{0,3}", "a whole number from 1"),
+    "--gpu-memory-utilization": (
+        r"0?\.\d*[1-9]\d*|1(\.0*)?",
+        "a number above 0 and at most 1",
+    ),
+}
+
 
 def engine_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     """Yield the problems that can be found without contacting a server."""
@@ -32,8 +41,8 @@ def engine_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     if config.rollout.top_p < 1 or config.rollout.top_k:
         yield (
             "config.engine.name=vllm reports log-probabilities renormalised by top-p and top-k,"
-            " which the learner"
-            " cannot compare with its own: set config.rollout.top_p=1.0 and top_k=0"
+            " which the learner cannot compare with its own: set config.rollout.top_p=1.0 and"
+            " top_k=0"
         )
     if not max(config.rollout.temperature, config.eval.temperature) <= 2:
         yield "config.engine.name=vllm supports temperatures of at most 2"
@@ -55,8 +64,7 @@ def engine_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     if bool(v.urls) == bool(v.python):
         yield (
             "config.engine.name=vllm needs exactly one of config.engine.vllm.urls (servers that"
-            " are running) and"
-            " config.engine.vllm.python (an interpreter with vLLM, to start them)"
+            " are running) and config.engine.vllm.python (an interpreter with vLLM, to start them)"
         )
     for url in v.urls:
         if problem := url_problem(url, "http://127.0.0.1:8000"):
@@ -78,12 +86,6 @@ def flags_problems(flags: str) -> Iterator[str]:
         yield f"config.engine.vllm.flags={flags} cannot be split into words: {error}"
         return
     for name, value in zip(words, [*words[1:], ""]):
-        if name == "--tensor-parallel-size" and not re.fullmatch(r"0*[1-9]\d{0,3}", value):
-            yield f"config.engine.vllm.flags: {name} must be a whole number from 1; it is {value!r}"
-        if name == "--gpu-memory-utilization" and not re.fullmatch(
-            r"0?\.\d*[1-9]\d*|1(\.0*)?", value
-        ):
-            yield (
-                f"config.engine.vllm.flags: {name} must be a number above 0 and at most 1; it is"
-                f" {value!r}"
-            )
+        form, rule = READ_FLAGS.get(name, ("", ""))
+        if form and not re.fullmatch(form, value):
+            yield f"config.engine.vllm.flags: {name} must be {rule}; it is {value!r}"

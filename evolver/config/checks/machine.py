@@ -4,6 +4,7 @@ import importlib.util
 import math
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -46,17 +47,16 @@ def install_problems(config: ConfigDict, mode: str) -> Iterator[str]:
 def mesh_problems(config: ConfigDict) -> Iterator[str]:
     """Yield why the mesh cannot be used: it does not divide the model or a row, or the sharding
     rules are wrong."""
-    unknown = []
+    known = True
     for name, rule in config.sharding.items():
-        unknown += [
-            (name, rule, axis) for axis in filter(None, rule.split(",")) if axis not in config.mesh
-        ]
-    for name, rule, axis in unknown:
-        yield (
-            f"config.sharding.{name}={rule}: {axis} is not a mesh axis; the axes are"
-            f" {', '.join(config.mesh)}"
-        )
-    if unknown or math.prod(config.mesh.values()) == 1:
+        for axis in rule.split(","):
+            if axis and axis not in config.mesh:
+                known = False
+                yield (
+                    f"config.sharding.{name}={rule}: {axis} is not a mesh axis; the axes are"
+                    f" {', '.join(config.mesh)}"
+                )
+    if not known or math.prod(config.mesh.values()) == 1:
         return
     learner, pieces = config.learner, config.mesh.sequence
     if learner.widths > 1 and pieces > 1:
@@ -69,18 +69,27 @@ def mesh_problems(config: ConfigDict) -> Iterator[str]:
             f"config.learner.row={learner.row} tokens cannot be split into"
             f" config.mesh.sequence={pieces} pieces: make it a multiple"
         )
-    from jax.sharding import AbstractMesh
-
-    from models import hf, mesh, qwen
+    from models import hf, qwen
 
     try:
-        shape = qwen.PRESETS.get(config.model.preset)
-        if config.model.path:
-            shape = hf.config_of(model_folder(config.model.path))
-        if shape:
-            sizes = tuple(config.mesh[axis] for axis in mesh.AXES)
-            mesh.shardings(shape, AbstractMesh(sizes, mesh.AXES), config.sharding.to_dict())
-    except mesh.MeshError as error:
-        yield f"config.mesh: {error}"
+        path = config.model.path
+        shape = hf.config_of(model_folder(path)) if path else qwen.PRESETS[config.model.preset]
     except (OSError, ValueError):
         return  # a problem of the model, which model_problems reports
+    if error := mesh_error(config, shape):
+        yield f"config.mesh: {error}"
+
+
+def mesh_error(config: ConfigDict, shape: Any) -> str:
+    """Return why a model of this shape, a `qwen.Config`, cannot be spread over the config's mesh by
+    its sharding rules; "" if it can."""
+    from jax.sharding import AbstractMesh
+
+    from models import mesh
+
+    sizes = tuple(config.mesh[axis] for axis in mesh.AXES)
+    try:
+        mesh.shardings(shape, AbstractMesh(sizes, mesh.AXES), config.sharding.to_dict())
+    except mesh.MeshError as error:
+        return str(error)
+    return ""

@@ -33,8 +33,7 @@ def model_problems(config: ConfigDict, mode: str) -> Iterator[str]:
             held = ", ".join(sorted(p.name for p in folder.iterdir())[:6]) or "nothing"
             yield (
                 f"config.model.path={path} has no *.safetensors file (Hugging Face format); it"
-                " holds"
-                f" {held}"
+                f" holds {held}"
             )
         try:
             shape = hf_config.fields(hf_config.read(folder))
@@ -47,8 +46,7 @@ def model_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     elif mode != "plan":
         yield (
             "config.model.path is empty, so the weights are random; config.model.tokenizer must"
-            " then"
-            " name a tokenizer"
+            " then name a tokenizer"
         )
 
 
@@ -89,8 +87,7 @@ def question_problems(config: ConfigDict, tokenizer: Any) -> Iterator[str]:
 
     context = question_context(config)
     for role, text in policy_prompts(config):
-        messages = text.messages(**dict.fromkeys(text.slots, ""))
-        tokens = len(chat.opening(tokenizer, messages))
+        tokens = len(chat.opening(tokenizer, text.empty()))
         if tokens >= context:
             own = "llm" if config.llm.context else "rollout"
             yield (

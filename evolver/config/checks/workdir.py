@@ -66,8 +66,7 @@ def place_problems(workdir: str | Path) -> Iterator[str]:
     if "://" in str(workdir):
         yield (
             f"--workdir={workdir} is not a directory of this machine: mount the storage (for"
-            " example"
-            " with gcsfuse or s3fs) and give the directory where it is mounted"
+            " example with gcsfuse or s3fs) and give the directory where it is mounted"
         )
         return
     if str(workdir).startswith("~"):  # the command has replaced what it could

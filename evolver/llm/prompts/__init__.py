@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from evolver.llm.answers import Schema
+from evolver.llm.questions import Question
+
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -33,6 +36,16 @@ class Prompt:
     @property
     def slots(self) -> set[str]:
         return set(_SLOT.findall(self.system + self.user))
+
+    def question(
+        self, role: str, schema: Schema | None, seed: int | None = None, /, **values: str
+    ) -> Question:
+        """Return the question to a role, with the values of its slots."""
+        return Question(role, self.messages(**values), schema, self.version, seed)
+
+    def empty(self) -> list[dict[str, str]]:
+        """Return the messages with empty slots, the shortest that there are."""
+        return self.messages(**dict.fromkeys(self.slots, ""))
 
     def messages(self, **values: str) -> list[dict[str, str]]:
         """Return the system and user messages with their slots filled. Slots inside a value are
