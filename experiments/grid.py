@@ -418,13 +418,13 @@ def gather(runs: Sequence[Run], folder: str | Path) -> list[compare.Row]:
     ledger = Ledger(Path(folder))
     rows = {run.row: compare.Row(run.row) for run in runs}
     for run in runs:
-        row, code, curve = rows[run.row], ledger.code(run.name), ledger.curve(run.name)
-        known = {None: "was not run", INTERRUPTED: "is unfinished"}
-        if curve is None:
+        row, code = rows[run.row], ledger.code(run.name)
+        if code == 0:
+            row.curves[run.seed] = ledger.curve(run.name)
+        else:
+            known = {None: "was not run", INTERRUPTED: "is unfinished"}
             what = known.get(code, f"failed (exit code {code})")
             row.notes.append(f"seed {run.seed} {what}")
-        else:
-            row.curves[run.seed] = curve
     return list(rows.values())
 
 

@@ -13,11 +13,12 @@ intervals.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from experiments.compare import height, means_of
+from experiments.compare import height, mean_curve, means_of
 from rl.evaluation import Scores, steps_to
 
 GOAL = 0.9
@@ -68,10 +69,8 @@ def early_step(curve: Mapping[int, Scores]) -> int | None:
 
 def goal_of(curves: Sequence[Mapping[int, Scores]]) -> float:
     """Return 90% of the best point of the mean of several runs' curves, nan without curves."""
-    steps = set.intersection(*(set(curve) for curve in curves)) if curves else set()
-    known = [means_of(curve, "avg@8") for curve in curves]
-    means = [float(np.mean([mean[step] for mean in known])) for step in steps]
-    return GOAL * max(means, default=float("nan"))
+    mean = mean_curve([means_of(curve, "avg@8") for curve in curves])
+    return GOAL * max(mean.values(), default=math.nan)
 
 
 def steps_of(curve: Mapping[int, Scores], goal: float) -> int | None:

@@ -109,7 +109,7 @@ def test_the_fastest_setting_of_each_contender_counts(capfd):
     )
     absent = harness.Contender("no/such/python", "peer", ("",))
     harness.compare(
-        "tokens/s", {"here": ours, "peer": absent}, {"flat": [7, 9]}, "model", "--twice"
+        "tokens/s", {"here": ours, "peer": absent}, {"flat": [7, 9]}, "model", 2
     )
     out = capfd.readouterr().out
     assert out.count("tokens/s, round") == 2 and out.count("failed:") == 1
