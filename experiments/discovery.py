@@ -51,12 +51,12 @@ def main(
     last = {name: scores for name, scores in last.items() if scores.greedy_N}
     if missing := [name for name in trained if name not in last]:
         hint = "give workdirs of runs with config.eval.greedy=True"
-        raise commands.Problems([f"no greedy evaluation in {', '.join(missing)}: {hint}"])
+        raise commands.Problems(f"no greedy evaluation in {', '.join(missing)}: {hint}")
     if code := evaluate(config, base, flags):
         return code
     untrained = Scores(**Workdir(base).evaluations()[-1]["scores"][0])
     if other := [run for run, scores in last.items() if scores.tasks != untrained.tasks]:
-        raise commands.Problems([f"{', '.join(other)} were evaluated on other tasks than {base}"])
+        raise commands.Problems(f"{', '.join(other)} were evaluated on other tasks than {base}")
     text = table(untrained, last)
     print(text)
     if out:

@@ -495,7 +495,7 @@ def main(
         if world not in interpreters:  # another interpreter has the packages
             found += world_problems(world, arguments.get(world, {}))
     if found:
-        raise commands.Problems(found)
+        raise commands.Problems(*found)
     out.mkdir(parents=True, exist_ok=True)
     rows: dict[str, Runs] = {}
     failed = []

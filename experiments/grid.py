@@ -537,7 +537,7 @@ def command(
     states = {}
     if not only_report:
         if found := problems(runs, folder, flags):
-            raise commands.Problems(found)
+            raise commands.Problems(*found)
         states = execute(runs, folder, jobs=jobs, flags=flags)
     print("\n" + report())
     if "interrupted" in states.values():
@@ -574,15 +574,15 @@ def main(
     """
     logging.set_verbosity(logging.ERROR)
     if not (config or sweep):
-        raise commands.Problems(["--config=FILE is missing, or --sweep FILE"])
+        raise commands.Problems("--config=FILE is missing, or --sweep FILE")
     if config.partition(":")[2] and rows:
         both = "--config=FILE:ARGUMENT and --rows both name arguments"
-        raise commands.Problems([f"{both}; give --config=FILE with --rows"])
+        raise commands.Problems(f"{both}; give --config=FILE with --rows")
     try:
         swept, commanded = read_sweep(sweep) if sweep else ({}, "")
         sets = swept | sets_of(set_)
     except ValueError as error:
-        raise commands.Problems([str(error)]) from None
+        raise commands.Problems(str(error)) from None
     runs = product(config or commanded, rows=rows, sets=sets, seeds=seeds)
 
     def told() -> str:

@@ -301,9 +301,8 @@ def main(
     """
     known = all_studies()
     if unknown := [name for name in studies if name not in known]:
-        raise commands.Problems(
-            [f"--studies {name}: choose {', '.join(known)}" for name in unknown]
-        )
+        wrong = [f"--studies {name}: choose {', '.join(known)}" for name in unknown]
+        raise commands.Problems(*wrong)
     chosen = {name: known[name] for name in studies or known}
     every = runs_of(known, seeds)
     runs = {run.name: run for name in chosen for run in itertools.chain(*every[name].values())}

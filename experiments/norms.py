@@ -68,7 +68,7 @@ def main(workdir: tuple[Path, ...], *, alpha: float = 0.1) -> None:
     steps = [read_rollouts(file.path) for file in files]
     if not steps:
         where = ", ".join(map(str, workdir))
-        raise commands.Problems([f"no trajectories/step_* in {where}"])
+        raise commands.Problems(f"no trajectories/step_* in {where}")
     sizes = [f"p{edge:g}" if edge < 100 else "max" for edge in EDGES]
     rows = []
     for norm, (value, outcome) in compared(steps, alpha).items():

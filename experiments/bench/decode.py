@@ -121,7 +121,7 @@ def chip_here() -> targets.Chip:
     chip = chip_of(jax.devices()[0].device_kind)
     if chip is None:
         hint = "plan for one with --planned h100:1"
-        raise commands.Problems([f"this machine has no accelerator of a known type; {hint}"])
+        raise commands.Problems(f"this machine has no accelerator of a known type; {hint}")
     return chip
 
 

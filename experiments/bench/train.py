@@ -121,7 +121,7 @@ def measured_case(config: Any, repeats: int) -> Record:
     import jax
 
     if jax.default_backend() == "cpu":
-        raise commands.Problems(["this machine has no accelerator: plan with --planned h100:1"])
+        raise commands.Problems("this machine has no accelerator: plan with --planned h100:1")
     devices = config.mesh.data * config.mesh.fsdp * config.mesh.tensor * config.mesh.sequence
     try:
         result = measure(config, repeats)

@@ -27,25 +27,25 @@ from absl import logging
 from evolver.plan import PlanError
 from experiments import commands, compare, grid
 from experiments.paper import costs
-from experiments.paper.study import TABLES, Study, StudyError, study_of
+from experiments.paper.study import TABLES, Study, study_of
 from experiments.paper.tables import write
 
 FOLDERS = {"full": Path("runs/paper"), "tiny": Path("runs/paper-tiny")}
 
 
 def seeds_of(text: str) -> list[int]:
-    """Return comma-separated seeds. Raises StudyError."""
+    """Return comma-separated seeds. Raises commands.Problems."""
     try:
         return sorted({int(seed) for seed in text.split(",")})
     except ValueError:
-        raise StudyError(f"--seeds={text}: give whole numbers, such as 0,1,2") from None
+        raise commands.Problems(f"--seeds={text}: give whole numbers, such as 0,1,2") from None
 
 
 def models_of(words: Sequence[str]) -> Mapping[str, str]:
-    """Return {size: where} of SIZE=WHERE texts. Raises StudyError."""
+    """Return {size: where} of SIZE=WHERE texts. Raises commands.Problems."""
     if wrong := [word for word in words if "=" not in word]:
         hint = "give SIZE=WHERE, such as 14b=/dir/of/Qwen2.5-14B-Instruct"
-        raise StudyError(f"--models {' '.join(wrong)}: {hint}")
+        raise commands.Problems(f"--models {' '.join(wrong)}: {hint}")
     return dict(word.split("=", 1) for word in words)
 
 
@@ -111,8 +111,8 @@ def main(
         if dry_run:
             print(estimated(study, target, prices, gpu_hour))
             return 0
-    except (StudyError, PlanError, OSError) as error:
-        raise commands.Problems(str(error).splitlines()) from None
+    except (PlanError, OSError) as error:
+        raise commands.Problems(str(error)) from None
     runs = list(study.runs.values())
     return grid.command(
         runs, folder, lambda: report(study, folder), jobs=jobs, flags=flags, only_report=only_report

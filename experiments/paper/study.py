@@ -13,6 +13,7 @@ from typing import Any
 
 from configs.paper.cells import TABLES, Cell
 from configs.paper.runs import thinking, tiny_policy
+from experiments.commands import Problems
 from experiments.grid import Run
 
 RUNS = "configs/paper/runs.py"
@@ -24,10 +25,6 @@ MODELS = {
 }
 SPLITS = {"test_normal": "test"}  # of travel, which stands for AppWorld at tiny scale
 ROLLOUTS = 8
-
-
-class StudyError(ValueError):
-    """A request that cannot be met; the message is for the user."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,7 @@ class Study:
         return self.scale == "tiny"
 
     def add(self, table: str, name: str, cell: Cell) -> None:
-        """Add the runs of one cell. Raises StudyError."""
+        """Add the runs of one cell. Raises Problems."""
         self.tables.setdefault(table, []).append(name)
         if self.tiny and cell.model not in ("", "7b", "14b"):
             self.left_out[table, name] = "has no counterpart at tiny scale"
@@ -161,7 +158,7 @@ class Study:
         if not self.tiny:
             model = self.models.get(size) or MODELS.get(size, "")
             if not model and self.starts:
-                raise StudyError(
+                raise Problems(
                     f"{size} is only evaluated, on a server that already has it: give --models"
                     f" {size}=URL,NAME,TOKENIZER, or choose other cells with --cells"
                 )
@@ -180,7 +177,7 @@ class Study:
             return {"model.path": policy} | shared
         parts = policy.split(",")
         if len(parts) != 3:
-            raise StudyError(f"--models {policy}: give URL,NAME,TOKENIZER of the server")
+            raise Problems(f"--models {policy}: give URL,NAME,TOKENIZER of the server")
         url, name, tokenizer = parts
         # The learner is not used: its shape is the smallest one, and the server's weights are never
         # replaced.
@@ -195,7 +192,7 @@ class Study:
     def _add(self, run: Run) -> str:
         known = self.runs.setdefault(run.name, run)
         if known != run:
-            raise StudyError(f"two different runs are called {run.name}: {known} and {run}")
+            raise Problems(f"two different runs are called {run.name}: {known} and {run}")
         return run.name
 
 
@@ -205,10 +202,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def module_of(table: str) -> Any:
-    """Return the module of a table in configs/paper. Raises StudyError, which lists the tables."""
+    """Return the module of a table in configs/paper. Raises Problems, which lists the tables."""
     if table not in TABLES:
         hint = did_you_mean(table, TABLES)
-        raise StudyError(
+        raise Problems(
             f"{table}: there is no such table.{hint} There are {', '.join(TABLES)}, and all"
         )
     return importlib.import_module(f"configs.paper.{table}")
@@ -224,7 +221,7 @@ def chosen(tables: Sequence[str], patterns: Sequence[str] = ()) -> dict[str, dic
     if there are none.
 
     A pattern is a name, or has `*` in it: "14b,*,hybrid". Tables without a matching cell are left
-    out. Raises StudyError with all unknown tables and all patterns that no table matches; it lists
+    out. Raises Problems with all unknown tables and all patterns that no table matches; it lists
     what there is.
     """
     found, cells = [], {}
@@ -232,8 +229,8 @@ def chosen(tables: Sequence[str], patterns: Sequence[str] = ()) -> dict[str, dic
         try:
             module_of(table)
             cells[table] = TABLES[table]
-        except StudyError as error:
-            found.append(str(error))
+        except Problems as problems:
+            found += problems.args
     names = list(dict.fromkeys(itertools.chain(*cells.values())))
     matching = {pattern: set(fnmatch.filter(names, pattern)) for pattern in patterns}
     for pattern in [pattern for pattern, some in matching.items() if cells and not some]:
@@ -241,7 +238,7 @@ def chosen(tables: Sequence[str], patterns: Sequence[str] = ()) -> dict[str, dic
         hint = did_you_mean(pattern, names)
         found.append(f"{whose} cell {pattern}.{hint} The cells are {'; '.join(names)}")
     if found:
-        raise StudyError("\n".join(found))
+        raise Problems(*found)
     wanted = set().union(*matching.values()) if patterns else names
     kept = {
         table: {name: cell for name, cell in known.items() if name in wanted}
@@ -259,14 +256,14 @@ def study_of(
     models: Mapping[str, str] | None = None,
     starts: bool = True,
 ) -> Study:
-    """Return the study of some tables. Raises StudyError with everything that is wrong."""
+    """Return the study of some tables. Raises Problems with everything that is wrong."""
     study, found = Study(scale, seeds, models or {}, starts), []
     for table, known in chosen(tables, cells).items():
         try:
             for name, cell in known.items():
                 study.add(table, name, cell)
-        except StudyError as error:
-            found.append(str(error))
+        except Problems as problems:
+            found += problems.args
     if found:
-        raise StudyError("\n".join(dict.fromkeys(found)))
+        raise Problems(*dict.fromkeys(found))
     return study

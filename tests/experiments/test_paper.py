@@ -13,7 +13,7 @@ from experiments import commands
 from experiments.ledger import Ledger, outcome
 from experiments.paper import __main__ as paper
 from experiments.paper import costs, measures, tables
-from experiments.paper.study import TABLES, StudyError, chosen, study_of
+from experiments.paper.study import TABLES, chosen, study_of
 from rl.evaluation import Scores
 
 TASKS = ["a_1", "a_2", "b_1", "c"]
@@ -313,5 +313,5 @@ def test_the_tables_are_those_of_the_folder():
 
     files = {p.stem for p in __import__("pathlib").Path(folder.__file__).parent.glob("*.py")}
     assert files == {*TABLES, "__init__", "cells", "runs", "policies"}
-    with pytest.raises(StudyError):
+    with pytest.raises(commands.Problems):
         chosen(["cells"])
