@@ -222,8 +222,18 @@ def before(rows: Sequence[Row]) -> str:
 
 def over_tasks(value_N: np.ndarray) -> str:
     """Return the mean of one value per task in percent with its interval, "" of no values."""
+    if not len(value_N):
+        return ""
     low, high = interval(value_N)
-    return f"{percent(value_N)} [{100 * low:.1f}, {100 * high:.1f}]" if len(value_N) else ""
+    return f"{percent(value_N)} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def change_over_tasks(value_N: np.ndarray) -> str:
+    """Return the same of differences, with their signs."""
+    if not len(value_N):
+        return ""
+    low, high = interval(value_N)
+    return f"{100 * np.mean(value_N):+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:

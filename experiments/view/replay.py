@@ -65,12 +65,12 @@ def compare(run: Run, count: int, *, trust: bool = False, python: str = "") -> d
             places[turn.label, label.value].append(place)
     result: dict[str, Any] = {"rollouts": len(chosen), "skipped": skipped, "both": 0, "agreed": 0}
     result["table"] = []
-    for (judge, theirs), found in sorted(places.items(), reverse=True):
-        cell = {"judge": judge, "replay": theirs, "turns": len(found)}
-        result["table"].append(cell | {"rollouts": list(dict.fromkeys(found))})
+    for (judge, theirs), turns in sorted(places.items(), reverse=True):
+        cell = {"judge": judge, "replay": theirs, "turns": len(turns)}
+        result["table"].append(cell | {"rollouts": list(dict.fromkeys(turns))})
         if judge and theirs:
-            result["both"] += len(found)
-            result["agreed"] += len(found) * (judge == theirs)
+            result["both"] += len(turns)
+            result["agreed"] += len(turns) * (judge == theirs)
     write_atomically(run.workdir / PATH, json.dumps(result) + "\n")
     return result
 
