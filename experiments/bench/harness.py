@@ -117,9 +117,7 @@ def fastest(contender: Contender, words: Sequence[str]) -> float | None:
 
 
 def table(
-    what: str,
-    contenders: Mapping[str, Contender],
-    speeds: Mapping[str, Mapping[str, float | None]],
+    what: str, contenders: Mapping[str, Contender], speeds: Mapping[str, Mapping[str, float | None]]
 ) -> str:
     """Return a table of tokens/s by work, with the speed of the first contender (ours) relative to
     each peer."""

@@ -19,13 +19,7 @@ from rl.packing import pack
 
 
 def main(
-    model: str,
-    batch: str,
-    *,
-    micro: int = 8,
-    chunk: int = 1024,
-    widths: int = 1,
-    repeats: int = 5,
+    model: str, batch: str, *, micro: int = 8, chunk: int = 1024, widths: int = 1, repeats: int = 5
 ) -> None:
     """Report seconds and tokens/s of a step. Rows are as long as the longest sample."""
     shape, params = hf.load(model)

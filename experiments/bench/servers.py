@@ -102,12 +102,7 @@ def vllm_bench(python: str, url: str, folder: Path, workload: Workload, repeats:
 
 
 async def measure(
-    size: str,
-    folder: Path,
-    *,
-    python: str,
-    flags: str,
-    repeats: int,
+    size: str, folder: Path, *, python: str, flags: str, repeats: int
 ) -> dict[str, Any]:
     """Return all figures of one size."""
     shape = SHAPES[size]

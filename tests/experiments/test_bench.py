@@ -108,9 +108,7 @@ def test_the_fastest_setting_of_each_contender_counts(capfd):
         sys.executable, "tests.experiments.contender", ("--rounds 3", "--rounds 1", "--rounds 0")
     )
     absent = harness.Contender("no/such/python", "peer", ("",))
-    harness.compare(
-        "tokens/s", {"here": ours, "peer": absent}, {"flat": [7, 9]}, "model", 2
-    )
+    harness.compare("tokens/s", {"here": ours, "peer": absent}, {"flat": [7, 9]}, "model", 2)
     out = capfd.readouterr().out
     assert out.count("tokens/s, round") == 2 and out.count("failed:") == 1
     assert out.splitlines()[-2].split() == ["flat", "32", "not", "installed"]

@@ -97,13 +97,7 @@ def test_judges_of_outcomes_beside_the_world(tiny, tmp_path):
     assert measure(tiny, tmp_path, *outcomes, judges=()) == 0
     text = (tmp_path / "judging.md").read_text()
     rows = rows_of(text.splitlines())
-    assert list(rows) == [
-        "judge of outcomes",
-        f"{HERE}:Short",
-        "verifier",
-        "failed",
-        "shuffled",
-    ]
+    assert list(rows) == ["judge of outcomes", f"{HERE}:Short", "verifier", "failed", "shuffled"]
     assert rows["verifier"][1].startswith("100.0") and rows["verifier"][4] == "100.0"
     assert rows["failed"][2:4] == ["0.0", "100.0"] and rows[f"{HERE}:Short"][0] == "75.0"
     episodes = [json.loads(line) for line in (tmp_path / "outcomes.jsonl").read_text().splitlines()]
