@@ -164,7 +164,7 @@ class Search:
             query = " AND ".join(f'"{word}"*' for word in words)
             select = "SELECT rowid FROM words WHERE words MATCH ?"
             for (row,) in connection.execute(select, (query,)):
-                number = numbers.get(names.get(row // _ROWS))
+                number = numbers.get(names.get(row // _ROWS, ""))
                 if number is not None:
                     answer["files"].setdefault(number, []).append(row % _ROWS)
         return answer
