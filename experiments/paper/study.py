@@ -224,7 +224,8 @@ def chosen(tables: Sequence[str], patterns: Sequence[str] = ()) -> dict[str, dic
     out. Raises Problems with all unknown tables and all patterns that no table matches; it lists
     what there is.
     """
-    found, cells = [], {}
+    found: list[str] = []
+    cells: dict[str, dict[str, Cell]] = {}
     for table in dict.fromkeys(tables):
         try:
             module_of(table)
@@ -257,7 +258,8 @@ def study_of(
     starts: bool = True,
 ) -> Study:
     """Return the study of some tables. Raises Problems with everything that is wrong."""
-    study, found = Study(scale, seeds, models or {}, starts), []
+    study = Study(scale, seeds, models or {}, starts)
+    found: list[str] = []
     for table, known in chosen(tables, cells).items():
         try:
             for name, cell in known.items():
