@@ -49,9 +49,9 @@ def models_of(words: Sequence[str]) -> Mapping[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
-def estimated(study: Study, target: str, prices: str, gpu_hour: float) -> str:
+def estimated(study: Study, target: str, prices: str) -> str:
     """Return the list of the runs with their hours and money. Raises PlanError and OSError."""
-    lines = [compare.markdown(costs.rows(study, target, prices, gpu_hour))]
+    lines = [compare.markdown(costs.rows(study, target, prices))]
     lines += [f"{table}:{cell} {why}" for (table, cell), why in study.left_out.items()]
     if not study.tiny:
         lines += [
@@ -83,7 +83,6 @@ def main(
     dry_run: bool = False,
     target: str = "a100-80g:8",
     prices: str = "",
-    gpu_hour: float = 0.0,
     only_report: bool = False,
     flags: Sequence[str] = (),
 ) -> int:
@@ -98,7 +97,6 @@ def main(
     dry_run: list the runs, hours and money, and start nothing
     target: devices of --dry-run, as for --mode=plan
     prices: price list of language models for --dry-run (config.llm.prices)
-    gpu_hour: money of one GPU-hour for --dry-run
     only_report: write the tables from the finished runs
     """
     logging.set_verbosity(logging.ERROR)
@@ -109,7 +107,7 @@ def main(
             cells=cells, models=models_of(models), starts=not (dry_run or only_report),
         )  # fmt: skip
         if dry_run:
-            print(estimated(study, target, prices, gpu_hour))
+            print(estimated(study, target, prices))
             return 0
     except (PlanError, OSError) as error:
         raise commands.Problems(str(error)) from None
