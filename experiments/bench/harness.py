@@ -5,6 +5,8 @@ Standard library only, because peers import it under their own interpreters.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import resource
@@ -35,6 +37,21 @@ def percentiles_ms(seconds: Collection[float]) -> tuple[float, float]:
     """Return (p50, p95) in milliseconds."""
     cuts = statistics.quantiles(seconds, n=20) if len(seconds) > 1 else [*seconds] * 19
     return 1e3 * cuts[9], 1e3 * cuts[18]
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and those that it started, directly or not, as far as they live (Linux)."""
+    children: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has just ended
+            children += map(int, path.read_text().split())
+    return [pid, *itertools.chain.from_iterable(map(family, children))]
+
+
+def processor_s(pid: int) -> float:
+    """Return the processor seconds of a process, ended threads included, to 10 ms (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def load_before() -> str:

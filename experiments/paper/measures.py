@@ -29,10 +29,11 @@ def shown(published: Mapping[str, float], k: int) -> list[str]:
     """Return the measures to print for a cell: the published ones, or avg@k and best@k; pass@k
     follows best@k, and avg@k a lone "early"."""
     names = list(published) or [f"avg@{k}", f"best@{k}"]
-    names += [f"avg@{k}"] * (names == ["early"])
-    return [
-        one for name in names for one in ((name, f"pass@{k}") if name == f"best@{k}" else (name,))
-    ]
+    if names == ["early"]:
+        names.append(f"avg@{k}")
+    if f"best@{k}" in names:
+        names.insert(names.index(f"best@{k}") + 1, f"pass@{k}")
+    return names
 
 
 def needs_curve(name: str) -> bool:

@@ -59,19 +59,16 @@ class Study:
     seeds: Sequence[int] = (0,)
     models: Mapping[str, str] = field(default_factory=dict)
     starts: bool = True
-    runs: dict[str, Run] = field(
-        default_factory=dict
-    )  # by name, in an order in which they can be run
-    users: dict[str, list[str]] = field(
-        default_factory=dict
-    )  # name of a run -> "TABLE:CELL" of the cells that need it
-    sources: dict[tuple[str, str, int], Source] = field(
-        default_factory=dict
-    )  # (table, cell, seed) -> its scores
-    left_out: dict[tuple[str, str], str] = field(
-        default_factory=dict
-    )  # (table, cell) -> why it has no run
-    tables: dict[str, list[str]] = field(default_factory=dict)  # table -> its cells
+    # by name, in an order in which they can be run
+    runs: dict[str, Run] = field(default_factory=dict)
+    # name of a run -> "TABLE:CELL" of the cells that need it
+    users: dict[str, list[str]] = field(default_factory=dict)
+    # (table, cell, seed) -> its scores
+    sources: dict[tuple[str, str, int], Source] = field(default_factory=dict)
+    # (table, cell) -> why it has no run
+    left_out: dict[tuple[str, str], str] = field(default_factory=dict)
+    # table -> its cells
+    tables: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def tiny(self) -> bool:
@@ -101,17 +98,14 @@ class Study:
         size, world, row = cell.run.split(",")
         policy, train = self._base(cell.model or size, world), ""
         if row not in UNTRAINED:
-            train = self._add(
-                Run(cell.run.replace(",", "-"), seed, self._config(cell.run), self._start(policy))
-            )
+            name = cell.run.replace(",", "-")
+            train = self._add(Run(name, seed, self._config(cell.run), self._start(policy)))
             policy = f"{{folder}}/{train}/policy"
-        at_end = (
-            world == cell.world
-            and not cell.experience
-            and not cell.template
-            and cell.split in ("dev", "val")
-        )
-        scores = train if train and at_end else self._evaluation(cell, seed, policy, train, 0.9)
+        as_trained = world == cell.world and not (cell.experience or cell.template)
+        if train and as_trained and cell.split in ("dev", "val"):  # its last evaluation
+            scores = train
+        else:
+            scores = self._evaluation(cell, seed, policy, train, 0.9)
         greedy = "" if self.tiny else self._evaluation(cell, seed, policy, train, 0.0)
         return Source(scores, greedy, train)
 
@@ -138,20 +132,18 @@ class Study:
             }
             after.append(pool)
         what = train.rpartition("-")[0] if train else f"{cell.model or size}-{world}"
-        words = ["eval", what, "in", cell.world, cell.split, *([how] if how != "base" else [])]
-        words += [f"e{cell.experience:g}"] * bool(cell.experience) + ["t0"] * (temperature == 0)
+        name = f"eval-{what}-in-{cell.world}-{cell.split}"
+        name += f"-{how}" if how != "base" else ""
+        name += f"-e{cell.experience:g}" if cell.experience else ""
+        name += "-t0" if temperature == 0 else ""
         config = self._config(f"{size},{cell.world},{how}")
-        return self._add(
-            Run("-".join(words), seed, config, overrides, mode="eval", after=tuple(after))
-        )
+        return self._add(Run(name, seed, config, overrides, mode="eval", after=tuple(after)))
 
     def _pool(self, size: str, world: str, seed: int, policy: str, after: Sequence[str]) -> str:
         """Add the experience pool of a base policy and return the name of its run."""
-        run = Run(
-            f"pool-{size}-{world}", seed, self._config(f"{size},{world},icl"), self._start(policy),
-            mode="pool", after=tuple(after),
-        )  # fmt: skip
-        return self._add(run)
+        name, config = f"pool-{size}-{world}", self._config(f"{size},{world},icl")
+        start = self._start(policy)
+        return self._add(Run(name, seed, config, start, mode="pool", after=tuple(after)))
 
     def _base(self, size: str, world: str) -> str:
         """Return the policy before training."""
@@ -202,12 +194,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def module_of(table: str) -> Any:
-    """Return the module of a table in configs/paper. Raises Problems, which lists the tables."""
-    if table not in TABLES:
-        hint = did_you_mean(table, TABLES)
-        raise Problems(
-            f"{table}: there is no such table.{hint} There are {', '.join(TABLES)}, and all"
-        )
+    """Return the module of a table in configs/paper."""
     return importlib.import_module(f"configs.paper.{table}")
 
 
@@ -224,27 +211,27 @@ def chosen(tables: Sequence[str], patterns: Sequence[str] = ()) -> dict[str, dic
     out. Raises Problems with all unknown tables and all patterns that no table matches; it lists
     what there is.
     """
-    found: list[str] = []
-    cells: dict[str, dict[str, Cell]] = {}
-    for table in dict.fromkeys(tables):
-        try:
-            module_of(table)
-            cells[table] = TABLES[table]
-        except Problems as problems:
-            found += problems.args
+    cells = {table: TABLES[table] for table in tables if table in TABLES}
+    found = []
+    for table in dict.fromkeys(table for table in tables if table not in TABLES):
+        hint = did_you_mean(table, TABLES)
+        found.append(
+            f"{table}: there is no such table.{hint} There are {', '.join(TABLES)}, and all"
+        )
     names = list(dict.fromkeys(itertools.chain(*cells.values())))
-    matching = {pattern: set(fnmatch.filter(names, pattern)) for pattern in patterns}
-    for pattern in [pattern for pattern, some in matching.items() if cells and not some]:
-        whose = f"{next(iter(cells))} has no" if len(cells) == 1 else "none of these tables has a"
-        hint = did_you_mean(pattern, names)
-        found.append(f"{whose} cell {pattern}.{hint} The cells are {'; '.join(names)}")
+    wanted = set() if patterns else set(names)
+    for pattern in patterns:
+        matching = fnmatch.filter(names, pattern)
+        wanted.update(matching)
+        if cells and not matching:
+            whose = "none of these tables has a" if len(cells) > 1 else f"{tables[0]} has no"
+            hint = did_you_mean(pattern, names)
+            found.append(f"{whose} cell {pattern}.{hint} The cells are {'; '.join(names)}")
     if found:
         raise Problems(*found)
-    wanted = set().union(*matching.values()) if patterns else names
-    kept = {
-        table: {name: cell for name, cell in known.items() if name in wanted}
-        for table, known in cells.items()
-    }
+    kept = {}
+    for table, known in cells.items():
+        kept[table] = {name: cell for name, cell in known.items() if name in wanted}
     return {table: known for table, known in kept.items() if known}
 
 

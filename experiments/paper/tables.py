@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -47,11 +48,13 @@ class Result(Row):
 
     def values(self, measure: str) -> dict[int, np.ndarray]:
         """Return {seed: one value per task} of a measure."""
-        seeds = self.curves if measures.needs_curve(measure) else self.scores
-        found = {
-            s: measures.per_task(measure, self.scores.get(s), self.curves.get(s, {})) for s in seeds
-        }
-        return {seed: value for seed, value in found.items() if value is not None}
+        found = {}
+        for seed in self.curves if measures.needs_curve(measure) else self.scores:
+            curve = self.curves.get(seed, {})
+            value_N = measures.per_task(measure, self.scores.get(seed), curve)
+            if value_N is not None:
+                found[seed] = value_N
+        return found
 
 
 class Table:
@@ -147,9 +150,8 @@ class Table:
             if not names:
                 continue
             measure = next((name for name in ("auc", "avg@8") if name in names), names[0])
-            published = ""
-            if measure in cell.published and measure in other.published:
-                published = f"{cell.published[measure] - other.published[measure]:+.1f}"
+            both = [c.published[measure] for c in (cell, other) if measure in c.published]
+            published = f"{both[0] - both[1]:+.1f}" if len(both) == 2 else ""
             change = paired(self.results[better], self.results[worse], measure)
             rows.append([better, worse, measure, published, change.signed(), verdict(change)])
         return rows
@@ -251,7 +253,7 @@ def draw(table: Table, path: Path) -> bool:
     columns: dict[str, list[str]] = {}
     for name, cell in table.cells.items():
         columns.setdefault(cell.world, []).append(name)
-    curves = [curve for row in table.results.values() for curve in row.curves.values()]
+    curves = itertools.chain(*(row.curves.values() for row in table.results.values()))
     curved = table.name in CURVES and any(len(curve) > 1 for curve in curves)
     tall = 0.3 * max(map(len, columns.values())) + 1
     figure = compare.new_figure(6.5 * len(columns) + 1, tall + 4 * curved + 0.7)
