@@ -73,9 +73,8 @@ def test_planned_figures_are_bounded_by_the_chip_and_marked():
     found = {"phases": {"update": {"memory": memory, "collectives": {}}}}
     peak = accelerator.peak_of(found, "update")
     record = {"size": "0.5b", "row": 4096} | train.roofline(case, peak, 4)
-    assert (
-        record["peak_gb"] == 16.0 and record["fits"] and 0 < record["mfu"] <= 0.76
-    )  # three of four passes count
+    assert record["peak_gb"] == 16.0 and record["fits"]
+    assert 0 < record["mfu"] <= 0.76  # three of four passes count
     assert train.cells(record)[:2] == ["0.5b", "4,096"] and "at most" in train.cells(record)[-1]
     assert "not measured" in accelerator.kind_of("h100:1")
     failed = accelerator.peak_of({"error": "no compiler"}, "update")
@@ -90,9 +89,8 @@ def test_rooflines_are_those_of_the_literature():
     assert decode.batch_of("7b", 2048, chip.usable, 0) == 256
     assert decode.batch_of("14b", 16_384, chip.usable, 0) == 8
     assert decode.batch_of("72b", 2048, chip.usable, 0) == 0
-    assert (
-        accelerator.chip_of("NVIDIA H100 80GB HBM3") is chip and accelerator.chip_of("cpu") is None
-    )
+    assert accelerator.chip_of("NVIDIA H100 80GB HBM3") is chip
+    assert accelerator.chip_of("cpu") is None
 
 
 def test_unknown_keys_are_refused():
@@ -127,25 +125,16 @@ def test_the_parser_of_a_function_is_made_from_its_parameters(capsys):
         return 3
 
     found = []
-    assert commands.run(main, ["x", "--needed", "2"]) == 3
-    assert (
-        commands.run(main, ["x", "--needed=2", "--few", "1", "2", "--on", "--any", "--", "--y"])
-        == 3
-    )
+    for words in ("x --needed 2", "x --needed=2 --few 1 2 --on --any -- --y"):
+        assert commands.run(main, words.split()) == 3
     assert found == [
         (Path("x"), 2, (1.0,), False, "a", ["z"], []),
         (Path("x"), 2, [1.0, 2.0], True, "a", [], ["--y"]),
     ]
     assert "how many of them, 100%" in commands.parser_of(main).format_help()
-    for words in (
-        ["x"],
-        ["--needed=1"],
-        ["x", "--needed=1", "--kind=c"],
-        ["x", "--needed=1", "--few"],
-        ["x", "--needed=y"],
-    ):
+    for words in ("x", "--needed=1", "x --needed=1 --kind=c", "x --needed=1 --few", "x --needed=y"):
         with pytest.raises(SystemExit):
-            commands.run(main, words)
+            commands.run(main, words.split())
 
 
 def test_the_embeddings_of_a_package_are_served_to_the_embedder(tmp_path):
@@ -156,9 +145,8 @@ def test_the_embeddings_of_a_package_are_served_to_the_embedder(tmp_path):
     tokenizer.save(str(tmp_path / "tokenizers/l2_supercat_tokenizer_config.json"))
     table_VD = np.array([[0, 0], [3, 0], [0, 3]], np.float16)
     save_file({"embedding.weight": table_VD}, tmp_path / "weights/l2_supercat_256.safetensors")
-    with ThreadingHTTPServer(
-        ("127.0.0.1", 0), embeddings.handler(embeddings.Vectors(tmp_path))
-    ) as server:
+    handler = embeddings.handler(embeddings.Vectors(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         chat = Chat({"embedder": Role(f"http://127.0.0.1:{server.server_port}/v1", "wordllama")})
         vectors_ND = EndpointEmbedder(Parts(client=chat))(["bag", "a seat", "bag seat"])
