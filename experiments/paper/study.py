@@ -224,7 +224,7 @@ def chosen(tables: Sequence[str], patterns: Sequence[str] = ()) -> dict[str, dic
         matching = fnmatch.filter(names, pattern)
         wanted.update(matching)
         if cells and not matching:
-            whose = "none of these tables has a" if len(cells) > 1 else f"{tables[0]} has no"
+            whose = "none of these tables has a" if len(cells) > 1 else f"{min(cells)} has no"
             hint = did_you_mean(pattern, names)
             found.append(f"{whose} cell {pattern}.{hint} The cells are {'; '.join(names)}")
     if found:
