@@ -166,10 +166,11 @@ def problems(runs: Sequence[Run], folder: str | Path, flags: Sequence[str] = ())
         command = cli.parse(run.command(Path(folder), flags))
         reasons = list(command.problems)
         if command.config is not None:
-            reasons += config_problems(command.config, base.Config, command.workdir, run.mode)
+            checked = config_problems(command.config, base.Config, command.workdir, run.mode)
+            later = [text for text in checked if run.after and "there is no such" in text]
+            reasons += [text for text in checked if text not in later]
         for reason in reasons:
-            if not (run.after and "there is no such" in reason):
-                found.setdefault(reason.replace(run.name, "RUN"), []).append(run.name)
+            found.setdefault(reason.replace(run.name, "RUN"), []).append(run.name)
     return [f"{reason} ({some(names)})" for reason, names in found.items()]
 
 
