@@ -256,12 +256,12 @@ def measure(
             if settings.words == "model":
                 figures["wordings"] = _reworded(pool, ByModel(parts), tools)
             figures |= _cost(chat.ledger.metrics())
-    tasks = list(pool.tasks.values())
+    tasks, explored = list(pool.tasks.values()), pool.metrics()  # which begin again once read
     rng = random.Random(seed)
     figures |= {
         "seconds": time.monotonic() - started,
-        "rejected": _last_words(pool.metrics(), "questioning/rejected/"),
-        "walks": int(pool.metrics()["questioning/walks"]),
+        "rejected": _last_words(explored, "questioning/rejected/"),
+        "walks": int(explored["questioning/walks"]),
         "difficulty": dict(sorted(Counter(str(task.difficulty) for task in tasks).items())),
         "templates": len({task.meta["template"] for task in tasks}),
         "similarity": similarity([task.query for task in tasks], rng),
