@@ -201,7 +201,7 @@ def trials(task: Task, tasks: Sequence[Task], rng: random.Random) -> list[list[s
 
 @dataclass(frozen=True)
 class Settings:
-    """What the figures of a measurement depend on, beside the world and the seed.
+    """Settings that the figures of a measurement depend on, beside the world and the seed.
 
     kwargs: arguments of the world. seeds: training tasks whose worlds are explored. steps: 0 = no
     limit. by: EXPLORER/WORDS, names as in the config. options: arguments of the explorer. model:
