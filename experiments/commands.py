@@ -15,10 +15,7 @@ from evolver.processes.streams import open_streams
 
 
 class Problems(Exception):
-    """A request that cannot be met: one text for each thing that is wrong with it."""
-
-    def __init__(self, found: Sequence[str]):
-        super().__init__(*found)
+    """A request that cannot be met: its arguments are one text for each thing that is wrong."""
 
 
 def run(main: Callable[..., int | None], argv: Sequence[str] | None = None) -> int:
@@ -30,18 +27,15 @@ def run(main: Callable[..., int | None], argv: Sequence[str] | None = None) -> i
     open_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     rest: dict[str, Any] = {}
-    if "flags" in inspect.signature(main).parameters:
-        place = words.index("--") if "--" in words else len(words)
+    if "flags" in inspect.signature(main).parameters and "--" in words:
+        place = words.index("--")
         words, rest["flags"] = words[:place], words[place + 1 :]
     try:
         return main(**vars(parser_of(main).parse_args(words)), **rest) or 0
     except Problems as problems:
-        found = problems.args
-        print(
-            f"{len(found)} problem{'s'[: len(found) > 1]}; nothing was started.\n", file=sys.stderr
-        )
-        print(*(f"  {n}. {text}" for n, text in enumerate(found, 1)), sep="\n", file=sys.stderr)
-        return 2
+        from run import refused  # whose packages the interpreters of peers lack
+
+        return refused(list(problems.args))
 
 
 def parser_of(
@@ -54,10 +48,9 @@ def parser_of(
     the docstring such as "repeats: rounds of each setting".
     """
     module = sys.modules[main.__module__]
+    name = module.__spec__.name.removesuffix(".__main__") if module.__spec__ else module.__name__
     parser = argparse.ArgumentParser(
-        prog=f"python -m {module.__spec__.name.removesuffix('.__main__')}"
-        if module.__spec__
-        else None,
+        prog=f"python -m {name}",
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -70,15 +63,12 @@ def parser_of(
     for name, parameter in inspect.signature(main).parameters.items():
         if name in skip:
             continue
-        rule = _rule(kinds[name]) | {
-            "help": " ".join(told.get(name, "").split()).replace("%", "%%")
-        }
-        needed = parameter.default is parameter.empty
-        if parameter.kind is not parameter.KEYWORD_ONLY:
-            parser.add_argument(name, **rule)
-        else:
-            flag = f"--{name.rstrip('_').replace('_', '-')}"
-            parser.add_argument(flag, dest=name, required=needed, **rule)
+        help = " ".join(told.get(name, "").split()).replace("%", "%%")
+        rule = _rule(kinds[name]) | {"help": help}
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            rule |= {"dest": name, "required": parameter.default is parameter.empty}
+            name = f"--{name.rstrip('_').replace('_', '-')}"
+        parser.add_argument(name, **rule)
     return parser
 
 

@@ -56,10 +56,6 @@ class Row:
         """Return {step: mean} of each run."""
         return [means_of(curve, measure) for curve in self.curves.values()]
 
-    def tasks(self) -> set[tuple[str, ...]]:
-        """Return the sets of tasks that the last evaluations are of."""
-        return {tuple(scores.tasks) for scores in self.last.values()}
-
 
 def values_of(scores: Scores, measure: str = "") -> np.ndarray:
     """Return value_N of an evaluation. measure: as above."""
@@ -71,16 +67,27 @@ def means_of(curve: Mapping[int, Scores], measure: str = "") -> dict[int, float]
     return {step: float(values_of(curve[step], measure).mean()) for step in sorted(curve)}
 
 
+def mean_curve(curves: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Return {step: mean} at the steps that several {step: value} share."""
+    steps = sorted(set.intersection(*map(set, curves))) if curves else []
+    return {step: float(np.mean([curve[step] for curve in curves])) for step in steps}
+
+
 @dataclass(frozen=True)
 class Estimate:
-    """A mean in percent with its interval. sd: of the runs, nan if there are fewer than two; runs:
-    their number."""
+    """A mean in percent with its interval. sd: of the runs; runs: their number.
 
-    mean: float
-    low: float
-    high: float
-    sd: float
-    runs: int
+    Without a run the texts are empty and the estimate is false; of one run there is no deviation.
+    """
+
+    mean: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    sd: float = math.nan
+    runs: int = 0
+
+    def __bool__(self) -> bool:
+        return self.runs > 0
 
     @property
     def scope(self) -> str:
@@ -88,11 +95,15 @@ class Estimate:
         return " (over tasks, of this one run)" if self.runs == 1 else ""
 
     def __str__(self) -> str:
-        return f"{self.mean:.1f} [{self.low:.1f}, {self.high:.1f}]{self.scope}"
+        return f"{self.mean:.1f} [{self.low:.1f}, {self.high:.1f}]{self.scope}" if self else ""
 
     def signed(self) -> str:
         """Return the text of a difference."""
-        return f"{self.mean:+.1f} [{self.low:+.1f}, {self.high:+.1f}]{self.scope}"
+        return f"{self.mean:+.1f} [{self.low:+.1f}, {self.high:+.1f}]{self.scope}" if self else ""
+
+    def deviation(self) -> str:
+        """Return the text of the deviation."""
+        return f"{self.sd:.1f}" if self.runs > 1 else ""
 
     def minus(self, value: float) -> Estimate:
         """Return the difference to a number that is known exactly."""
@@ -100,14 +111,7 @@ class Estimate:
         return Estimate(self.mean - value, low, high, self.sd, self.runs)
 
 
-def signed(change: Estimate | None) -> str:
-    """Return the text of a difference, "" of none."""
-    return change.signed() if change else ""
-
-
-def deviation(value: Estimate | None) -> str:
-    """Return the text of a deviation, "" of fewer than two runs."""
-    return f"{value.sd:.1f}" if value and value.runs > 1 else ""
+NONE = Estimate()
 
 
 def percent(values: Any) -> str:
@@ -142,14 +146,14 @@ def joined(scores: Sequence[Scores]) -> Scores:
     )
 
 
-def estimate(values: Mapping[int, np.ndarray], least: float = 0.0) -> Estimate | None:
-    """Return the mean of {seed: value_N} with its interval, None if there are no values.
+def estimate(values: Mapping[int, np.ndarray], least: float = 0.0) -> Estimate:
+    """Return the mean of {seed: value_N} with its interval.
 
     The values lie between `least` and 1, and so does the interval, which few runs alone may widen
     beyond.
     """
     if not values:
-        return None
+        return NONE
     value_SN = 100 * np.stack(list(values.values()))
     mean_S = value_SN.mean(axis=1)
     sd = float(mean_S.std(ddof=1)) if len(mean_S) > 1 else math.nan
@@ -157,15 +161,16 @@ def estimate(values: Mapping[int, np.ndarray], least: float = 0.0) -> Estimate |
     return Estimate(float(mean_S.mean()), low, high, sd, len(mean_S))
 
 
-def subtracted(
-    before: Mapping[int, np.ndarray], after: Mapping[int, np.ndarray]
-) -> dict[int, np.ndarray]:
-    """Return after - before of {seed: value_N} over the seeds that both have."""
+Values = Mapping[int, np.ndarray]  # {seed: value_N}
+
+
+def subtracted(before: Values, after: Values) -> dict[int, np.ndarray]:
+    """Return after - before over the seeds that both have."""
     return {seed: after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())}
 
 
-def paired(before: Mapping[int, np.ndarray], after: Mapping[int, np.ndarray]) -> Estimate | None:
-    """Return the estimate of after - before, None if they share no seed."""
+def paired(before: Values, after: Values) -> Estimate:
+    """Return the estimate of after - before over the seeds that both have."""
     return estimate(subtracted(before, after), least=-1.0)
 
 
@@ -180,13 +185,14 @@ def height(curve: Mapping[int, Scores], measure: str = "") -> np.ndarray:
 def changes(first: Row, second: Row, measure: str = "") -> dict[int, np.ndarray]:
     """Return second - first over the seeds that both have, {} if they were given different
     tasks."""
-    if len(first.tasks() | second.tasks()) > 1:
+    evaluations = [*first.last.values(), *second.last.values()]
+    if len({tuple(scores.tasks) for scores in evaluations}) > 1:
         return {}
     return subtracted(first.final(measure), second.final(measure))
 
 
-def difference(first: Row, second: Row, measure: str = "") -> Estimate | None:
-    """Return the estimate of second - first, None if there is nothing to compare."""
+def difference(first: Row, second: Row, measure: str = "") -> Estimate:
+    """Return the estimate of second - first."""
     return estimate(changes(first, second, measure), least=-1.0)
 
 
@@ -199,10 +205,10 @@ def lines(rows: Sequence[Row], seeds: Sequence[int], measure: str = "") -> list[
     for row in rows:
         values = row.final(measure)
         mean = estimate(values)
-        change = difference(first, row, measure) if row is not first else None
+        change = difference(first, row, measure).signed() if row is not first else ""
         cells = [percent(values.get(seed, ())) for seed in seeds]
-        figures = [str(mean or ""), deviation(mean), signed(change)]
-        table.append([row.name, *cells, *figures, "; ".join(row.notes)])
+        cells += [str(mean), mean.deviation(), change, "; ".join(row.notes)]
+        table.append([row.name, *cells])
     return table
 
 
@@ -216,26 +222,39 @@ def before(rows: Sequence[Row]) -> str:
 
 def over_tasks(value_N: np.ndarray) -> str:
     """Return the mean of one value per task in percent with its interval, "" of no values."""
+    if not len(value_N):
+        return ""
     low, high = interval(value_N)
-    return f"{percent(value_N)} [{100 * low:.1f}, {100 * high:.1f}]" if len(value_N) else ""
+    return f"{percent(value_N)} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def change_over_tasks(value_N: np.ndarray) -> str:
+    """Return the same of differences, with their signs."""
+    if not len(value_N):
+        return ""
+    low, high = interval(value_N)
+    return f"{100 * np.mean(value_N):+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:
     """Return a header and rows as a Markdown table; columns that are empty throughout are left
     out."""
-    kept = [i for i in range(len(table[0])) if i == 0 or any(row[i] for row in table[1:])]
-    rows = [[row[i].replace("|", "\\|") for i in kept] for row in table]
-    widths = [max(3, *(len(row[i]) for row in rows)) for i in range(len(kept))]
-    text = []
-    for first, *others in rows:
-        padded = [cell.rjust(width) for cell, width in zip(others, widths[1:])]
-        text.append(f"| {' | '.join([first.ljust(widths[0]), *padded])} |")
-    rule = (
-        "|"
-        + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths))
-        + "|"
-    )
-    return "\n".join([text[0], rule, *text[1:]]) + "\n"
+    columns = [[cell.replace("|", "\\|") for cell in column] for column in zip(*filled(table))]
+    padded = []
+    for place, column in enumerate(columns):
+        width = max(3, *map(len, column))
+        pad, rule = (
+            (str.rjust, "-" * (width + 1) + ":") if place else (str.ljust, "-" * (width + 2))
+        )
+        head, *cells = [f" {pad(cell, width)} " for cell in column]
+        padded.append([head, rule, *cells])
+    return "".join(f"|{'|'.join(row)}|\n" for row in zip(*padded))
+
+
+def filled(table: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return a header and rows without the columns, but the first, that are empty in all rows."""
+    columns = [c for n, c in enumerate(zip(*table)) if n == 0 or any(c[1:])]
+    return [list(row) for row in zip(*columns)]
 
 
 def csv_text(table: Sequence[Sequence[Any]]) -> str:
@@ -243,6 +262,11 @@ def csv_text(table: Sequence[Sequence[Any]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(table)
     return text.getvalue()
+
+
+def colour(number: int) -> str:
+    """Return the colour of a row; after the last colour the first one follows."""
+    return COLOURS[number % len(COLOURS)]
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -265,9 +289,15 @@ def draw(rows: Sequence[Row], path: str | Path, *, measure: str = "", title: str
     figure = new_figure(10, 0.42 * len(rows) + 3.4)
     left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
     figure.suptitle(title, fontsize=10)
-    draw_means(left, rows, measure)
-    if len(rows) > 1:
-        draw_differences(right, rows, measure)
+    draw_intervals(left, {row.name: row.final(measure) for row in rows})
+    left.set_xlim(0, 100)
+    left.set_xlabel(f"final success{f', {measure}' if measure else ''}, %")
+    first, *others = rows
+    if others:
+        changed = {row.name: changes(first, row, measure) for row in others}
+        draw_intervals(right, changed, least=-1.0)
+        right.axvline(0, color="black", linewidth=0.8)
+        right.set_xlabel(f"points above {first.name}")
     else:
         draw_curves(right, rows, measure)
     save(figure, path)
@@ -289,17 +319,18 @@ def draw_curves(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
     """Draw success over steps: a thin line for each run, a thick one for the mean at the steps that
     all runs share."""
     for i, row in enumerate(rows):
-        colour = COLOURS[i % len(COLOURS)]
         curves = row.means(measure)
         for curve in curves:
             heights = [100 * mean for mean in curve.values()]
-            axes.plot(list(curve), heights, color=colour, linewidth=0.7, alpha=0.45)
-        steps = sorted(set.intersection(*map(set, curves))) if curves else []
-        if steps:
-            mean_S = [np.mean([100 * curve[step] for curve in curves]) for step in steps]
+            axes.plot(list(curve), heights, color=colour(i), linewidth=0.7, alpha=0.45)
+        mean = mean_curve(curves)
+        if mean:
+            heights = [100 * height for height in mean.values()]
             style = "-o" if i < len(COLOURS) else "--o"
-            label = f"{row.name} {mean_S[-1]:.0f}%"
-            axes.plot(steps, mean_S, style, markersize=3, color=colour, linewidth=2, label=label)
+            label = f"{row.name} {heights[-1]:.0f}%"
+            axes.plot(
+                list(mean), heights, style, markersize=3, color=colour(i), linewidth=2, label=label
+            )
     axes.set_xlabel("step")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel(f"held-out success{f', {measure}' if measure else ''}, %")
@@ -307,38 +338,19 @@ def draw_curves(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
     axes.legend(frameon=False, fontsize=8)
 
 
-def draw_means(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
-    """Draw the final success of each row with its interval and a dot for each seed."""
-    draw_intervals(axes, {row.name: row.final(measure) for row in rows})
-    axes.set_xlim(0, 100)
-    axes.set_xlabel(f"final success{f', {measure}' if measure else ''}, %")
-
-
-def draw_differences(axes: Any, rows: Sequence[Row], measure: str = "") -> None:
-    """Draw the difference of each row to the first one with its interval and a dot for each
-    seed."""
-    first, *others = rows
-    draw_intervals(axes, {row.name: changes(first, row, measure) for row in others}, least=-1.0)
-    axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_xlabel(f"points above {first.name}")
-
-
-def draw_intervals(
-    axes: Any, values: Mapping[str, Mapping[int, np.ndarray]], least: float = 0.0
-) -> None:
+def draw_intervals(axes: Any, values: Mapping[str, Values], least: float = 0.0) -> None:
     """Draw a line for each name with the estimate of its {seed: value_N} and a dot for each run.
     least: as `estimate` takes it."""
     labels = []
     for place, (name, found) in enumerate(values.items()):
         value = estimate(found, least)
-        labels.append(name + (value.scope.replace(" (", "\n(") if value else ""))
-        if value is None:
+        labels.append(name + value.scope.replace(" (", "\n("))
+        if not value:
             axes.annotate("no runs", (1, place), color=GREY, fontsize=8, va="center")
             continue
         axes.plot([value.low, value.high], [place, place], color=GREY, linewidth=2)
-        axes.plot(value.mean, place, "|", color=COLOURS[0], markersize=12, markeredgewidth=2)
+        axes.plot(value.mean, place, "|", color=colour(0), markersize=12, markeredgewidth=2)
         dots = sorted(100 * value_N.mean() for value_N in found.values())
-        style = {"color": COLOURS[1], "markersize": 4, "alpha": 0.8}
-        axes.plot(dots, [place] * len(dots), "o", **style)
+        axes.plot(dots, [place] * len(dots), "o", color=colour(1), markersize=4, alpha=0.8)
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(max(len(labels), 1) - 0.5, -0.5)

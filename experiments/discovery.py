@@ -26,7 +26,7 @@ from experiments import commands, compare
 from models.files import write_atomically
 from rl.evaluation import Scores
 
-TEMPERATURES = (0.2, 0.4, 0.7, 1.0)
+TEMPERATURE, OTHERS = 1.0, (0.2, 0.4, 0.7)
 ATTEMPTS = 64  # at each temperature
 RATE = 0.01
 
@@ -46,17 +46,19 @@ def main(
     base: folder of the untrained policy
     out: write the table to this file too
     """
-    trained = {str(run): Workdir(run).scores() for run in runs}
-    last = {name: scores[max(scores)] for name, scores in trained.items() if scores}
-    last = {name: scores for name, scores in last.items() if scores.greedy_N}
-    if missing := [name for name in trained if name not in last]:
+    last = {}
+    for run in runs:
+        curve = Workdir(run).scores()
+        if curve and curve[max(curve)].greedy_N:
+            last[str(run)] = curve[max(curve)]
+    if missing := [str(run) for run in runs if str(run) not in last]:
         hint = "give workdirs of runs with config.eval.greedy=True"
-        raise commands.Problems([f"no greedy evaluation in {', '.join(missing)}: {hint}"])
+        raise commands.Problems(f"no greedy evaluation in {', '.join(missing)}: {hint}")
     if code := evaluate(config, base, flags):
         return code
     untrained = Scores(**Workdir(base).evaluations()[-1]["scores"][0])
     if other := [run for run, scores in last.items() if scores.tasks != untrained.tasks]:
-        raise commands.Problems([f"{', '.join(other)} were evaluated on other tasks than {base}"])
+        raise commands.Problems(f"{', '.join(other)} were evaluated on other tasks than {base}")
     text = table(untrained, last)
     print(text)
     if out:
@@ -69,16 +71,12 @@ def evaluate(config: str, base: Path, flags: Sequence[str]) -> int:
     code."""
     if Workdir(base).evaluations():
         return 0
-    *others, own = TEMPERATURES
-    values = {
-        "rollouts": ATTEMPTS,
-        "temperature": own,
-        "temperatures": f"({','.join(map(str, others))})",
-    }
-    command = [sys.executable, "run.py", f"--config={config}", "--mode=eval", f"--workdir={base}"]
-    return subprocess.run(
-        [*command, *(f"--config.eval.{key}={value}" for key, value in values.items()), *flags]
-    ).returncode
+    command = [
+        sys.executable, "run.py", f"--config={config}", "--mode=eval", f"--workdir={base}",
+        f"--config.eval.rollouts={ATTEMPTS}", f"--config.eval.temperature={TEMPERATURE}",
+        f"--config.eval.temperatures={OTHERS}", *flags,
+    ]  # fmt: skip
+    return subprocess.run(command).returncode
 
 
 def out_of_reach(base: Scores) -> np.ndarray:
@@ -100,14 +98,10 @@ def table(base: Scores, runs: dict[str, Scores]) -> str:
     greedy = {name: scores.per_task("greedy") for name, scores in runs.items()}
     if len(greedy) > 1:
         greedy["mean"] = np.mean(list(greedy.values()), axis=0)
-    rows = [
-        (
-            name,
-            compare.over_tasks(value_N[hard_N]) or "-",
-            compare.over_tasks(value_N[~hard_N]) or "-",
-        )
-        for name, value_N in greedy.items()
-    ]
+    rows = []
+    for name, value_N in greedy.items():
+        parts = (value_N[hard_N], value_N[~hard_N])
+        rows.append([name, *(compare.over_tasks(part_N) or "-" for part_N in parts)])
     head = ("solved greedily after training", "of these", "of the others")
     return "\n".join([*lines, "", aligned(head, rows)])
 

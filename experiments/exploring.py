@@ -33,9 +33,9 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ from evolver.llm.client import Chat, Limits
 from evolver.llm.questions import Role
 from evolver.parts import Parts
 from evolver.processes.interrupt import RunEnds
-from evolver.questioning import EXPLORERS, WORDS, Explorer, TaskPool
+from evolver.questioning import EXPLORERS, WORDS, TaskPool
 from evolver.questioning.tasks import CLOSING, jaccard
 from evolver.questioning.words import ByModel
 from evolver.replaying import replay
@@ -98,9 +98,7 @@ class Counted:
     """Makes worlds that count their steps and episodes, and that raise OutOfBudget after `seconds`
     or `steps`."""
 
-    def __init__(
-        self, make_world: Callable[[], World], seconds: float, steps: float = float("inf")
-    ):
+    def __init__(self, make_world: Callable[[], World], seconds: float, steps: float):
         self._make, self._end, self._steps = make_world, time.monotonic() + seconds, steps
         self.counts: Counter[str] = Counter()
 
@@ -167,14 +165,8 @@ def agreement(world: World, tasks: Sequence[Task], rng: random.Random) -> dict[s
             replay(wrapped, task, actions)
             expected = same(wrapped.world, wanted)
             if bool(wrapped.evaluate().components["state"]) != expected:
-                wrong.append(
-                    {
-                        "query": task.query,
-                        "source": task.meta["source"],
-                        "actions": actions,
-                        "right": expected,
-                    }
-                )
+                what = {"query": task.query, "source": task.meta["source"]}
+                wrong.append(what | {"actions": actions, "right": expected})
             episodes += 1
         agree.append(len(wrong) == known)
         sound.append(all(trial["right"] for trial in wrong[known:]))
@@ -200,102 +192,100 @@ def trials(task: Task, tasks: Sequence[Task], rng: random.Random) -> list[list[s
         if options:
             made.append([*calls[:n], Call(call.name, rng.choice(options)), *calls[n + 1 :]])
     made += [rng.choices(others, k=rng.randint(1, 8)) for _ in range(3)]
-    return [
-        [*(call_text(call.name, call.arguments) for call in made_calls), CLOSING]
-        for made_calls in made
-    ]
+    texts = [[call_text(call.name, call.arguments) for call in episode] for episode in made]
+    return [[*actions, CLOSING] for actions in texts]
 
 
 # --- a measurement --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Means:
-    """By what tasks are made. explorer, words: names, as in the config. options: arguments of the
-    explorer. role: the server and model of the explorer and the writer."""
+class Settings:
+    """Settings that the figures of a measurement depend on, beside the world and the seed.
 
-    explorer: str = "curiosity"
-    words: str = "plain"
-    options: dict[str, Any] = field(default_factory=dict)
-    role: Role = field(default_factory=lambda: Role("", ""))
+    kwargs: arguments of the world. seeds: training tasks whose worlds are explored. steps: 0 = no
+    limit. by: EXPLORER/WORDS, names as in the config. options: arguments of the explorer. model:
+    name of the model on the server.
+    """
+
+    kwargs: dict[str, Any]
+    budget: int
+    seeds: int
+    minutes: float
+    steps: int
+    by: str
+    options: dict[str, Any]
+    model: str
 
     @property
-    def name(self) -> str:
-        return f"{self.explorer}/{self.words}"
+    def explorer(self) -> str:
+        return self.by.partition("/")[0]
 
-    def chat(self) -> Chat | None:
-        """Return a client of the language model, None if none is asked."""
-        asks = self.explorer == "llm" or self.words == "model"
-        return (
-            Chat(dict.fromkeys(("explorer", "writer"), self.role), limits=LIMITS) if asks else None
-        )
-
-    def make(self, make_world: Callable[[], World], pool: TaskPool, chat: Chat | None) -> Explorer:
-        """Return the explorer."""
-        parts = Parts(make_world=make_world, client=chat, max_chars=SHOWN, task_pool=pool)
-        return plugs.plug("questioning.explorer", self.explorer, self.options)(parts)
+    @property
+    def words(self) -> str:
+        return self.by.partition("/")[2]
 
 
 def measure(
-    make_world: Callable[[], World],
-    *,
-    budget: int,
-    seed: int,
-    seeds: int,
-    seconds: float,
-    steps: float = float("inf"),
-    means: Means = Means(),
+    make_world: Callable[[], World], settings: Settings, seed: int, role: Role
 ) -> dict[str, Any]:
-    """Explore until `budget` tasks are kept, and return the figures of one row as JSON values.
+    """Explore until `settings.budget` tasks are kept, and return the figures of one row as JSON
+    values.
 
-    seeds: training tasks whose worlds are explored. seconds, steps: after which the measurement
-    ends.
+    role: the server and model of the explorer and the writer.
     """
     with closing(make_world()) as world:
-        starts = world.tasks("train")[:seeds] or [
-            Task(f"{world.name}/0", world.name, "Use the tools.")
-        ]
+        starts = world.tasks("train")[: settings.seeds]
+        starts = starts or [Task(f"{world.name}/0", world.name, "Use the tools.")]
         tools = tool_list(tools_of(world, starts[:8]), SHOWN)
-    counted = Counted(make_world, seconds, steps)
-    pool, chat = TaskPool(starts, overlap=0.8, capacity=10**9), means.chat()
+    counted = Counted(make_world, 60 * settings.minutes, settings.steps or float("inf"))
+    pool = TaskPool(starts, overlap=0.8, capacity=10**9)
+    asks = settings.explorer == "llm" or settings.words == "model"
+    chat = Chat({"explorer": role, "writer": role}, limits=LIMITS) if asks else None
+    parts = Parts(make_world=counted, client=chat, max_chars=SHOWN, task_pool=pool)
+    explorer = plugs.plug("questioning.explorer", settings.explorer, settings.options)(parts)
     started, ended = time.monotonic(), "budget"
     try:
-        if len(pool.grow(means.make(counted, pool, chat), counted, budget, seed)) < budget:
+        if len(pool.grow(explorer, counted, settings.budget, seed)) < settings.budget:
             ended = "nothing more found"
     except (OutOfBudget, RunEnds) as reason:
         ended = str(reason)
     figures: dict[str, Any] = {"ended": ended} | {k: counted.counts[k] for k in ("step", "reset")}
     if chat is not None:
         with closing(chat):
-            figures |= _reworded(pool, chat, tools) if means.words == "model" else {}
+            if settings.words == "model":
+                figures["wordings"] = _reworded(pool, ByModel(parts), tools)
             figures |= _cost(chat.ledger.metrics())
-    figures["seconds"] = time.monotonic() - started
-    tasks, exploration = list(pool.tasks.values()), pool.metrics()
-    prefix = "questioning/rejected/"
-    figures["rejected"] = {
-        k.removeprefix(prefix): int(v) for k, v in exploration.items() if k.startswith(prefix)
-    }
-    figures["walks"] = int(exploration["questioning/walks"])
-    figures["difficulty"] = dict(sorted(Counter(str(task.difficulty) for task in tasks).items()))
-    figures["templates"] = len({task.meta["template"] for task in tasks})
+    tasks, explored = list(pool.tasks.values()), pool.metrics()  # which begin again once read
     rng = random.Random(seed)
-    figures["similarity"] = similarity([task.query for task in tasks], rng)
+    figures |= {
+        "seconds": time.monotonic() - started,
+        "rejected": _last_words(explored, "questioning/rejected/"),
+        "walks": int(explored["questioning/walks"]),
+        "difficulty": dict(sorted(Counter(str(task.difficulty) for task in tasks).items())),
+        "templates": len({task.meta["template"] for task in tasks}),
+        "similarity": similarity([task.query for task in tasks], rng),
+        "tasks": [{"query": task.query, "reference": task.reference} for task in tasks],
+    }
     with closing(make_world()) as world:
         if world.name in STATES and not isinstance(world, RemoteWorld):
             figures |= agreement(world, tasks, rng)
-    figures["tasks"] = [{"query": task.query, "reference": task.reference} for task in tasks]
     return figures
 
 
-def _reworded(pool: TaskPool, chat: Chat, tools: str) -> dict[str, Any]:
+def _reworded(pool: TaskPool, words: ByModel, tools: str) -> dict[str, int]:
     """Put the tasks of the pool into a model's words. Return how many were, and why other wordings
     were not used."""
-    words = ByModel(Parts(client=chat, max_chars=SHOWN))
     try:
         pool.reword(words, list(pool.tasks), tools)
     except RunEnds as reason:
-        return {"wordings": {str(reason): 1}}
-    return {"wordings": {name.rpartition("/")[2]: int(n) for name, n in words.metrics().items()}}
+        return {str(reason): 1}
+    return _last_words(words.metrics())
+
+
+def _last_words(metrics: Mapping[str, float], prefix: str = "") -> dict[str, int]:
+    """Return {last word of the name: count} of the metrics whose names begin with a prefix."""
+    return {k.rpartition("/")[2]: int(v) for k, v in metrics.items() if k.startswith(prefix)}
 
 
 def _cost(metrics: dict[str, float]) -> dict[str, int]:
@@ -312,9 +302,9 @@ def _cost(metrics: dict[str, float]) -> dict[str, int]:
 def similarity(queries: Sequence[str], rng: random.Random) -> float:
     """Return the mean Jaccard similarity of the words of two queries; 0 for less than two."""
     bags = [frozenset(re.findall(r"\w+", query.lower())) for query in queries]
-    pairs = list(itertools.combinations(range(len(bags)), 2))
+    pairs = list(itertools.combinations(bags, 2))
     chosen = rng.sample(pairs, min(PAIRS, len(pairs)))
-    return sum(jaccard(bags[a], bags[b]) for a, b in chosen) / max(len(chosen), 1)
+    return sum(jaccard(a, b) for a, b in chosen) / max(len(chosen), 1)
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -329,11 +319,8 @@ def table(rows: dict[str, Runs]) -> str:
     if any("calls" in run for runs in rows.values() for run in runs):
         text += "\n" + markdown_of({world: costs_of(runs) for world, runs in rows.items()})
     for world, runs in rows.items():
-        rejected: Counter[str] = sum((Counter(run["rejected"]) for run in runs), Counter())
-        ended = Counter(run["ended"] for run in runs)
-        text += (
-            f"\n{world}: rejected {counted(rejected) or 'nothing'}. Ended by: {counted(ended)}.\n"
-        )
+        rejected, ended = counts(runs, "rejected"), Counter(run["ended"] for run in runs)
+        text += f"\n{world}: rejected {listed(rejected) or 'nothing'}. Ended by: {listed(ended)}.\n"
     return text
 
 
@@ -343,43 +330,55 @@ def markdown_of(rows: dict[str, dict[str, str]]) -> str:
     return compare.markdown([*heads[:1], *([world, *row.values()] for world, row in rows.items())])
 
 
-def counted(counts: Counter[str]) -> str:
+def total(runs: Runs, name: str) -> float:
+    """Return the sum of a figure, or of the length of a list, over measurements."""
+    values = [run.get(name, 0) for run in runs]
+    return sum(len(value) if isinstance(value, list) else value for value in values)
+
+
+def counts(runs: Runs, name: str) -> Counter[str]:
+    """Return the sums of {reason: count} over measurements."""
+    found: Counter[str] = Counter()
+    for run in runs:
+        found.update(run.get(name, {}))
+    return found
+
+
+def listed(counts: Counter[str]) -> str:
     """Return "3 x reason, 1 x another"."""
     return ", ".join(f"{n} x {reason}" for reason, n in counts.most_common())
 
 
 def costs_of(runs: Runs) -> dict[str, str]:
     """Return {column: cell} of the costs of a row."""
-    kept = sum(len(run["tasks"]) for run in runs)
-    total = {
-        n: sum(run.get(n, 0) for run in runs) for n in ("calls", "unanswered", "tokens", "step")
-    }
-    wordings = [run["wordings"].get("reworded", 0) for run in runs if "wordings" in run]
-    cells = {"tasks": str(kept), "reworded": str(sum(wordings)) if wordings else "-"}
-    cells |= {name: f"{total[name]:,}" for name in ("calls", "unanswered", "tokens")}
-    for name in ("calls", "tokens", "step"):
-        each = f"{total[name] / kept:,.1f}" if kept else "-"
-        cells[f"{name.rstrip('s')}s per task"] = each
+    kept = total(runs, "tasks")
+    asked = any("wordings" in run for run in runs)
+    cells = {"tasks": str(kept)}
+    cells["reworded"] = str(counts(runs, "wordings")["reworded"]) if asked else "-"
+    cells |= {name: f"{total(runs, name):,}" for name in ("calls", "unanswered", "tokens")}
+    for name in ("call", "token", "step"):
+        figure = "step" if name == "step" else f"{name}s"
+        cells[f"{name}s per task"] = f"{total(runs, figure) / kept:,.1f}" if kept else "-"
     return cells
 
 
 def row_of(runs: Runs) -> dict[str, str]:
     """Return {column: cell} of a row."""
-    total = {name: sum(run[name] for run in runs) for name in ("step", "walks", "seconds")}
-    kept = sum(len(run["tasks"]) for run in runs)
-    levels: Counter[str] = sum((Counter(run["difficulty"]) for run in runs), Counter())
-    checks = {name: [v for run in runs for v in run.get(name, ())] for name in ("sound", "agree")}
-    shares = {name: f"{100 * np.mean(v):.1f}%" if v else "-" for name, v in checks.items()}
-    trials = sum(run.get("trials", 0) for run in runs)
+    steps, kept, levels = total(runs, "step"), total(runs, "tasks"), counts(runs, "difficulty")
+    compared = total(runs, "agree") > 0
+    shares = {}
+    for name in ("sound", "agree"):
+        checks = [check for run in runs for check in run.get(name, ())]
+        shares[name] = f"{100 * np.mean(checks):.1f}%" if checks else "-"
     return {
         "seeds": str(len(runs)),
         "tasks": str(kept),
-        "per 1,000 steps": f"{1000 * kept / max(total['step'], 1):.2f}",
-        "steps": f"{total['step']:,}",
-        "walks": str(total["walks"]),
-        "seconds": f"{total['seconds']:.0f}",
+        "per 1,000 steps": f"{1000 * kept / max(steps, 1):.2f}",
+        "steps": f"{steps:,}",
+        "walks": str(total(runs, "walks")),
+        "seconds": f"{total(runs, 'seconds'):.0f}",
         **shares,
-        "trials": str(trials) if checks["agree"] else "-",
+        "trials": str(total(runs, "trials")) if compared else "-",
         "difficulty: tasks": ", ".join(f"{n}: {levels[n]}" for n in sorted(levels, key=int)),
         "similarity": f"{np.mean([run['similarity'] for run in runs]):.2f}",
         "templates": f"{np.mean([run['templates'] for run in runs]):.0f}",
@@ -389,31 +388,32 @@ def row_of(runs: Runs) -> dict[str, str]:
 # --- the command ----------------------------------------------------------------------------------
 
 
-def pairs_of(
-    option: str, words: Sequence[str], known: Collection[str], found: list[str]
-) -> dict[str, str]:
+def values_of(
+    option: str,
+    words: Sequence[str],
+    known: Collection[str],
+    found: list[str],
+    read: Callable[[str], Any],
+) -> dict[str, Any]:
     """Return {name: value} of NAME=VALUE texts; what is wrong with them is added to `found`."""
-    pairs = {}
+    values = {}
     for word in words:
-        name, equals, pairs[name] = word.partition("=")
+        name, equals, text = word.partition("=")
         if not equals:
             found.append(f"--{option} takes NAME=VALUE, not {word}")
         elif name not in known:
             found.append(f"--{option} {name}: choose {', '.join(known)}")
-    return pairs
+        else:
+            try:
+                values[name] = read(text)
+            except ValueError:
+                found.append(f"--{option} {word} is no JSON object, such as {{}}")
+    return values
 
 
-def objects_of(
-    option: str, words: Sequence[str], known: Collection[str], found: list[str]
-) -> dict[str, Any]:
-    """Return {name: object} of NAME=JSON texts; what is wrong with them is added to `found`."""
-    objects = {}
-    for name, text in pairs_of(option, words, known, found).items():
-        try:
-            objects[name] = formats.valid(formats.JSON_OBJECT, json.loads(text))
-        except ValueError:
-            found.append(f"--{option} {name}={text} is no JSON object, such as {{}}")
-    return objects
+def json_object(text: str) -> dict[str, Any]:
+    """Return the object of a text in JSON. Raises ValueError."""
+    return formats.valid(formats.JSON_OBJECT, json.loads(text))
 
 
 def world_problems(world: str, values: dict[str, Any]) -> Iterator[str]:
@@ -429,22 +429,19 @@ def world_problems(world: str, values: dict[str, Any]) -> Iterator[str]:
 
 
 def measured(
-    path: Path, settings: dict[str, Any], world: str, seed: int, python: str, means: Means
+    path: Path, settings: Settings, world: str, seed: int, python: str, role: Role
 ) -> dict[str, Any]:
     """Return one measurement: from its file if that is of the same settings, else a new one, which
     is written there."""
     figures = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if figures.get("settings") == settings:
+    if figures.get("settings") == asdict(settings):
         return figures
     pool: dict[str, Any] = (
         {"mode": "worker", "workers": 2, "per_worker": 1, "python": python} if python else {}
     )
-    with Source(ALIASES.get(world, world), settings["kwargs"], deadlines=PATIENT, **pool) as source:
-        figures = measure(
-            source.world, budget=settings["budget"], seed=seed, seeds=settings["seeds"],
-            seconds=60 * settings["minutes"], steps=settings["steps"] or float("inf"), means=means,
-        )  # fmt: skip
-    figures["settings"] = settings
+    with Source(ALIASES.get(world, world), settings.kwargs, deadlines=PATIENT, **pool) as source:
+        figures = measure(source.world, settings, seed, role)
+    figures["settings"] = asdict(settings)
     path.write_text(json.dumps(figures), encoding="utf-8")
     return figures
 
@@ -488,33 +485,30 @@ def main(
     found += [f"--by {name}: choose {', '.join(known)}" for name in by if name not in known]
     if not url and any("llm" in name or "model" in name for name in by):
         found.append("--by with llm or model needs --url, the address of a server")
-    interpreters = pairs_of("python", python, worlds, found)
-    arguments = objects_of("kwargs", kwargs, worlds, found)
-    explorers = objects_of("options", options, EXPLORERS, found)
+    interpreters = values_of("python", python, worlds, found, str)
+    arguments = values_of("kwargs", kwargs, worlds, found, json_object)
+    explorers = values_of("options", options, EXPLORERS, found, json_object)
     for name, values in explorers.items():
-        wrong = plugs.problems("questioning.explorer", name, values) if name in EXPLORERS else []
+        wrong = plugs.problems("questioning.explorer", name, values)
         found += [f"--options {name}: {why}" for why in wrong]
     for world in worlds:
         if world not in interpreters:  # another interpreter has the packages
             found += world_problems(world, arguments.get(world, {}))
     if found:
-        raise commands.Problems(found)
+        raise commands.Problems(*found)
     out.mkdir(parents=True, exist_ok=True)
     rows: dict[str, Runs] = {}
     failed = []
     role = Role(url, model, key, temperature=1.0, max_tokens=max_tokens)
     for world, name, seed in itertools.product(worlds, by, seeds):
-        explorer, _, words = name.partition("/")
-        means = Means(explorer, words, explorers.get(explorer, {}), role)
         row = world if name == "curiosity/plain" else f"{world}, {name}"
-        settings = {
-            "kwargs": arguments.get(world, {}), "budget": budget, "seeds": tasks,
-            "minutes": minutes, "steps": steps, "by": name, "options": means.options,
-            "model": model,
-        }  # fmt: skip
+        chosen = explorers.get(name.partition("/")[0], {})
+        settings = Settings(
+            arguments.get(world, {}), budget, tasks, minutes, steps, name, chosen, model
+        )
         path = out / f"{re.sub(r'[^a-zA-Z0-9_.]', '-', f'{row}-{seed}')}.json"
         try:
-            figures = measured(path, settings, world, seed, interpreters.get(world, ""), means)
+            figures = measured(path, settings, world, seed, interpreters.get(world, ""), role)
         except (WorldError, ModuleNotFoundError) as error:
             failed.append(f"{row}, seed {seed}: failed: {error}")
             print(failed[-1], file=sys.stderr, flush=True)

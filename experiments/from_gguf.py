@@ -9,8 +9,8 @@ lists tools. Needs `pip install -r requirements/gguf.txt` (the extra gguf).
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
+import itertools
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy as np
 from tokenizers import AddedToken, pre_tokenizers
 from tokenizers import models as bpe_models
 
+from experiments import commands
 from models import hf, hf_config, qwen
 from models.hf_config import ModelError
 from models.tokenizer import Tokenizer, TokenizerError, byte_level
@@ -108,26 +109,19 @@ def _config(source: Path, values: Mapping[str, Any], tensors: Mapping[str, Any])
             f"{source}: general.architecture is {kind!r}; {SUPPORTED}. Choose the file of such a"
             " model"
         )
-    given = {
-        key.removeprefix("llama."): value
-        for key, value in values.items()
-        if key.startswith("llama.")
-    }
+    given = {k.removeprefix("llama."): v for k, v in values.items() if k.startswith("llama.")}
     problems = [f"llama.{key} is missing" for key in SIZES.values() if key not in given]
-    counts = (*SIZES.values(), "attention.head_count_kv", "attention.key_length")
-    problems += [
-        f"llama.{key} is {given[key]!r}, no number"
-        for key in counts
-        if isinstance(given.get(key), (list, str))
-    ]
+    for key in (*SIZES.values(), "attention.head_count_kv", "attention.key_length"):
+        if isinstance(given.get(key), list | str):
+            problems.append(f"llama.{key} is {given[key]!r}, no number")
     if given.get("expert_count"):
         problems.append(f"{given['expert_count']} experts (MoE) are not supported")
     if given.get("attention.sliding_window"):
         problems.append("sliding window attention is not supported")
-    if (
-        scaling := given.get("rope.scaling.type", "none")
-    ) != "none" or "rope_freqs.weight" in tensors:
-        scaling = "llama3" if scaling == "none" else scaling
+    scaling = given.get("rope.scaling.type", "none")
+    if scaling == "none" and "rope_freqs.weight" in tensors:
+        scaling = "llama3"
+    if scaling != "none":
         problems.append(
             f"rope scaling {scaling!r} is not read from GGUF; take the model's safetensors"
             " checkpoint"
@@ -168,28 +162,27 @@ def _check(
     """Raise ModelError naming every tensor that is missing, unexpected, of the wrong shape or
     quantised in a way that is not read."""
     expected = dict(zip(_names(config), (shape for _, shape in hf.shapes(config))))
-    missing = [name for name in expected if name not in tensors]
-    unexpected = [name for name in tensors if name not in expected]
-    shapes = [
-        f"{name} {tuple(map(int, tensors[name].shape[::-1]))} instead of {shape}"
-        for name, shape in expected.items()
-        if name in tensors and tuple(map(int, tensors[name].shape[::-1])) != shape
-    ]
-    kinds = {tensors[name].tensor_type: name for name in expected if name in tensors}
+    given = {name: tuple(map(int, tensor.shape[::-1])) for name, tensor in tensors.items()}
+    shapes, kinds = [], {}
+    for name in (name for name in expected if name in given):
+        kinds[tensors[name].tensor_type] = tensors[name].data
+        if given[name] != expected[name]:
+            shapes.append(f"{name} {given[name]} instead of {expected[name]}")
     unread = []
-    for kind, name in kinds.items():
+    for kind, data in kinds.items():
         try:
-            dequantize(tensors[name].data[:1], kind)
+            dequantize(data[:1], kind)
         except NotImplementedError:
             unread.append(kind.name)
     problems = {
-        "tensors missing": missing,
-        "unexpected tensors": unexpected,
+        "tensors missing": [name for name in expected if name not in given],
+        "unexpected tensors": [name for name in given if name not in expected],
         "tensors of the wrong shape": shapes,
         "quantisations that the gguf package cannot read (take a file of F16, Q8_0, Q4_0, Q4_1 or a"
         " K type)": unread,
     }
-    if messages := [f"{what}: {', '.join(names)}" for what, names in problems.items() if names]:
+    messages = [f"{what}: {', '.join(names)}" for what, names in problems.items() if names]
+    if messages:
         raise ModelError(f"{source}: {'; '.join(messages)} ({SUPPORTED})")
 
 
@@ -239,13 +232,9 @@ def _tokenizer(source: Path, values: Mapping[str, Any]) -> Tokenizer:
         digits = pre_tokenizers.Digits(individual_digits=True)
         of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False)
         model.pre_tokenizer = pre_tokenizers.Sequence([digits, of_bytes])
-    model.add_tokens(
-        [
-            AddedToken(token, special=kind == CONTROL, normalized=False)
-            for token, kind in zip(tokens, types)
-            if kind in (CONTROL, USER_DEFINED)
-        ]
-    )
+    for token, kind in zip(tokens, types):
+        if kind in (CONTROL, USER_DEFINED):
+            model.add_tokens([AddedToken(token, special=kind == CONTROL, normalized=False)])
     return Tokenizer(model.to_str(), source=str(source))
 
 
@@ -258,11 +247,8 @@ def find(name: str) -> Path:
     if name.endswith(".gguf"):
         return Path(name)
     spec = importlib.util.find_spec(name) if name.isidentifier() else None
-    files = [
-        file
-        for place in (spec and spec.submodule_search_locations) or ()
-        for file in Path(place).glob("*.gguf")
-    ]
+    places = spec.submodule_search_locations if spec else None
+    files = list(itertools.chain(*(Path(place).glob("*.gguf") for place in places or ())))
     if len(files) != 1:
         raise ModelError(
             f"{name} is neither a .gguf file nor an installed package with one, such as"
@@ -271,22 +257,19 @@ def find(name: str) -> Path:
     return files[0]
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Convert, and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument(
-        "source", help="a .gguf file, or the name of an installed package that holds one"
-    )
-    parser.add_argument("folder", type=Path)
-    args = parser.parse_args(argv)
+def main(source: str, folder: Path) -> int:
+    """Convert, and return the exit code.
+
+    source: a .gguf file, or the name of an installed package that holds one
+    """
     try:
-        config = convert(find(args.source), args.folder)
+        config = convert(find(source), folder)
     except (ModelError, TokenizerError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"{qwen.parameter_count(config):,} parameters written to {args.folder}")
+    print(f"{qwen.parameter_count(config):,} parameters written to {folder}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(commands.run(main))

@@ -56,13 +56,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from absl import logging
 
+from evolver.files import formats
 from evolver.files.progress import clock
 from evolver.files.workdir import Workdir
 from experiments import commands, compare
@@ -90,9 +92,7 @@ class Run:
     mode: str = "train"
     module: str = ""  # "" = run.py; another module takes --config, --workdir and overrides too
     after: tuple[str, ...] = ()
-    same: str = (
-        ""  # the name of a run of another row with the same settings, whose workdir this one shares
-    )
+    same: str = ""  # name of a run of another row with these settings, whose workdir is shared
 
     @property
     def name(self) -> str:
@@ -101,16 +101,16 @@ class Run:
 
     def command(self, folder: Path, flags: Sequence[str] = ()) -> list[str]:
         """Return the words after the interpreter that start the run."""
-        words = ["-m", self.module] if self.module else [str(ROOT / "run.py")]
-        values = {"seed": self.seed} | {
-            key: value.replace("{folder}", str(folder)) if isinstance(value, str) else value
-            for key, value in self.overrides.items()
-        }
-        if not self.module:
-            words.append(f"--mode={self.mode}")
+        values = {"seed": self.seed, **self.overrides}
+        if self.module:
+            words = ["-m", self.module]
+        else:
+            words = [str(ROOT / "run.py"), f"--mode={self.mode}"]
             values = {"log.group": folder.name, "log.tags": (self.row,)} | values
         words += [f"--config={self.config}", f"--workdir={folder / self.name}"]
-        return [*words, *(f"--config.{key}={value}" for key, value in values.items()), *flags]
+        for key, value in values.items():
+            words.append(f"--config.{key}={value}".replace("{folder}", str(folder)))
+        return [*words, *flags]
 
     def recorded(self, flags: Sequence[str] = ()) -> list[str]:
         """Return the same without the places of the grid and of run.py and without settings of the
@@ -140,12 +140,10 @@ def product(
     for seed, argument in itertools.product(seeds, rows or [""]):
         for values in itertools.product(*sets.values()):
             overrides = dict(zip(sets, values))
-            parts = [argument] * bool(argument) + [
-                f"{short[key]}={value}" for key, value in overrides.items()
-            ]
-            row = (
-                re.sub(r"[^\w.,=+-]+", "_", ",".join(parts)) or Path(config.partition(":")[0]).stem
-            )
+            parts = [argument] if argument else []
+            parts += [f"{short[key]}={value}" for key, value in overrides.items()]
+            row = re.sub(r"[^\w.,=+-]+", "_", ",".join(parts))
+            row = row or Path(config.partition(":")[0]).stem
             runs.append(Run(row, seed, f"{config}:{argument}" if argument else config, overrides))
     return runs
 
@@ -161,18 +159,16 @@ def problems(runs: Sequence[Run], folder: str | Path, flags: Sequence[str] = ())
     from evolver.config.checks import problems as config_problems
 
     found: dict[str, list[str]] = {}
-    for name in sorted({run.name for run in runs if [r.name for r in runs].count(run.name) > 1}):
-        found.setdefault("two runs have this name", []).append(name)
-    for run in runs:
-        if run.module:
-            continue
+    for name, count in sorted(Counter(run.name for run in runs).items()):
+        if count > 1:
+            found.setdefault("two runs have this name", []).append(name)
+    for run in (run for run in runs if not run.module):
         command = cli.parse(run.command(Path(folder), flags))
         reasons = list(command.problems)
         if command.config is not None:
             checked = config_problems(command.config, base.Config, command.workdir, run.mode)
-            reasons += [
-                reason for reason in checked if not (run.after and "there is no such" in reason)
-            ]
+            later = [text for text in checked if run.after and "there is no such" in text]
+            reasons += [text for text in checked if text not in later]
         for reason in reasons:
             found.setdefault(reason.replace(run.name, "RUN"), []).append(run.name)
     return [f"{reason} ({some(names)})" for reason, names in found.items()]
@@ -196,16 +192,29 @@ def remove_incomplete(compiled: Path) -> None:
     """
     if not compiled.is_dir():
         return
-    with open(compiled / ".lockfile", "w") as lock:
-        try:
-            fcntl.flock(
-                lock, fcntl.LOCK_EX | fcntl.LOCK_NB
-            )  # the lock of jax, whose `filelock` calls flock too
-        except OSError:
+    with open(compiled / ".lockfile", "w") as lock:  # of jax, whose `filelock` calls flock too
+        if not locked(lock):
             return  # A run is reading or writing. The next start of a run looks again.
         for program in compiled.glob("*-cache"):
             if not program.with_name(program.name.removesuffix("-cache") + "-atime").exists():
                 program.unlink()
+
+
+def locked(file: TextIO) -> bool:
+    """Lock a file. Return False if another process has it locked."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+class Active(NamedTuple):
+    """A run that is going on, with its lock and when it was started."""
+
+    process: subprocess.Popen
+    lock: TextIO
+    began: float
 
 
 class Execution:
@@ -223,16 +232,13 @@ class Execution:
         self.folder, self.jobs, self.flags, self.say = folder, jobs, flags, say
         self.runs = {run.name: run for run in runs}
         self.ledger = Ledger(folder)
-        self.compiled = (
-            folder / ".compiled" / platform.node()
-        )  # another host may lack this processor's instructions
+        # Another host may lack this processor's instructions.
+        self.compiled = folder / ".compiled" / platform.node()
         self.environ = dict(os.environ)
         if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
             self.environ |= {"JAX_COMPILATION_CACHE_DIR": str(self.compiled)} | COMPILED
         self.states: dict[str, str] = {}
-        self.active: dict[
-            str, tuple[subprocess.Popen, TextIO, float]
-        ] = {}  # process, lock, when it was started
+        self.active: dict[str, Active] = {}
         self.asked = 0  # signals that ask for the end
         self.elsewhere: set[str] = set()  # runs that another process holds
 
@@ -249,14 +255,14 @@ class Execution:
                 if not self.active and not self.elsewhere:
                     break
                 time.sleep(POLL)
-                for name, (process, _, _) in list(self.active.items()):
-                    if process.poll() is not None:
-                        self._end(name)
+                for name in [n for n, run in self.active.items() if run.process.poll() is not None]:
+                    self._end(name)
                 if time.monotonic() - shown > HEARTBEAT:
                     shown = time.monotonic()
                     self._show()
         for name in self.runs.keys() - self.states.keys():
-            self.states[name] = "interrupted" if self.asked else self._waits(self.runs[name])
+            waits = f"waits for {', '.join(self._missing(self.runs[name]))}"
+            self.states[name] = "interrupted" if self.asked else waits
         return {name: self.states[name] for name in self.runs}
 
     def _find_finished(self) -> None:
@@ -280,12 +286,8 @@ class Execution:
         command = self.runs[name].recorded(self.flags)
         self.ledger.add(run=name, command=command, code=code, seconds=seconds, **found)
 
-    def _waits(self, run: Run) -> str:
-        missing = [name for name in run.after if self.states.get(name) != "done"]
-        return f"waits for {', '.join(missing)}"
-
-    def _ready(self, run: Run) -> bool:
-        return all(self.states.get(name) == "done" for name in run.after)
+    def _missing(self, run: Run) -> list[str]:
+        return [name for name in run.after if self.states.get(name) != "done"]
 
     def _start(self) -> None:
         """Start runs until `jobs` are active."""
@@ -293,25 +295,22 @@ class Execution:
         for name, run in self.runs.items():
             if self.asked or len(self.active) >= self.jobs:
                 return
-            if name in self.states or name in self.active or not self._ready(run):
+            if name in self.states or name in self.active or self._missing(run):
                 continue
             path = self.folder / f"{name}.lock"
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = open(path, "w")  # noqa: SIM115 (closed when the process ends)
-            try:
-                # The process inherits the lock, so that it is held for as long as the process
-                # lives, whatever happens to this one: a list of process ids would be wrong after a
-                # reboot and on another host.
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            # The process inherits the lock, so that it is held for as long as the process lives,
+            # whatever happens to this one: a list of process ids would be wrong after a reboot and
+            # on another host.
+            if not locked(lock):
                 lock.close()
                 self.elsewhere.add(name)
-                continue
-            if self._finished(name):  # by whoever held the lock
+            elif self._finished(name):  # by whoever held the lock
                 lock.close()
                 self.states[name] = "done"
-                continue
-            self._spawn(name, lock)
+            else:
+                self._spawn(name, lock)
 
     def _spawn(self, name: str, lock: TextIO) -> None:
         command = self.runs[name].command(self.folder, self.flags)
@@ -324,7 +323,7 @@ class Execution:
                 [sys.executable, *command], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                 cwd=Path.cwd(), env=self.environ, pass_fds=(lock.fileno(),), start_new_session=True,
             )  # fmt: skip
-        self.active[name] = process, lock, time.monotonic()
+        self.active[name] = Active(process, lock, time.monotonic())
         self._tell(f"{name} starts")
 
     def _tell(self, text: str) -> None:
@@ -332,8 +331,7 @@ class Execution:
 
     def _end(self, name: str) -> None:
         process, lock, began = self.active.pop(name)
-        seconds = time.monotonic() - began
-        code = process.returncode
+        seconds, code = time.monotonic() - began, process.returncode
         self._record(name, code, round(seconds, 1), **outcome(self.folder / name))
         lock.close()
         if self.asked and code:
@@ -345,24 +343,18 @@ class Execution:
     def _left(self) -> str:
         """Return the time left at the mean time of the runs that took part, "" while no run of the
         grid has ended."""
-        taken = [
-            self.ledger.seconds([name]) for name, state in self.states.items() if state == "done"
-        ]
-        remaining = (
-            len(self.runs) - len(self.states) - sum(self._done(name) for name in self.active)
-        )
-        if not taken or remaining <= 0:
+        done = [name for name, state in self.states.items() if state == "done"]
+        remaining = len(self.runs) - len(self.states) - sum(map(self._done, self.active))
+        if not done or remaining <= 0:
             return ""
-        return f"; about {clock(sum(taken) / len(taken) * remaining / self.jobs)} left"
+        mean = self.ledger.seconds(done) / len(done)
+        return f"; about {clock(mean * remaining / self.jobs)} left"
 
     def _done(self, name: str) -> float:
         """Return the fraction of its steps that a run has done."""
         workdir = Workdir(self.folder / name)
         try:
-            steps, lines = (
-                (workdir.config() or {}).get("config", {}).get("steps"),
-                workdir.metrics(),
-            )
+            steps, lines = formats.found(workdir.config(), "config.steps"), workdir.metrics()
             return lines[-1]["step"] / steps if lines and steps else 0.0
         except (OSError, ValueError):  # it is being written
             return 0.0
@@ -389,8 +381,8 @@ class Execution:
         once."""
         self.asked += 1
         self.say("\nending: the runs save what is complete; press Ctrl-C again to end at once")
-        for process, _, _ in self.active.values():
-            process.send_signal(number)
+        for run in self.active.values():
+            run.process.send_signal(number)
 
 
 def execute(
@@ -418,13 +410,13 @@ def gather(runs: Sequence[Run], folder: str | Path) -> list[compare.Row]:
     ledger = Ledger(Path(folder))
     rows = {run.row: compare.Row(run.row) for run in runs}
     for run in runs:
-        row, code, curve = rows[run.row], ledger.code(run.name), ledger.curve(run.name)
-        known = {None: "was not run", INTERRUPTED: "is unfinished"}
-        if curve is None:
+        row, code = rows[run.row], ledger.code(run.name)
+        if code == 0:
+            row.curves[run.seed] = ledger.curve(run.name)
+        else:
+            known = {None: "was not run", INTERRUPTED: "is unfinished"}
             what = known.get(code, f"failed (exit code {code})")
             row.notes.append(f"seed {run.seed} {what}")
-        else:
-            row.curves[run.seed] = curve
     return list(rows.values())
 
 
@@ -433,11 +425,10 @@ def report(runs: Sequence[Run], folder: str | Path, title: str = "", measure: st
     Markdown."""
     folder, rows = Path(folder), gather(runs, folder)
     table = compare.lines(rows, sorted({run.seed for run in runs}), measure)
-    hours = Ledger(folder).seconds(dict.fromkeys(run.name for run in runs)) / 3600
-    text = "\n".join(
-        filter(None, [f"# {title or folder.name}\n", compare.markdown(table), compare.before(rows),
-                      f"{hours:.1f} hours of runs", "", "![grid](grid.png)"])
-    )  # fmt: skip
+    hours = Ledger(folder).seconds({run.name for run in runs}) / 3600
+    parts = [f"# {title or folder.name}\n", compare.markdown(table), compare.before(rows)]
+    parts += [f"{hours:.1f} hours of runs", "![grid](grid.png)"]
+    text = "\n".join(filter(None, parts))
     write_atomically(folder / "grid.md", text + "\n")
     write_atomically(folder / "grid.csv", compare.csv_text(table))
     compare.draw(rows, folder / "grid", measure=measure, title=title)
@@ -485,10 +476,8 @@ def read_sweep(path: Path) -> tuple[dict[str, list[Any]], str]:
 
     try:
         sweep = yaml.safe_load(path.read_text(encoding="utf-8"))
-        parameters = sweep["parameters"]
-        config = next(
-            word.partition("=")[2] for word in sweep["command"] if str(word).startswith("--config=")
-        )
+        parameters, words = sweep["parameters"], map(str, sweep["command"])
+        config = next(word for word in words if word.startswith("--config="))
     except (OSError, yaml.YAMLError, TypeError, KeyError, StopIteration) as error:
         raise ValueError(
             f"--sweep {path}: not a sweep with parameters and a command ({error!r})"
@@ -501,7 +490,7 @@ def read_sweep(path: Path) -> tuple[dict[str, list[Any]], str]:
             raise ValueError(f"--sweep {path}: {name} has a distribution; a grid needs `values`")
         if key != "seed":
             sets[key] = values
-    return sets, config
+    return sets, config.removeprefix("--config=")
 
 
 def trial(flags: Sequence[str], environ: Mapping[str, str]) -> list[str]:
@@ -510,17 +499,16 @@ def trial(flags: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
     environ: the agent names the sweep and the trial in WANDB_SWEEP_ID and WANDB_RUN_ID.
     """
+    sweep = environ.get("WANDB_SWEEP_ID", "trials")
+    name = environ.get("WANDB_RUN_ID", secrets.token_hex(4))
+    wanted = {
+        "--config.log.wandb": "offline" if environ.get("WANDB_MODE") == "offline" else "online",
+        "--config.log.group": sweep,
+        "--workdir": f"runs/sweeps/{sweep}/{name}",
+    }
     given = {word.partition("=")[0] for word in flags}
-    mode = "offline" if environ.get("WANDB_MODE") == "offline" else "online"
-    sweep, name = (
-        environ.get("WANDB_SWEEP_ID", "trials"),
-        environ.get("WANDB_RUN_ID", secrets.token_hex(4)),
-    )
-    words = [str(ROOT / "run.py"), *flags]
-    words += [f"--config.log.wandb={mode}"] * ("--config.log.wandb" not in given)
-    words += [f"--config.log.group={sweep}"] * ("--config.log.group" not in given)
-    words += [f"--workdir={Path('runs/sweeps') / sweep / name}"] * ("--workdir" not in given)
-    return [sys.executable, *words]
+    more = [f"{flag}={value}" for flag, value in wanted.items() if flag not in given]
+    return [sys.executable, str(ROOT / "run.py"), *flags, *more]
 
 
 def command(
@@ -537,7 +525,7 @@ def command(
     states = {}
     if not only_report:
         if found := problems(runs, folder, flags):
-            raise commands.Problems(found)
+            raise commands.Problems(*found)
         states = execute(runs, folder, jobs=jobs, flags=flags)
     print("\n" + report())
     if "interrupted" in states.values():
@@ -574,15 +562,15 @@ def main(
     """
     logging.set_verbosity(logging.ERROR)
     if not (config or sweep):
-        raise commands.Problems(["--config=FILE is missing, or --sweep FILE"])
+        raise commands.Problems("--config=FILE is missing, or --sweep FILE")
     if config.partition(":")[2] and rows:
         both = "--config=FILE:ARGUMENT and --rows both name arguments"
-        raise commands.Problems([f"{both}; give --config=FILE with --rows"])
+        raise commands.Problems(f"{both}; give --config=FILE with --rows")
     try:
         swept, commanded = read_sweep(sweep) if sweep else ({}, "")
         sets = swept | sets_of(set_)
     except ValueError as error:
-        raise commands.Problems([str(error)]) from None
+        raise commands.Problems(str(error)) from None
     runs = product(config or commanded, rows=rows, sets=sets, seeds=seeds)
 
     def told() -> str:

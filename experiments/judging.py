@@ -80,47 +80,49 @@ def measure(
 def turn_table(run: Run, judges: Sequence[str], episodes: Sequence[Trajectory]) -> str:
     """Return the rest of the sentence on the episodes, and the table of judges of turns beside
     replay."""
-    labels = {"replay": labelled(run, "replay", episodes)}
-    rows = np.array([t.task.id for t in episodes for _ in t.turns])
-    replay_n = labels["replay"]
+    replay_n = labelled(run, "replay", episodes)
     if not (replay_n != ABSTAIN).any():
         raise RunError(
             "replay labels no turn of these episodes, so there is nothing to compare with"
         )
+    labels = {}
     for name in judges:
         run.progress.phase(f"labels by {name}")
         labels[name] = labelled(run, name, episodes)
-    labels["outcome"] = np.array(
-        [GOOD if t.evaluation.success else BAD for t in episodes for _ in t.turns]
-    )
+    turns = [len(t.turns) for t in episodes]
+    labels["outcome"] = np.repeat(truth_of(episodes), turns)
     labels["shuffled"] = shuffled(run, replay_n)
-    write_labels(run.workdir / "labels.jsonl", episodes, labels)
+    write_labels(run.workdir / "labels.jsonl", episodes, {"replay": replay_n} | labels)
     counts = ", ".join(f"{np.mean(replay_n == value):.1%} {name}" for value, name in NAMES.items())
-    return f"; {len(replay_n)} turns, replay: {counts}.\n\n" + table(
-        "judge of turns", labels, replay_n, rows
-    )
+    task_n = np.repeat([t.task.id for t in episodes], turns)
+    said = f"; {len(replay_n)} turns, replay: {counts}.\n\n"
+    return said + table("judge of turns", labels, replay_n, task_n)
 
 
 def outcome_table(run: Run, judges: Sequence[str], episodes: Sequence[Trajectory]) -> str:
     """Return the table of judges of outcomes beside the world's own evaluation."""
-    truth_n = np.array([GOOD if t.evaluation.success else BAD for t in episodes])
-    labels, verdicts = (
-        {},
-        [{"task": t.task.id, "rollout": t.rollout, "world": t.evaluation.score} for t in episodes],
-    )
+    truth_n, labels = truth_of(episodes), {}
+    lines = [
+        {"task": t.task.id, "rollout": t.rollout, "world": t.evaluation.score} for t in episodes
+    ]
     for name in judges:
         run.progress.phase(f"outcomes by {name}")
-        judge = made(run, OUTCOMES, name)
-        found = judge.score(episodes)
-        labels[name] = np.array(
-            [ABSTAIN if isinstance(e, str) else GOOD if e.success else BAD for e in found]
-        )
-        for line, verdict in zip(verdicts, found):
-            line[name] = verdict if isinstance(verdict, str) else verdict.score
+        labels[name] = np.full(len(episodes), ABSTAIN)
+        for n, verdict in enumerate(made(run, OUTCOMES, name).score(episodes)):
+            if isinstance(verdict, str):
+                lines[n][name] = verdict
+            else:
+                lines[n][name] = verdict.score
+                labels[name][n] = GOOD if verdict.success else BAD
     labels |= {"failed": np.full(len(episodes), BAD), "shuffled": shuffled(run, truth_n)}
-    write_lines(run.workdir / "outcomes.jsonl", verdicts)
-    tasks = np.array([t.task.id for t in episodes])
-    return "\n" + table("judge of outcomes", labels, truth_n, tasks)
+    write_lines(run.workdir / "outcomes.jsonl", lines)
+    task_n = np.array([t.task.id for t in episodes])
+    return "\n" + table("judge of outcomes", labels, truth_n, task_n)
+
+
+def truth_of(episodes: Sequence[Trajectory]) -> np.ndarray:
+    """Return what the world says of each episode, GOOD or BAD."""
+    return np.array([GOOD if t.evaluation.success else BAD for t in episodes])
 
 
 def shuffled(run: Run, label_n: np.ndarray) -> np.ndarray:
@@ -131,9 +133,8 @@ def shuffled(run: Run, label_n: np.ndarray) -> np.ndarray:
 def table(
     title: str, labels: dict[str, np.ndarray], truth_n: np.ndarray, task_n: np.ndarray
 ) -> str:
-    """Return a row for each of the labels but replay's own, compared with `truth_n`."""
-    names = [name for name in labels if name != "replay"]
-    rows = [[name, *cells(labels[name], truth_n, task_n)] for name in names]
+    """Return a row for each judge and control, whose labels are compared with `truth_n`."""
+    rows = [[name, *cells(label_n, truth_n, task_n)] for name, label_n in labels.items()]
     return markdown([[title, *HEAD], *rows])
 
 
@@ -157,10 +158,10 @@ def write_labels(path: Path, episodes: Sequence[Trajectory], labels: dict[str, n
     """Write a line for every turn."""
     lines: list[dict[str, Any]] = []
     for t in episodes:
+        head = {"task": t.task.id, "rollout": t.rollout, "success": bool(t.evaluation.success)}
         for n, turn in enumerate(t.turns):
-            found = {name: int(values[len(lines)]) for name, values in labels.items()}
-            line = {"task": t.task.id, "rollout": t.rollout, "success": bool(t.evaluation.success)}
-            lines.append(line | {"turn": n, "action": turn.action, "labels": found})
+            found = {name: int(label_n[len(lines)]) for name, label_n in labels.items()}
+            lines.append(head | {"turn": n, "action": turn.action, "labels": found})
     write_lines(path, lines)
 
 

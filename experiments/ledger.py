@@ -67,10 +67,10 @@ class Ledger:
         attempt = self.last(name)
         return attempt.code if attempt else None
 
-    def curve(self, name: str) -> dict[int, Scores] | None:
-        """Return {step: scores} of a finished run, None of another."""
+    def curve(self, name: str) -> dict[int, Scores]:
+        """Return {step: scores} of a finished run, {} of another."""
         attempt = self.last(name)
-        return attempt.scores if attempt and attempt.code == 0 else None
+        return attempt.scores if attempt and attempt.code == 0 else {}
 
     def add(self, **record: Any) -> None:
         """Append one attempt."""
@@ -80,7 +80,7 @@ class Ledger:
         """Return True if the last attempt at a run succeeded, with this command as it is
         recorded."""
         attempt = self.last(name)
-        return attempt is not None and (attempt.code, attempt.command) == (0, command)
+        return attempt is not None and attempt.code == 0 and attempt.command == command
 
     def seconds(self, names: Iterable[str]) -> float:
         """Return the seconds of all attempts at some runs."""

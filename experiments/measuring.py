@@ -19,6 +19,7 @@ from evolver.config.checks import problems as config_problems
 from evolver.processes.interrupt import Interrupted, RunEnds
 from experiments import commands
 from models.files import write_atomically
+from run import refused
 
 
 def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
@@ -29,10 +30,9 @@ def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 def several(config: Any, key: str, names: Sequence[str]) -> list[str]:
     """Make the config open what any of these plugs of `key` needs, and return what is wrong with
     them."""
-    chosen = config[key]
-    found = (
-        ["config.hosts.count must be 1: one process measures"] if config.hosts.count != 1 else []
-    )
+    chosen, found = config[key], []
+    if config.hosts.count != 1:
+        found.append("config.hosts.count must be 1: one process measures")
     for name in names:
         found += plugs.problems(key, name, chosen.args.to_dict() if name == chosen.name else {})
     asking = [name for name in names if not found and getattr(plugs.load(key, name), "roles", None)]
@@ -64,20 +64,17 @@ def main(
     parser.add_argument("--config", required=True, help="FILE or FILE:ARGUMENT")
     parser.add_argument("--workdir", default=f"runs/{name}")
     given, overrides = parser.parse_known_args(argv[1:])
-    path, workdir = f"--config={given.config}", given.workdir
-    command = cli.parse([name, path, f"--workdir={workdir}", *overrides])
-    values = {k: v for k, v in vars(given).items() if k not in ("config", "workdir")}
-    bound = inspect.signature(measure).bind(None, **values)
-    bound.apply_defaults()
-    values = bound.kwargs
+    parameters = inspect.signature(measure).parameters
+    values = {n: p.default for n, p in parameters.items() if n != "run"} | vars(given)
+    path, workdir = values.pop("config"), values.pop("workdir")
+    command = cli.parse([name, f"--config={path}", f"--workdir={workdir}", *overrides])
     config, found = command.config, [*command.problems]
     found += [f"--{word} must be at least {n}" for word, n in least.items() if values[word] < n]
     if config is not None:
         found += problems(config, workdir, **values)
         found += config_problems(config, base.Config, workdir, "pool")
     if config is None or found:
-        print(*found, sep="\n", file=sys.stderr)
-        return 2
+        return refused(found)
     try:
         with open_run(config, workdir) as run:
             run.workdir.claim(config.to_dict(), config.seed, name)

@@ -42,7 +42,7 @@ from configs.quickstart import ROWS
 from evolver.files.workdir import Workdir
 from experiments import commands, compare, grid
 from models.files import write_atomically
-from rl.evaluation import steps_to
+from rl.evaluation import Scores, steps_to
 
 CONFIG = "configs/quickstart.py"
 STUDIES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -90,35 +90,30 @@ def runs_of(
 
 def at_equal_time(
     folder: Path, runs: Sequence[grid.Run], first: compare.Row, second: compare.Row
-) -> compare.Estimate | None:
+) -> compare.Estimate:
     """Return second - first at the last evaluation that both runs of a seed had reached by the
     shorter one's end."""
     names = {(run.row, run.seed): run.name for run in runs}
+
+    def timed(row: compare.Row, seed: int) -> dict[float, Scores]:
+        """Return {seconds since the start: scores}."""
+        lines = Workdir(folder / names[row.name, seed]).metrics()
+        times = {line["step"]: line["time/elapsed"] for line in lines}
+        return {times[step]: found for step, found in row.curves[seed].items() if step in times}
+
     before, after = {}, {}
     for seed in sorted(first.curves.keys() & second.curves.keys()):
-        pair = []
-        for row in (first, second):
-            lines = Workdir(folder / names[row.name, seed]).metrics()
-            times = {line["step"]: line["time/elapsed"] for line in lines}
-            pair.append({times[s]: found for s, found in row.curves[seed].items() if s in times})
-        end = min(max(times, default=0.0) for times in pair)
-        last = [max((t for t in times if t <= end), default=None) for times in pair]
-        if None not in last:
-            before[seed], after[seed] = (
-                compare.values_of(times[t]) for times, t in zip(pair, last) if t is not None
-            )
+        pair = timed(first, seed), timed(second, seed)
+        end = min(max(curve, default=0.0) for curve in pair)
+        last = [max((t for t in curve if t <= end), default=-1.0) for curve in pair]
+        if min(last) >= 0:
+            before[seed], after[seed] = (compare.values_of(c[t]) for c, t in zip(pair, last))
     return compare.paired(before, after)
 
 
 def heights(row: compare.Row) -> dict[int, np.ndarray]:
     """Return {seed: value_N}, the mean height of each task's curve over the steps, in [0, 1]."""
     return {seed: compare.height(curve) for seed, curve in row.curves.items() if len(curve) > 1}
-
-
-def higher(first: compare.Row, second: compare.Row) -> compare.Estimate | None:
-    """Return how much higher the second row's curves are, in the mean over the steps; None without
-    a shared seed."""
-    return compare.paired(heights(first), heights(second))
 
 
 def steps_to_half(row: compare.Row) -> str:
@@ -144,10 +139,10 @@ class Line:
 
     point: str
     row: compare.Row
-    after: compare.Estimate | None
-    change: compare.Estimate | None = None
-    timed: compare.Estimate | None = None
-    above: compare.Estimate | None = None
+    after: compare.Estimate
+    change: compare.Estimate = compare.NONE
+    timed: compare.Estimate = compare.NONE
+    above: compare.Estimate = compare.NONE
 
 
 def frame(folder: Path, runs: Mapping[str, Sequence[grid.Run]]) -> list[Line]:
@@ -157,8 +152,9 @@ def frame(folder: Path, runs: Mapping[str, Sequence[grid.Run]]) -> list[Line]:
         first, *others = grid.gather(several, folder)
         lines.append(Line(point, first, compare.estimate(first.final())))
         for row in others:
-            change, above = compare.difference(first, row), higher(first, row)
+            change = compare.difference(first, row)
             timed = at_equal_time(folder, several, first, row)
+            above = compare.paired(heights(first), heights(row))
             lines.append(Line(point, row, compare.estimate(row.final()), change, timed, above))
     return lines
 
@@ -173,13 +169,17 @@ def table(lines: Sequence[Line]) -> list[list[str]]:
         ]
     ]  # fmt: skip
     for line in lines:
-        row, mean = line.row, line.after
+        row, after = line.row, line.after
         starts = [next(iter(curve.values())) for curve in row.means()]
         curves = [curve.mean() for curve in heights(row).values()]
-        cells = [str(mean.runs if mean else 0), compare.percent(starts), str(mean or "")]
-        cells += [compare.deviation(mean), compare.signed(line.change), compare.signed(line.timed)]
-        cells += [compare.percent(curves), compare.signed(line.above), steps_to_half(row)]
-        rows.append([line.point, short(row), *cells, "; ".join(row.notes)])
+        rows.append(
+            [
+                line.point, short(row), str(after.runs), compare.percent(starts), str(after),
+                after.deviation(), line.change.signed(), line.timed.signed(),
+                compare.percent(curves), line.above.signed(), steps_to_half(row),
+                "; ".join(row.notes),
+            ]
+        )  # fmt: skip
     return rows
 
 
@@ -192,36 +192,46 @@ def logged(folder: Path, runs: Mapping[str, Sequence[grid.Run]]) -> list[list[st
     group scored alike. *guided - unguided*: by how much guided rollouts succeed more often than the
     unguided ones of their groups.
     """
-    lines = [
+    table = [
         [
             "point", "row", "seeds", "invented tasks", "success", "of invented", "no signal",
             "guided - unguided", "labels GOOD", "BAD", "none",
         ]
     ]  # fmt: skip
+    shares = (
+        "rollout/success", "rollout/success/synthetic", "no signal", "gain",
+        "attributing/good_rate", "attributing/bad_rate", "attributing/abstain_rate",
+    )  # fmt: skip
     for point, several in runs.items():
         for row in grid.gather(several, folder):
             names = [run.name for run in several if run.row == row.name and run.seed in row.curves]
-            metrics = [
-                list(Workdir(folder / name).metrics()) for name in names if (folder / name).is_dir()
-            ]
-            early = [m for m in itertools.chain(*metrics) if 0 < m["step"] <= EARLY]
-
-            def share(key: str, early: list[Any] = early) -> str:
-                return compare.percent([m[key] for m in early if key in m])
-
+            metrics = [Workdir(folder / name).metrics() for name in names]
+            metrics = [lines for lines in metrics if lines]
+            early = [explained(m) for m in itertools.chain(*metrics) if 0 < m["step"] <= EARLY]
             pools = [m[-1]["questioning/pool"] for m in metrics if "questioning/pool" in m[-1]]
-            lost = [m["ledger/no_signal"] / m["ledger/rollouts"] for m in early]
-            gains = [
-                100 * (m["navigating/win_rate"] - m["navigating/expected_rate"])
-                for m in early
-                if "navigating/expected_rate" in m
-            ]
-            cells = [str(len(metrics)), f"{np.mean(pools):.0f}" if pools else ""]
-            cells += [share("rollout/success"), share("rollout/success/synthetic")]
-            cells += [compare.percent(lost), f"{np.mean(gains):+.1f}" if gains else ""]
-            cells += [share(f"attributing/{kind}_rate") for kind in ("good", "bad", "abstain")]
-            lines.append([point, short(row), *cells])
-    return lines
+            cells = {key: [m[key] for m in early if key in m] for key in shares}
+            texts = {key: compare.percent(values) for key, values in cells.items()}
+            if cells["gain"]:
+                texts["gain"] = f"{100 * np.mean(cells['gain']):+.1f}"
+            invented = f"{np.mean(pools):.0f}" if pools else ""
+            table.append([point, short(row), str(len(metrics)), invented, *texts.values()])
+    return table
+
+
+def explained(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of a step with its share of rollouts without signal and, if there were
+    guided ones, what these gain."""
+    found = {**line, "no signal": line["ledger/no_signal"] / line["ledger/rollouts"]}
+    if "navigating/expected_rate" in line:
+        found["gain"] = line["navigating/win_rate"] - line["navigating/expected_rate"]
+    return found
+
+
+PANELS = {  # estimate of a line -> its axis
+    "after": "held-out success after training, %",
+    "above": "equal rollouts: curve above the first row's, points",
+    "timed": "equal wall time: above the first row, points",
+}
 
 
 def draw(folder: Path, name: str, dial: str, lines: Sequence[Line]) -> None:
@@ -229,33 +239,27 @@ def draw(folder: Path, name: str, dial: str, lines: Sequence[Line]) -> None:
     first row the others are after equal numbers of rollouts (in the mean over the curve) and after
     equal wall time."""
     figure = compare.new_figure(13, 3.8)
-    panels = figure.subplots(1, 3)
     points = list(dict.fromkeys(line.point for line in lines))
     names = list(dict.fromkeys(short(line.row) for line in lines))
-    for n, (label, colour) in enumerate(zip(names, compare.COLOURS)):
-        for axes, what, style in zip(panels, ("after", "above", "timed"), ("-o", "o", "o")):
-            places, values = [], []
-            for line in lines:
-                if short(line.row) == label and (value := getattr(line, what)):
-                    places.append(points.index(line.point) + 0.06 * (n - len(names) / 2))
-                    values.append(value)
-            if values:
-                spread = [[v.mean - v.low for v in values], [v.high - v.mean for v in values]]
-                options = {"fmt": style, "color": colour, "label": label, "capsize": 2}
-                axes.errorbar(places, [v.mean for v in values], spread, **options)
-    labels = (
-        "held-out success after training, %",
-        "equal rollouts: curve above the first row's, points",
-        "equal wall time: above the first row, points",
-    )
-    for axes, label in zip(panels, labels):
+    for axes, (what, label) in zip(figure.subplots(1, len(PANELS)), PANELS.items()):
+        for n, row in enumerate(names):
+            shown = [line for line in lines if short(line.row) == row and getattr(line, what)]
+            if not shown:
+                continue
+            values = [getattr(line, what) for line in shown]
+            shift = 0.06 * (n - len(names) / 2)
+            axes.errorbar(
+                [points.index(line.point) + shift for line in shown], [v.mean for v in values],
+                [[v.mean - v.low for v in values], [v.high - v.mean for v in values]],
+                fmt="-o" if what == "after" else "o", color=compare.colour(n), label=row, capsize=2,
+            )  # fmt: skip
         axes.set_xticks(range(len(points)), points)
         axes.set_xlabel(dial)
         axes.set_ylabel(label, fontsize=9)
-    for axes in panels[1:]:
-        axes.axhline(0, color="black", linewidth=0.8)
-    if names:
-        panels[0].legend(frameon=False, fontsize=8)
+        if what != "after":
+            axes.axhline(0, color="black", linewidth=0.8)
+        elif names:
+            axes.legend(frameon=False, fontsize=8)
     compare.save(figure, folder / name)
 
 
@@ -297,9 +301,8 @@ def main(
     """
     known = all_studies()
     if unknown := [name for name in studies if name not in known]:
-        raise commands.Problems(
-            [f"--studies {name}: choose {', '.join(known)}" for name in unknown]
-        )
+        wrong = [f"--studies {name}: choose {', '.join(known)}" for name in unknown]
+        raise commands.Problems(*wrong)
     chosen = {name: known[name] for name in studies or known}
     every = runs_of(known, seeds)
     runs = {run.name: run for name in chosen for run in itertools.chain(*every[name].values())}

@@ -33,13 +33,14 @@ MADE_UP = (
 
 def arrays_of(records: list[dict]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return outcome_N, group_N, label_NK and turns_N of the rollouts of a step."""
-    numbers: dict[tuple[str, int], int] = {}
-    group_N = np.array([numbers.setdefault((r["task"], r["draw"]), len(numbers)) for r in records])
+    groups = [(r["task"], r["draw"]) for r in records]
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     turns_N = np.array([len(r["turns"]) for r in records])
     label_NK = np.zeros((len(records), max(turns_N.max(initial=0), 1)), int)
     for label_K, record in zip(label_NK, records):
         label_K[: len(record["turns"])] = [turn["label"] for turn in record["turns"]]
-    return np.array([float(r["score"]) for r in records]), group_N, label_NK, turns_N
+    outcome_N = np.array([float(r["score"]) for r in records])
+    return outcome_N, np.array([numbers[group] for group in groups]), label_NK, turns_N
 
 
 def compared(steps: list[list[dict]], alpha: float) -> dict[Norm, tuple[np.ndarray, np.ndarray]]:
@@ -48,9 +49,9 @@ def compared(steps: list[list[dict]], alpha: float) -> dict[Norm, tuple[np.ndarr
     outcomes = []
     for records in steps:
         records = [r for r in records if r["stop"] not in BROKEN]
-        arrays = arrays_of(records)
-        trained_N1 = np.array([r["fate"] == "trained" for r in records], bool)[:, None]
-        on_NK = trained_N1 & (np.arange(arrays[2].shape[1]) < arrays[3][:, None])
+        *_, label_NK, turns_N = arrays = arrays_of(records)
+        trained_N = np.array([r["fate"] == "trained" for r in records], bool)
+        on_NK = np.arange(label_NK.shape[1]) < (trained_N * turns_N)[:, None]
         outcomes.append(adca(*arrays, alpha=0.0)[on_NK])
         for norm in NORMS:
             found[norm].append(adca(*arrays, alpha=alpha, norm=norm)[on_NK])
@@ -68,7 +69,7 @@ def main(workdir: tuple[Path, ...], *, alpha: float = 0.1) -> None:
     steps = [read_rollouts(file.path) for file in files]
     if not steps:
         where = ", ".join(map(str, workdir))
-        raise commands.Problems([f"no trajectories/step_* in {where}"])
+        raise commands.Problems(f"no trajectories/step_* in {where}")
     sizes = [f"p{edge:g}" if edge < 100 else "max" for edge in EDGES]
     rows = []
     for norm, (value, outcome) in compared(steps, alpha).items():

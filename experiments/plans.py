@@ -136,7 +136,7 @@ def main(names: Sequence[str] = (), *, check: bool = False, render: bool = False
     render: only write the texts again
     """
     if unknown := [name for name in names if name not in KEPT]:
-        raise commands.Problems([f"{name}: choose {', '.join(KEPT)}" for name in unknown])
+        raise commands.Problems(*(f"{name}: choose {', '.join(KEPT)}" for name in unknown))
     done: dict[str, Any] = {}
     outdated = False
     for name in names or KEPT:

@@ -22,6 +22,7 @@ command goes on where it was cut off, and another embedder plays only what is ne
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import sys
@@ -44,16 +45,14 @@ from evolver.navigating.guidance import Navigating
 from evolver.phases import extraction, tasks
 from evolver.phases.rollouts import gather_rollouts, sampling_of
 from experiments import measuring
-from experiments.compare import markdown, percent
+from experiments.compare import change_over_tasks, markdown, percent
 from experiments.measuring import write_lines
-from rl.evaluation import interval
 from rl.rollout import Job
 from rl.seeds import seed_of
 
 BATCH = 64  # pairs whose rollouts are played, and kept, together
-Pairs = dict[
-    tuple[str, str], list[bool | None]
-]  # (task id, experience id or "") -> success, None = broken
+# (task id, experience id or "") -> success, None = broken
+Pairs = dict[tuple[str, str], list[bool | None]]
 HEAD = (
     "experience", "found", "same kind", "cosine", "helps", "hurts", "without", "with", "difference",
 )  # fmt: skip
@@ -125,11 +124,8 @@ def outside(
     experiences: Sequence[Experience], fold: int, fold_of: dict[str, int]
 ) -> list[Experience]:
     """Return the experience that a fold may be shown: none of it comes from a task of the fold."""
-    return [
-        e
-        for e in experiences
-        if e.sources and all(fold_of.get(source) != fold for source in e.sources)
-    ]
+    folds = [{fold_of.get(source) for source in e.sources} for e in experiences]
+    return [e for e, own in zip(experiences, folds) if own and fold not in own]
 
 
 def nearest(
@@ -148,12 +144,7 @@ def nearest(
     found = {}
     for fold in sorted(set(fold_of.values())):
         pool = ExperiencePool(embedder)
-        pool.add(
-            [
-                dataclasses.replace(e, sources=list(e.sources))
-                for e in outside(experiences, fold, fold_of)
-            ]
-        )
+        pool.add(copy.deepcopy(outside(experiences, fold, fold_of)))
         asked = [task for task in chosen if fold_of[task.id] == fold]
         queries = [task.query for task in asked]
         results = pool.search(queries, most, min_similarity=c.min_similarity)
@@ -171,18 +162,17 @@ def refined(
     asked = [task for task in chosen if task.id in near]
     candidates = [[r.experience for r in near[task.id]] for task in asked]
     kept = navigating.refiner.refine([task.query for task in asked], candidates, 1)
-    found = {}
-    for task, experience in ((task, some[0]) for task, some in zip(asked, kept) if some):
-        (source,) = (r for r in near[task.id] if r.experience.id == experience.id)
-        if (
-            experience.content != source.experience.content
-        ):  # in other words, it is another experience
-            e = experience
-            experience = new_experience(
-                e.when, e.content, sources=e.sources, key=e.key, step=e.step
-            )
-        found[task.id] = Retrieved(experience, source.similarity)
-    return found
+    return {task.id: taken(some[0], near[task.id]) for task, some in zip(asked, kept) if some}
+
+
+def taken(e: Experience, near: Sequence[Retrieved]) -> Retrieved:
+    """Return what a refiner made of one of the nearest: in other words, it is another
+    experience."""
+    (source,) = (r for r in near if r.experience.id == e.id)
+    if e.content == source.experience.content:
+        return source
+    other = new_experience(e.when, e.content, sources=e.sources, key=e.key, step=e.step)
+    return Retrieved(other, source.similarity)
 
 
 def controls(
@@ -191,17 +181,15 @@ def controls(
     """Return {name: {task id: experience}}: any one of the pool, and one from a task of the same
     kind."""
     kinds = kinds_of(chosen)
-    rows: dict[str, dict[str, Retrieved]] = {"random": {}}
-    if kinds:
-        rows["same kind"] = {}
+    any_one: dict[str, Retrieved] = {}
+    alike: dict[str, Retrieved] = {}
     for task in chosen:
         others = outside(experiences, fold_of[task.id], fold_of)
-        others = [others[n] for n in shuffled(run, len(others), task.id)]
-        alike = [e for e in others if kinds and same_kind(task, e, kinds)]
-        for name, candidates in (("random", others), ("same kind", alike)):
-            if candidates:
-                rows[name][task.id] = Retrieved(candidates[0])
-    return rows
+        for n in shuffled(run, len(others), task.id):
+            any_one.setdefault(task.id, Retrieved(others[n]))
+            if same_kind(task, others[n], kinds):
+                alike.setdefault(task.id, Retrieved(others[n]))
+    return {"random": any_one} | ({"same kind": alike} if kinds else {})
 
 
 def kinds_of(chosen: Sequence[Task]) -> dict[str, str]:
@@ -222,22 +210,20 @@ def played(run: Run, chosen: Sequence[Task], rows: Any, rollouts: int) -> Pairs:
     path = run.workdir / f"pairs_{rollouts}.jsonl"
     lines = list(read_jsonl(path)) if path.is_file() else []
     pairs: Pairs = {(line["task"], line["experience"]): line["success"] for line in lines}
-    wanted = {(task, ""): None for row in rows for task in row}
-    wanted |= {(id, r.experience.id): r.experience for row in rows for id, r in row.items()}
+    wanted: dict[tuple[str, str], Experience | None] = {}
+    for row in rows:
+        wanted |= dict.fromkeys((id, "") for id in row)
+        wanted |= {(id, r.experience.id): r.experience for id, r in row.items()}
     by_id = {task.id: task for task in chosen}
-    todo = [
-        (by_id[id], wanted[id, shown]) for id, shown in sorted(wanted) if (id, shown) not in pairs
-    ]
+    todo = [(by_id[pair[0]], wanted[pair]) for pair in sorted(wanted.keys() - pairs.keys())]
     done, total = 0, len(todo)
     while todo:
         batch = list({task.id: (task, e) for task, e in reversed(todo)}.values())[:BATCH]
         todo = [pair for pair in todo if pair not in batch]
         done += len(batch)
         success = paired_rollouts(run, batch, rollouts, f"pairs {done} of {total}, rollouts")
-        lines += [
-            {"task": id, "experience": shown, "success": values}
-            for (id, shown), values in success.items()
-        ]
+        for (id, shown), values in success.items():
+            lines.append({"task": id, "experience": shown, "success": values})
         write_lines(path, lines)
         pairs |= success
     return pairs
@@ -301,9 +287,7 @@ def cells(
     before_N, after_N = means.T
     for value_N in (after_N > before_N, after_N < before_N, before_N, after_N):
         yield percent(value_N)
-    low, high = interval(after_N - before_N)
-    change = np.mean(after_N - before_N) if len(means) else 0.0
-    yield f"{100 * change:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]" if len(means) else ""
+    yield change_over_tasks(after_N - before_N)
 
 
 # --- the command ----------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def changes_of(settings: Iterable[str]) -> dict[str, Any]:
     words = [f"--config.{setting}" for setting in settings]
     command = cli.parse(["run.py", "--config=configs/base.py", *words])
     if command.problems:
-        raise commands.Problems(command.problems)
+        raise commands.Problems(*command.problems)
     values = flat(command.config)
     return {key: values[key] for key in (setting.partition("=")[0] for setting in settings)}
 

@@ -74,18 +74,12 @@ def measure(size: str, context: int, batch: int, repeats: int) -> float:
     from rl.engines.jax import decoding
 
     shape = qwen.PRESETS[size]
-    weights = jax.jit(lambda params: kv_cache.for_decoding(shape, params, jnp.bfloat16))(
-        qwen.init(shape, 0, jnp.bfloat16)
-    )
+    convert = jax.jit(lambda params: kv_cache.for_decoding(shape, params, jnp.bfloat16))
+    weights = convert(qwen.init(shape, 0, jnp.bfloat16))
     cache = kv_cache.init_cache(shape, batch, context, jnp.bfloat16)
     ones = np.ones(batch, np.int32)
-    draw = decoding.Draw(
-        ones.astype(np.float32),
-        ones.astype(np.float32),
-        0 * ones,
-        np.ones((batch, 2), np.uint32),
-        ones,
-    )
+    float_ones, seeds = ones.astype(np.float32), np.ones((batch, 2), np.uint32)
+    draw = decoding.Draw(float_ones, float_ones, 0 * ones, seeds, ones)
     rows = decoding.Rows(
         np.arange(batch, dtype=np.int32), ones, ones * (context - BLOCK), ones * BLOCK,
         np.full((batch, 8), -1, np.int32), draw,
@@ -121,7 +115,7 @@ def chip_here() -> targets.Chip:
     chip = chip_of(jax.devices()[0].device_kind)
     if chip is None:
         hint = "plan for one with --planned h100:1"
-        raise commands.Problems([f"this machine has no accelerator of a known type; {hint}"])
+        raise commands.Problems(f"this machine has no accelerator of a known type; {hint}")
     return chip
 
 

@@ -82,7 +82,7 @@ def main(*, port: int = 8012) -> None:
     spec = importlib.util.find_spec("wordllama")
     if spec is None or spec.origin is None:
         hint = "pip install --no-deps 'wordllama>=0.4,<0.5'"
-        raise commands.Problems([f"wordllama is not installed: {hint}"])
+        raise commands.Problems(f"wordllama is not installed: {hint}")
     vectors = Vectors(Path(spec.origin).parent)
     with ThreadingHTTPServer(("127.0.0.1", port), handler(vectors)) as server:
         print(f"embeddings on http://127.0.0.1:{server.server_port}/v1", flush=True)

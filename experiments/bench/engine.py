@@ -42,16 +42,11 @@ def contenders(large: bool) -> dict[str, Contender]:
 
 
 def main(
-    *,
-    workloads: tuple[str, ...] = tuple(MAKERS),
-    repeats: int = 5,
-    flat_tokens: int = 128,
-    checkpoint: str = "",
+    *, workloads: tuple[str, ...] = tuple(MAKERS), repeats: int = 5, checkpoint: str = ""
 ) -> None:
     """Compare the engines and print a table.
 
     workloads: flat, multi_turn
-    flat_tokens: new tokens of each prompt of the flat workload
     checkpoint: a model directory, instead of the tiny random model
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -59,11 +54,8 @@ def main(
             hf.save(folder, TINY, qwen.init(TINY, 0))
         model = checkpoint or folder
         vocab = hf.config_of(model).vocab
-        options = {"flat": {"new_tokens": flat_tokens}}
-        works = {name: MAKERS[name](vocab, **options.get(name, {})) for name in workloads}
-        compare(
-            "generated tokens/s", contenders(bool(checkpoint)), works, model, f"--repeats {repeats}"
-        )
+        works = {name: MAKERS[name](vocab) for name in workloads}
+        compare("generated tokens/s", contenders(bool(checkpoint)), works, model, repeats)
 
 
 if __name__ == "__main__":

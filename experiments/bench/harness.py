@@ -5,10 +5,11 @@ Standard library only, because peers import it under their own interpreters.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import resource
-import shlex
 import statistics
 import subprocess
 import tempfile
@@ -16,10 +17,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[2]
-Result = dict[str, Any]  # what `report` prints
 
 
 def clocked(
@@ -38,6 +37,21 @@ def percentiles_ms(seconds: Collection[float]) -> tuple[float, float]:
     """Return (p50, p95) in milliseconds."""
     cuts = statistics.quantiles(seconds, n=20) if len(seconds) > 1 else [*seconds] * 19
     return 1e3 * cuts[9], 1e3 * cuts[18]
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and those that it started, directly or not, as far as they live (Linux)."""
+    children: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has just ended
+            children += map(int, path.read_text().split())
+    return [pid, *itertools.chain.from_iterable(map(family, children))]
+
+
+def processor_s(pid: int) -> float:
+    """Return the processor seconds of a process, ended threads included, to 10 ms (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def load_before() -> str:
@@ -82,62 +96,59 @@ def compare(
     contenders: Mapping[str, Contender],
     works: Mapping[str, object],
     model: str,
-    flags: str,
+    repeats: int,
 ) -> None:
     """Run all contenders on all works, one after the other, and print a table of tokens/s.
 
-    works: written as JSON for the contenders. flags: further words of their command lines.
+    works: written as JSON for the contenders. repeats: rounds that count.
     """
-    results = {}
+    speeds = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, work in works.items():
             path = Path(folder) / f"{name}.json"
             path.write_text(json.dumps(work))
-            words = [model, str(path), *shlex.split(flags)]
-            results[name] = {who: fastest(one, words) for who, one in contenders.items()}
-    print("\n" + table(what, contenders, results))
+            words = [model, str(path), f"--repeats={repeats}"]
+            speeds[name] = {who: fastest(one, words) for who, one in contenders.items()}
+    print("\n" + table(what, contenders, speeds))
 
 
-def fastest(contender: Contender, words: Sequence[str]) -> Result | None:
-    """Return the result of the fastest setting; None if the contender is not installed or every
+def fastest(contender: Contender, words: Sequence[str]) -> float | None:
+    """Return the tokens/s of the fastest setting; None if the contender is not installed or every
     setting failed."""
-    results = []
+    speeds = []
     for setting in contender.settings if contender.installed else ():
-        command = [contender.python, "-m", contender.module, *words, *shlex.split(setting)]
+        command = [contender.python, "-m", contender.module, *words, *setting.split()]
         process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if process.returncode:
             print(f"{contender.module} {setting} failed:\n{process.stderr[-800:]}")
             continue
-        results.append(json.loads(process.stdout.splitlines()[-1]))
+        result = json.loads(process.stdout.splitlines()[-1])
+        speed, seconds = result["tokens_per_second"], result["seconds"]
         print(
-            "{name}: {tokens_per_second:,.0f} tokens/s, round {best:.2f} s (median {median:.2f}), "
-            "first {first_seconds:.1f} s, peak {peak_gb:.1f} GB".format(
-                **results[-1],
-                best=min(results[-1]["seconds"]),
-                median=statistics.median(results[-1]["seconds"]),
-            )
+            f"{result['name']}: {speed:,.0f} tokens/s, round {min(seconds):.2f} s "
+            f"(median {statistics.median(seconds):.2f}), first {result['first_seconds']:.1f} s, "
+            f"peak {result['peak_gb']:.1f} GB"
         )
-    return max(results, key=lambda result: result["tokens_per_second"], default=None)
+        speeds.append(speed)
+    return max(speeds, default=None)
 
 
 def table(
-    what: str,
-    contenders: Mapping[str, Contender],
-    results: Mapping[str, Mapping[str, Result | None]],
+    what: str, contenders: Mapping[str, Contender], speeds: Mapping[str, Mapping[str, float | None]]
 ) -> str:
     """Return a table of tokens/s by work, with the speed of the first contender (ours) relative to
     each peer."""
     lines = [f"{what:<18}" + "".join(f"{who:>18}" for who in contenders)]
-    for name, row in results.items():
-        ours, *_ = row.values()
-        cells = []
-        for who, result in row.items():
-            if result is None:
-                cells.append("failed" if contenders[who].installed else "not installed")
-                continue
-            speed, ratio = result["tokens_per_second"], ""
-            if ours is not None and result is not ours:
-                ratio = f" ({ours['tokens_per_second'] / speed:.2f}x)"
-            cells.append(f"{speed:,.0f}{ratio}")
-        lines.append(f"{name:<18}" + "".join(f"{cell:>18}" for cell in cells))
+    for name, by_contender in speeds.items():
+        line = f"{name:<18}"
+        ours, *_ = by_contender.values()
+        for place, (who, speed) in enumerate(by_contender.items()):
+            if speed is None:
+                cell = "failed" if contenders[who].installed else "not installed"
+            elif place == 0 or ours is None:
+                cell = f"{speed:,.0f}"
+            else:
+                cell = f"{speed:,.0f} ({ours / speed:.2f}x)"
+            line += f"{cell:>18}"
+        lines.append(line)
     return "\n".join([*lines, "(in brackets: our speed divided by the peer's)"])

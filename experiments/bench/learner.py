@@ -48,7 +48,7 @@ def main(*, batches: tuple[str, ...] = tuple(MAKERS), repeats: int = 5) -> None:
     with tempfile.TemporaryDirectory() as folder:
         hf.save(folder, TINY, qwen.init(TINY, 0))
         works = {name: batch_of(MAKERS[name](TINY.vocab)) for name in batches}
-        compare("trained tokens/s", CONTENDERS, works, folder, f"--repeats {repeats}")
+        compare("trained tokens/s", CONTENDERS, works, folder, repeats)
 
 
 if __name__ == "__main__":

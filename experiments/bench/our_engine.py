@@ -16,6 +16,8 @@ from rl.engines import Engine
 from rl.engines.jax.engine import JaxEngine
 from rl.trajectory import Sampling
 
+SLOTS = 64
+
 
 async def play(engine: Engine, workload: Workload, mark: int = 0) -> None:
     """Play all episodes at once; as in rollouts, each is a coroutine. mark: the first token of
@@ -37,7 +39,6 @@ def main(
     model: str,
     workload: str,
     *,
-    slots: int = 64,
     block: int = 32,
     leave: float = 0.25,
     weight_dtype: Literal["float32", "bfloat16"] = "float32",
@@ -47,7 +48,7 @@ def main(
     work = load(workload)
     shape, params = hf.load(model)
     engine = JaxEngine(
-        shape, params, slots=slots, context=-(-work.max_length // 32) * 32, decode_block=block,
+        shape, params, slots=SLOTS, context=-(-work.max_length // 32) * 32, decode_block=block,
         leave=leave, weight_dtype=jnp.dtype(weight_dtype),
     )  # fmt: skip
     del params
@@ -58,7 +59,7 @@ def main(
 
     seconds = clocked(one_round, repeats + 1)
     rows = engine.stats()["decode_row_steps"] / max(1, engine.stats()["decode_steps"])
-    settings = f"{slots} slots, blocks of {block}, leave {leave}, {weight_dtype}"
+    settings = f"{SLOTS} slots, blocks of {block}, leave {leave}, {weight_dtype}"
     report(f"here ({settings}, {rows:.0f} rows a step)", work.new_tokens, seconds)
 
 

@@ -19,23 +19,13 @@ from rl.packing import pack
 
 
 def main(
-    model: str,
-    batch: str,
-    *,
-    row: int = 0,
-    micro: int = 8,
-    chunk: int = 1024,
-    widths: int = 1,
-    repeats: int = 5,
+    model: str, batch: str, *, micro: int = 8, chunk: int = 1024, widths: int = 1, repeats: int = 5
 ) -> None:
-    """Report seconds and tokens/s of a step.
-
-    row: tokens of a packed row; 0 = the longest sample
-    """
+    """Report seconds and tokens/s of a step. Rows are as long as the longest sample."""
     shape, params = hf.load(model)
     work = load_batch(batch)
     samples = samples_of(work)
-    width = row or -(-max(len(sample) for sample in samples) // 32) * 32
+    width = -(-max(map(len, samples)) // 32) * 32
     optimizer = optim.optimizer(lr=1e-5)
     forward = Forward(shape, micro=micro, chunk=chunk, widths=widths)
     loss = functools.partial(ppo, clip_low=0.2, clip_high=0.2)

@@ -32,13 +32,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 BLOCK = 32  # tokens of a KV block; with the default of 128 the prefix cache would hardly ever hit
 
 
-def engine_options(model: str, dtype: str, eager: bool, workload: Workload) -> dict[str, Any]:
+def engine_options(model: str, dtype: str, workload: Workload) -> dict[str, Any]:
     """Return the engine options of both modes."""
     return {
         "model": model,
         "dtype": dtype,
         "skip_tokenizer_init": True,
-        "enforce_eager": eager,
         "max_model_len": -(-workload.max_length // BLOCK) * BLOCK,
         "max_num_seqs": len(workload.episodes),
         "block_size": BLOCK,
@@ -129,24 +128,22 @@ def main(
     mode: Literal["async", "offline"] = "async",
     repeats: int = 3,
     dtype: Literal["float32", "bfloat16"] = "float32",
-    eager: bool = False,
 ) -> None:
     """Report seconds and tokens/s. The first round is a warm-up.
 
     dtype: of everything
-    eager: no torch.compile: starts faster, runs slower
     """
     if mode == "offline":
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     work = load(workload)
-    options = engine_options(model, dtype, eager, work)
+    options = engine_options(model, dtype, work)
     if mode == "offline":
         seconds = offline(options, work, repeats + 1)
     else:
         seconds = asyncio.run(online(options, work, repeats + 1))
     import vllm
 
-    name = f"vLLM {vllm.__version__} on CPU ({mode}, {dtype}{', eager' if eager else ''})"
+    name = f"vLLM {vllm.__version__} on CPU ({mode}, {dtype})"
     report(name, work.new_tokens, seconds)
 
 

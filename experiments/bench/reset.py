@@ -18,7 +18,6 @@ import random
 import sys
 import time
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 from envs import make
@@ -28,16 +27,10 @@ from evolver.questioning import probe_of
 from evolver.questioning.values import SeenValues
 from evolver.questioning.walks import Walker
 from experiments import commands
-from experiments.bench.harness import load_before, percentiles_ms
+from experiments.bench.harness import load_before, percentiles_ms, processor_s
 from experiments.compare import markdown
 
 DEADLINE_S = 300.0  # long, so that a loaded machine gives slow figures, not errors
-
-
-def processor_s(pid: int) -> float:
-    """Return the processor seconds of a process, ended threads included, to 10 ms (Linux)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(worker: Worker, split: str, episodes: int) -> dict[str, list[tuple[float, float]]]:

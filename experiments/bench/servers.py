@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -102,15 +102,7 @@ def vllm_bench(python: str, url: str, folder: Path, workload: Workload, repeats:
 
 
 async def measure(
-    size: str,
-    folder: Path,
-    *,
-    python: str,
-    dtype: str,
-    flags: str,
-    shared: str,
-    tolerance: float,
-    repeats: int,
+    size: str, folder: Path, *, python: str, flags: str, repeats: int
 ) -> dict[str, Any]:
     """Return all figures of one size."""
     shape = SHAPES[size]
@@ -121,12 +113,12 @@ async def measure(
     context = workload.max_length + 64
     servers = OwnServers(
         python=python, checkpoint=folder, logs=folder, context=-(-context // 32) * 32,
-        dtype=dtype, slots=len(workload.episodes), flags=flags, start_timeout=1800.0,
+        dtype="float32", slots=len(workload.episodes), flags=flags, start_timeout=1800.0,
     )  # fmt: skip
-    transfer = SharedMemory(shape, dtype=dtype, folder=shared)
+    transfer = SharedMemory(shape, dtype="float32", folder="/dev/shm")
     engine = VllmEngine(
         servers, vocab=shape.vocab, context=context, transfer=transfer, score=learner_score(shape),
-        tolerance=tolerance,
+        tolerance=1e-2,
     )  # fmt: skip
     try:
         await engine.start()
@@ -135,22 +127,22 @@ async def measure(
         for version in range(1, repeats + 1):
             await engine.load(params_of(shape, version), version)
         after = engine.stats()
-        spent = {
-            name: (after[name] - before[name]) / repeats
-            for name in ("stage_seconds", "update_seconds", "bytes")
-        }
         rate = await tokens_per_second(engine, workload, repeats)
         url = engine.urls[0]
         theirs = await asyncio.to_thread(vllm_bench, python, url, folder, workload, repeats)
     finally:
         await engine.close()
-    ours = JaxEngine(shape, first, slots=len(workload.episodes), context=context, dtype=dtype)
+    ours = JaxEngine(shape, first, slots=len(workload.episodes), context=context)
     here = await tokens_per_second(ours, workload, repeats)
-    megabytes = spent["bytes"] / 1e6
+
+    def each(name: str) -> float:
+        """Return what an update adds to a figure of the engine."""
+        return (after[name] - before[name]) / repeats
+
     return {
-        "benchmark": "servers", "million_parameters": size, "dtype": dtype,
-        "megabytes": round(megabytes, 1), "stage_s": round(spent["stage_seconds"], 3),
-        "update_s": round(spent["update_seconds"], 3), "gap": after["gap"],
+        "benchmark": "servers", "million_parameters": size, "dtype": "float32",
+        "megabytes": round(each("bytes") / 1e6, 1), "stage_s": round(each("stage_seconds"), 3),
+        "update_s": round(each("update_seconds"), 3), "gap": after["gap"],
         "tokens_per_s": round(rate), "vllm_bench_tokens_per_s": round(theirs),
         "jax_engine_tokens_per_s": round(here),
     }  # fmt: skip
@@ -160,10 +152,7 @@ def main(
     *,
     python: str = ".bench/vllm/bin/python",
     sizes: str = "1,30,120",
-    dtype: Literal["float32", "bfloat16"] = "float32",
     vllm_flags: str = "--enforce-eager --block-size 32",
-    shared: str = "/dev/shm",
-    tolerance: float = 1e-2,
     repeats: int = 3,
 ) -> None:
     """Print one JSON object per size.
@@ -175,10 +164,7 @@ def main(
     """
     for size in sizes.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            figures = measure(
-                size, Path(folder), python=python, dtype=dtype, flags=vllm_flags, shared=shared,
-                tolerance=tolerance, repeats=repeats,
-            )  # fmt: skip
+            figures = measure(size, Path(folder), python=python, flags=vllm_flags, repeats=repeats)
             print(json.dumps(asyncio.run(figures)), flush=True)
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import random
-import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,16 @@ from envs.remote import Connections, RemoteWorld
 from envs.source import serving
 from envs.world import Task, World
 from experiments import commands
-from experiments.bench.harness import load_before, percentiles_ms
+from experiments.bench.harness import family, load_before, percentiles_ms
 from experiments.compare import markdown
 
 # long, so that a loaded machine gives slow figures, not errors
 DEADLINES = Deadlines(start=300.0, reset=300.0, step=300.0)
 SPLITS = {"bfcl": "all"}  # worlds whose training split is not the one that is measured
+HEAD = (
+    "env", "load", "instances", "MB", "create_s", "steps_per_s", "direct_p50", "direct_p95",
+    "http_p50", "http_p95", "added_p50", "added_p95",
+)  # fmt: skip
 Job = tuple[Task, list[str]]  # a task and the actions of an episode of it
 
 
@@ -84,20 +88,15 @@ def drive(
 def resident_mb() -> float:
     """Return the resident memory of the service and its workers, which are descendants of this
     process, in MB."""
-    table = subprocess.run(
-        ["ps", "-eo", "pid,ppid,rss"], capture_output=True, text=True, check=True
-    ).stdout
-    rows = [tuple(map(int, line.split())) for line in table.splitlines()[1:]]
-    family = {os.getpid()}
-    for _ in range(5):
-        family |= {pid for pid, parent, _ in rows if parent in family}
-    return sum(rss for pid, _, rss in rows if pid in family - {os.getpid()}) / 1024
+    _, *descendants = family(os.getpid())
+    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in descendants)
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def measure(
     env: str, *, instances: int, clients: int, workers: int, steps: int, think: float
-) -> list[dict[str, Any]]:
-    """Return one row per load."""
+) -> list[list[Any]]:
+    """Return one row per load, as HEAD names its cells."""
     rng = random.Random(0)
     tasks = [task for task in make(env).tasks(SPLITS.get(env, "train")) if task.reference]
     jobs = [(task, script(task, rng, 2 * steps)) for task in rng.choices(tasks, k=instances)]
@@ -113,11 +112,9 @@ def measure(
             rows = []
             for load, span, wait in loads:
                 remote, wall = drive(worlds, jobs, span, clients, wait)
-                times = {"direct": alone, "http": remote, "added": remote - alone[:, span]}
-                row = {"env": env, "load": load, "instances": instances, "MB": resident_mb()}
-                row |= {"create_s": created, "steps_per_s": remote.size / wall}
-                for kind, seconds_NK in times.items():
-                    row[f"{kind}_p50"], row[f"{kind}_p95"] = percentiles_ms(seconds_NK.ravel())
+                row: list[Any] = [env, load, instances, resident_mb(), created, remote.size / wall]
+                for seconds_NK in (alone, remote, remote - alone[:, span]):
+                    row += percentiles_ms(seconds_NK.ravel())
                 rows.append(row)
             list(threads.map(RemoteWorld.close, worlds))
     return rows
@@ -139,14 +136,11 @@ def main(
     """
     print(f"{load_before()} the run; milliseconds")
     settings = {"instances": instances, "clients": clients, "workers": workers, "steps": steps}
-    rows: list[dict[str, Any]] = []
+    rows = [list(HEAD)]
     for env in envs:
-        rows += measure(env, think=think, **settings)
-    cells = [
-        [f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row.values()]
-        for row in rows
-    ]
-    print(markdown([list(rows[0]), *cells]), end="")
+        for row in measure(env, think=think, **settings):
+            rows.append([f"{c:.1f}" if isinstance(c, float) else str(c) for c in row])
+    print(markdown(rows), end="")
 
 
 if __name__ == "__main__":

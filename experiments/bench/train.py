@@ -83,9 +83,9 @@ def model_flops(config: Any, shape: Any, tokens: float) -> float:
     )
 
 
-def measure(config: Any, repeats: int) -> dict[str, Any]:
-    """Return seconds, tokens, FLOPs and peak memory of the fastest update, after two warm-up
-    updates."""
+def measure(config: Any, repeats: int) -> Record:
+    """Return tokens/s and FLOP/s of a device, and peak memory, of the fastest update after two
+    warm-up updates."""
     import jax
     import numpy as np
 
@@ -106,14 +106,14 @@ def measure(config: Any, repeats: int) -> dict[str, Any]:
         state, metrics = update(state, batch)
         assert np.isfinite(float(metrics["loss"]))
 
-    seconds = clocked(step, repeats + 2)
     tokens = batch.tokens_RT.size
+    device_seconds = min(clocked(step, repeats + 2)[2:]) * mesh.size
     stats = jax.devices()[0].memory_stats() or {}
     return {
-        "seconds": min(seconds[2:]), "first": seconds[0], "tokens": tokens,
-        "flops": model_flops(config, shape, tokens),
+        "tokens_per_s": tokens / device_seconds,
+        "flops_per_s": model_flops(config, shape, tokens) / device_seconds,
         "peak_gb": stats.get("peak_bytes_in_use", 0) / 1e9,
-    }  # fmt: skip
+    }
 
 
 def measured_case(config: Any, repeats: int) -> Record:
@@ -121,18 +121,13 @@ def measured_case(config: Any, repeats: int) -> Record:
     import jax
 
     if jax.default_backend() == "cpu":
-        raise commands.Problems(["this machine has no accelerator: plan with --planned h100:1"])
-    devices = config.mesh.data * config.mesh.fsdp * config.mesh.tensor * config.mesh.sequence
+        raise commands.Problems("this machine has no accelerator: plan with --planned h100:1")
     try:
-        result = measure(config, repeats)
+        record = measure(config, repeats)
     except jax.errors.JaxRuntimeError as error:  # out of memory: noted in the table
         return {"note": str(error).splitlines()[0][:80]}
     chip = chip_of(jax.devices()[0].device_kind)
-    return {
-        "tokens_per_s": result["tokens"] / result["seconds"] / devices,
-        "mfu": result["flops"] / result["seconds"] / devices / chip.flops if chip else None,
-        "peak_gb": result["peak_gb"],
-    }
+    return record | {"mfu": record["flops_per_s"] / chip.flops if chip else None}
 
 
 def measured(size: str, row: int, flags: Sequence[str]) -> Record:

@@ -39,7 +39,9 @@ from evolver.files.rollout_files import (
 from evolver.files.workdir import Workdir
 from experiments import commands
 from experiments.bench.browser import Browser, chromium
-from experiments.bench.reset import processor_s
+from experiments.bench.harness import family, processor_s
+
+FILTERS = ("stop=max_turns", "success=0&guided=1", "task=flight&kind=step", "text=error", "")
 
 
 def enlarged(run: Path, folder: Path, count: int) -> int:
@@ -117,33 +119,31 @@ def looked_at(url: str, server: int) -> None:
     """Open pages in a browser and print what it takes until they show something, and until all
     rollouts are there."""
     with Browser() as browser:
-        pids = [server, browser.process.pid]
+
+        def used() -> float:
+            """Return the processor seconds of both."""
+            return family_s(server) + family_s(browser.process.pid)
+
+        def told(what: str, before: float) -> None:
+            """Print what it took since the page was asked for."""
+            wall, paid = browser.run("performance.now()") / 1e3, used() - before
+            print(f"{what:34} {wall:6.2f} s, {paid:5.2f} s of the processors", flush=True)
+
         for page in ("overview", "rollouts", "groups", "rollouts?fate=trained&success=0"):
             browser.open("about:blank")
-            used = sum(map(family_s, pids))
+            before = used()
             browser.open(f"{url}#/{page}")
             browser.until("document.querySelector('#main table')")
-            shown, paid = browser.run("performance.now()"), sum(map(family_s, pids)) - used
-            print(
-                f"{f'{page} shown':34} {shown / 1e3:6.2f} s, {paid:5.2f} s of the processors",
-                flush=True,
-            )
+            told(f"{page} shown", before)
         browser.until("view.runs[0].pending === 0 && !view.runs[0].finishing")
-        whole, paid = browser.run("performance.now()"), sum(map(family_s, pids)) - used
-        print(f"{'all rollouts read':34} {whole / 1e3:6.2f} s, {paid:5.2f} s of the processors")
-        walls, used = [], sum(map(family_s, pids))
-        for filters in 4 * (
-            "stop=max_turns",
-            "success=0&guided=1",
-            "task=flight&kind=step",
-            "text=error",
-            "",
-        ):
+        told("all rollouts read", before)
+        walls, before = [], used()
+        for filters in 4 * FILTERS:
             script = f"history.replaceState(null, '', '#/rollouts?{filters}');"
             script += " const began = performance.now(); await show();"
             script += " return performance.now() - began;"
             walls.append(browser.run(f"(async () => {{ {script} }})()"))
-        paid = 1e3 * (sum(map(family_s, pids)) - used) / len(walls)
+        paid = 1e3 * (used() - before) / len(walls)
         median, most = statistics.median(walls), max(walls)
         print(
             f"{'a filter':34} {median:6.0f} ms, at most {most:.0f} ms; "
@@ -155,13 +155,9 @@ def family_s(pid: int) -> float:
     """Return the processor seconds of a process and of those that it started, as far as they live
     (Linux)."""
     total = 0.0
-    with contextlib.suppress(OSError):  # one that has just ended
-        children = [
-            int(n)
-            for path in Path(f"/proc/{pid}/task").glob("*/children")
-            for n in path.read_text().split()
-        ]
-        total = processor_s(pid) + sum(map(family_s, children))
+    for member in family(pid):
+        with contextlib.suppress(OSError):  # it has just ended
+            total += processor_s(member)
     return total
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 Ids = list[int]
+EPISODES = 64
 
 
 class Turn(NamedTuple):
@@ -102,38 +103,25 @@ def _spread(rng: random.Random, middle: int, spread: float) -> int:
     return max(1, round(middle * rng.uniform(1.0 - spread, 1.0 + spread)))
 
 
-def flat(vocab: int, *, n: int = 64, prompt_len: int = 32, new_tokens: int = 128) -> Workload:
-    """Return `n` single-turn prompts of equal length with `new_tokens` each: the best case for a
-    static batch."""
+def flat(vocab: int) -> Workload:
+    """Return single-turn prompts of 32 tokens with 128 new tokens each: the best case for a static
+    batch."""
     rng = random.Random(0)
-    turns = [Turn(new_tokens, [])]
-    return Workload(vocab, [Episode(_ids(rng, prompt_len, vocab), turns) for _ in range(n)])
+    turns = [Turn(128, [])]
+    return Workload(vocab, [Episode(_ids(rng, 32, vocab), turns) for _ in range(EPISODES)])
 
 
-def multi_turn(
-    vocab: int,
-    *,
-    n: int = 64,
-    turns: int = 5,
-    prompt_len: int = 200,
-    new_tokens: int = 32,
-    observation_len: int = 48,
-    spread: float = 0.75,
-) -> Workload:
-    """Return agent episodes whose lengths are uniform within a fraction `spread` of their means."""
+def multi_turn(vocab: int) -> Workload:
+    """Return agent episodes of five turns whose lengths are uniform around their means."""
     rng = random.Random(0)
-
-    def episode() -> Episode:
-        prompt = _ids(rng, _spread(rng, prompt_len, spread / 2), vocab)
-        lengths = [
-            (_spread(rng, new_tokens, spread), _spread(rng, observation_len, spread))
-            for _ in range(turns)
-        ]
-        *seen, (last, _) = lengths
-        made = [Turn(new, _ids(rng, length, vocab)) for new, length in seen]
-        return Episode(prompt, [*made, Turn(last, [])])
-
-    return Workload(vocab, [episode() for _ in range(n)])
+    episodes = []
+    for _ in range(EPISODES):
+        prompt = _ids(rng, _spread(rng, 200, 0.375), vocab)
+        lengths = [(_spread(rng, 32, 0.75), _spread(rng, 48, 0.75)) for _ in range(5)]
+        turns = [Turn(new_tokens, _ids(rng, length, vocab)) for new_tokens, length in lengths[:-1]]
+        turns.append(Turn(lengths[-1][0], []))
+        episodes.append(Episode(prompt, turns))
+    return Workload(vocab, episodes)
 
 
 MAKERS: dict[str, Callable[..., Workload]] = {"flat": flat, "multi_turn": multi_turn}

@@ -27,31 +27,31 @@ from absl import logging
 from evolver.plan import PlanError
 from experiments import commands, compare, grid
 from experiments.paper import costs
-from experiments.paper.study import TABLES, Study, StudyError, study_of
+from experiments.paper.study import TABLES, Study, study_of
 from experiments.paper.tables import write
 
 FOLDERS = {"full": Path("runs/paper"), "tiny": Path("runs/paper-tiny")}
 
 
 def seeds_of(text: str) -> list[int]:
-    """Return comma-separated seeds. Raises StudyError."""
+    """Return comma-separated seeds. Raises commands.Problems."""
     try:
         return sorted({int(seed) for seed in text.split(",")})
     except ValueError:
-        raise StudyError(f"--seeds={text}: give whole numbers, such as 0,1,2") from None
+        raise commands.Problems(f"--seeds={text}: give whole numbers, such as 0,1,2") from None
 
 
 def models_of(words: Sequence[str]) -> Mapping[str, str]:
-    """Return {size: where} of SIZE=WHERE texts. Raises StudyError."""
+    """Return {size: where} of SIZE=WHERE texts. Raises commands.Problems."""
     if wrong := [word for word in words if "=" not in word]:
         hint = "give SIZE=WHERE, such as 14b=/dir/of/Qwen2.5-14B-Instruct"
-        raise StudyError(f"--models {' '.join(wrong)}: {hint}")
+        raise commands.Problems(f"--models {' '.join(wrong)}: {hint}")
     return dict(word.split("=", 1) for word in words)
 
 
-def estimated(study: Study, target: str, prices: str, gpu_hour: float) -> str:
+def estimated(study: Study, target: str, prices: str) -> str:
     """Return the list of the runs with their hours and money. Raises PlanError and OSError."""
-    lines = [compare.markdown(costs.rows(study, target, prices, gpu_hour))]
+    lines = [compare.markdown(costs.rows(study, target, prices))]
     lines += [f"{table}:{cell} {why}" for (table, cell), why in study.left_out.items()]
     if not study.tiny:
         lines += [
@@ -83,7 +83,6 @@ def main(
     dry_run: bool = False,
     target: str = "a100-80g:8",
     prices: str = "",
-    gpu_hour: float = 0.0,
     only_report: bool = False,
     flags: Sequence[str] = (),
 ) -> int:
@@ -98,7 +97,6 @@ def main(
     dry_run: list the runs, hours and money, and start nothing
     target: devices of --dry-run, as for --mode=plan
     prices: price list of language models for --dry-run (config.llm.prices)
-    gpu_hour: money of one GPU-hour for --dry-run
     only_report: write the tables from the finished runs
     """
     logging.set_verbosity(logging.ERROR)
@@ -109,10 +107,10 @@ def main(
             cells=cells, models=models_of(models), starts=not (dry_run or only_report),
         )  # fmt: skip
         if dry_run:
-            print(estimated(study, target, prices, gpu_hour))
+            print(estimated(study, target, prices))
             return 0
-    except (StudyError, PlanError, OSError) as error:
-        raise commands.Problems(str(error).splitlines()) from None
+    except (PlanError, OSError) as error:
+        raise commands.Problems(str(error)) from None
     runs = list(study.runs.values())
     return grid.command(
         runs, folder, lambda: report(study, folder), jobs=jobs, flags=flags, only_report=only_report

@@ -4,6 +4,7 @@ quickstart's speed."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,19 +54,14 @@ def cost_of(study: Study, run: Run, target: str, prices: str = "") -> Cost:
         money = priced(config, world, ("summariser", "embedder")) if prices else None
         return Cost(episode * episodes / 3600, money, f"{episodes:,} episodes")
     episodes = config.steps * config.rollout.tasks * config.rollout.group
-    evaluated = (
-        evaluations(config)
-        * HELD_OUT[config.eval.split]
-        * (config.eval.rollouts + config.eval.greedy)
-    )
+    evaluated = evaluations(config) * HELD_OUT[config.eval.split]
+    evaluated *= config.eval.rollouts + config.eval.greedy
     hours = (seconds * config.steps + episode * evaluated) / 3600
     if config.navigating.enabled:
         tasks = config.questioning.budget if config.questioning.enabled else ORIGINALS[world]
         hours += episode * tasks * config.navigating.rollouts / 3600
-    money = (
-        priced(config, world) if prices else (None if calls.bill(config, ORIGINALS[world]) else 0.0)
-    )
-    return Cost(hours, money, f"{config.steps} steps, {episodes + evaluated:,} episodes")
+    work = f"{config.steps} steps, {episodes + evaluated:,} episodes"
+    return Cost(hours, priced(config, world), work)
 
 
 def config_of(run: Run) -> Any:
@@ -78,8 +74,13 @@ def priced(config: Any, world: str, roles: tuple[str, ...] = ()) -> float | None
     price there."""
     bill = calls.bill(config, ORIGINALS[world])
     costs = [made.cost for role, made in bill.items() if not roles or role in roles]
-    known = [cost for cost in costs if cost is not None]
-    return float(sum(known)) if len(known) == len(costs) else None
+    return total(costs)
+
+
+def total(costs: Iterable[float | None]) -> float | None:
+    """Return the sum of costs, None if one of them is not known."""
+    known = list(costs)
+    return None if None in known else float(sum(cost or 0.0 for cost in known))
 
 
 def pace(name: str, target: str) -> tuple[float, float]:
@@ -98,7 +99,12 @@ def _pace(size: str, world: str, target: str) -> tuple[float, float]:
     return step_seconds(case) + sum(around) / config.steps, rollout / case.trajectories
 
 
-def rows(study: Study, target: str, prices: str = "", gpu_hour: float = 0.0) -> list[list[str]]:
+def spent(money: float | None) -> str:
+    """Return the text of a cost in money."""
+    return "?" if money is None else f"{money:,.0f}"
+
+
+def rows(study: Study, target: str, prices: str = "") -> list[list[str]]:
     """Return the list of the runs as a table, with a last line of totals. Raises PlanError and
     OSError."""
     devices = 0 if study.tiny else targets.parse(target).count
@@ -107,15 +113,12 @@ def rows(study: Study, target: str, prices: str = "", gpu_hour: float = 0.0) -> 
     for name, cost in found.items():
         users = list(dict.fromkeys(study.users.get(name, [])))
         used = ", ".join(users[:2]) + (f" and {len(users) - 2} more" if len(users) > 2 else "")
-        spent = "?" if cost.money is None else f"{cost.money:,.0f}" if cost.money else ""
+        money = spent(cost.money) if cost.money != 0 else ""
         gpu = f"{cost.hours * devices:,.1f}" if devices else ""
         what = f"{study.runs[name].mode}: {cost.work}"
-        table.append([name, what, f"{cost.hours:.2f}", gpu, spent, used])
-    total = sum(cost.hours for cost in found.values())
-    known = [cost.money for cost in found.values() if cost.money is not None]
-    spent = f"{sum(known):,.0f}" if len(known) == len(found) else "?"
-    if gpu_hour and devices:
-        spent += f" + {total * devices * gpu_hour:,.0f} for GPUs"
-    gpu = f"{total * devices:,.0f}" if devices else ""
-    table.append([f"{len(found)} runs", "", f"{total:,.1f}", gpu, spent, ""])
+        table.append([name, what, f"{cost.hours:.2f}", gpu, money, used])
+    hours = sum(cost.hours for cost in found.values())
+    gpu = f"{hours * devices:,.0f}" if devices else ""
+    money = spent(total(cost.money for cost in found.values()))
+    table.append([f"{len(found)} runs", "", f"{hours:,.1f}", gpu, money, ""])
     return table

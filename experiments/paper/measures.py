@@ -13,11 +13,12 @@ intervals.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from experiments.compare import height, means_of
+from experiments.compare import height, mean_curve, means_of
 from rl.evaluation import Scores, steps_to
 
 GOAL = 0.9
@@ -28,10 +29,11 @@ def shown(published: Mapping[str, float], k: int) -> list[str]:
     """Return the measures to print for a cell: the published ones, or avg@k and best@k; pass@k
     follows best@k, and avg@k a lone "early"."""
     names = list(published) or [f"avg@{k}", f"best@{k}"]
-    names += [f"avg@{k}"] * (names == ["early"])
-    return [
-        one for name in names for one in ((name, f"pass@{k}") if name == f"best@{k}" else (name,))
-    ]
+    if names == ["early"]:
+        names.append(f"avg@{k}")
+    if f"best@{k}" in names:
+        names.insert(names.index(f"best@{k}") + 1, f"pass@{k}")
+    return names
 
 
 def needs_curve(name: str) -> bool:
@@ -68,10 +70,8 @@ def early_step(curve: Mapping[int, Scores]) -> int | None:
 
 def goal_of(curves: Sequence[Mapping[int, Scores]]) -> float:
     """Return 90% of the best point of the mean of several runs' curves, nan without curves."""
-    steps = set.intersection(*(set(curve) for curve in curves)) if curves else set()
-    known = [means_of(curve, "avg@8") for curve in curves]
-    means = [float(np.mean([mean[step] for mean in known])) for step in steps]
-    return GOAL * max(means, default=float("nan"))
+    mean = mean_curve([means_of(curve, "avg@8") for curve in curves])
+    return GOAL * max(mean.values(), default=math.nan)
 
 
 def steps_of(curve: Mapping[int, Scores], goal: float) -> int | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from configs.paper.cells import TABLES, Cell
 from configs.paper.runs import thinking, tiny_policy
+from experiments.commands import Problems
 from experiments.grid import Run
 
 RUNS = "configs/paper/runs.py"
@@ -24,10 +25,6 @@ MODELS = {
 }
 SPLITS = {"test_normal": "test"}  # of travel, which stands for AppWorld at tiny scale
 ROLLOUTS = 8
-
-
-class StudyError(ValueError):
-    """A request that cannot be met; the message is for the user."""
 
 
 @dataclass(frozen=True)
@@ -62,19 +59,16 @@ class Study:
     seeds: Sequence[int] = (0,)
     models: Mapping[str, str] = field(default_factory=dict)
     starts: bool = True
-    runs: dict[str, Run] = field(
-        default_factory=dict
-    )  # by name, in an order in which they can be run
-    users: dict[str, list[str]] = field(
-        default_factory=dict
-    )  # name of a run -> "TABLE:CELL" of the cells that need it
-    sources: dict[tuple[str, str, int], Source] = field(
-        default_factory=dict
-    )  # (table, cell, seed) -> its scores
-    left_out: dict[tuple[str, str], str] = field(
-        default_factory=dict
-    )  # (table, cell) -> why it has no run
-    tables: dict[str, list[str]] = field(default_factory=dict)  # table -> its cells
+    # by name, in an order in which they can be run
+    runs: dict[str, Run] = field(default_factory=dict)
+    # name of a run -> "TABLE:CELL" of the cells that need it
+    users: dict[str, list[str]] = field(default_factory=dict)
+    # (table, cell, seed) -> its scores
+    sources: dict[tuple[str, str, int], Source] = field(default_factory=dict)
+    # (table, cell) -> why it has no run
+    left_out: dict[tuple[str, str], str] = field(default_factory=dict)
+    # table -> its cells
+    tables: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def tiny(self) -> bool:
@@ -82,7 +76,7 @@ class Study:
         return self.scale == "tiny"
 
     def add(self, table: str, name: str, cell: Cell) -> None:
-        """Add the runs of one cell. Raises StudyError."""
+        """Add the runs of one cell. Raises Problems."""
         self.tables.setdefault(table, []).append(name)
         if self.tiny and cell.model not in ("", "7b", "14b"):
             self.left_out[table, name] = "has no counterpart at tiny scale"
@@ -104,17 +98,14 @@ class Study:
         size, world, row = cell.run.split(",")
         policy, train = self._base(cell.model or size, world), ""
         if row not in UNTRAINED:
-            train = self._add(
-                Run(cell.run.replace(",", "-"), seed, self._config(cell.run), self._start(policy))
-            )
+            name = cell.run.replace(",", "-")
+            train = self._add(Run(name, seed, self._config(cell.run), self._start(policy)))
             policy = f"{{folder}}/{train}/policy"
-        at_end = (
-            world == cell.world
-            and not cell.experience
-            and not cell.template
-            and cell.split in ("dev", "val")
-        )
-        scores = train if train and at_end else self._evaluation(cell, seed, policy, train, 0.9)
+        as_trained = world == cell.world and not (cell.experience or cell.template)
+        if train and as_trained and cell.split in ("dev", "val"):  # its last evaluation
+            scores = train
+        else:
+            scores = self._evaluation(cell, seed, policy, train, 0.9)
         greedy = "" if self.tiny else self._evaluation(cell, seed, policy, train, 0.0)
         return Source(scores, greedy, train)
 
@@ -141,27 +132,25 @@ class Study:
             }
             after.append(pool)
         what = train.rpartition("-")[0] if train else f"{cell.model or size}-{world}"
-        words = ["eval", what, "in", cell.world, cell.split, *([how] if how != "base" else [])]
-        words += [f"e{cell.experience:g}"] * bool(cell.experience) + ["t0"] * (temperature == 0)
+        name = f"eval-{what}-in-{cell.world}-{cell.split}"
+        name += f"-{how}" if how != "base" else ""
+        name += f"-e{cell.experience:g}" if cell.experience else ""
+        name += "-t0" if temperature == 0 else ""
         config = self._config(f"{size},{cell.world},{how}")
-        return self._add(
-            Run("-".join(words), seed, config, overrides, mode="eval", after=tuple(after))
-        )
+        return self._add(Run(name, seed, config, overrides, mode="eval", after=tuple(after)))
 
     def _pool(self, size: str, world: str, seed: int, policy: str, after: Sequence[str]) -> str:
         """Add the experience pool of a base policy and return the name of its run."""
-        run = Run(
-            f"pool-{size}-{world}", seed, self._config(f"{size},{world},icl"), self._start(policy),
-            mode="pool", after=tuple(after),
-        )  # fmt: skip
-        return self._add(run)
+        name, config = f"pool-{size}-{world}", self._config(f"{size},{world},icl")
+        start = self._start(policy)
+        return self._add(Run(name, seed, config, start, mode="pool", after=tuple(after)))
 
     def _base(self, size: str, world: str) -> str:
         """Return the policy before training."""
         if not self.tiny:
             model = self.models.get(size) or MODELS.get(size, "")
             if not model and self.starts:
-                raise StudyError(
+                raise Problems(
                     f"{size} is only evaluated, on a server that already has it: give --models"
                     f" {size}=URL,NAME,TOKENIZER, or choose other cells with --cells"
                 )
@@ -180,7 +169,7 @@ class Study:
             return {"model.path": policy} | shared
         parts = policy.split(",")
         if len(parts) != 3:
-            raise StudyError(f"--models {policy}: give URL,NAME,TOKENIZER of the server")
+            raise Problems(f"--models {policy}: give URL,NAME,TOKENIZER of the server")
         url, name, tokenizer = parts
         # The learner is not used: its shape is the smallest one, and the server's weights are never
         # replaced.
@@ -195,7 +184,7 @@ class Study:
     def _add(self, run: Run) -> str:
         known = self.runs.setdefault(run.name, run)
         if known != run:
-            raise StudyError(f"two different runs are called {run.name}: {known} and {run}")
+            raise Problems(f"two different runs are called {run.name}: {known} and {run}")
         return run.name
 
 
@@ -205,12 +194,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def module_of(table: str) -> Any:
-    """Return the module of a table in configs/paper. Raises StudyError, which lists the tables."""
-    if table not in TABLES:
-        hint = did_you_mean(table, TABLES)
-        raise StudyError(
-            f"{table}: there is no such table.{hint} There are {', '.join(TABLES)}, and all"
-        )
+    """Return the module of a table in configs/paper."""
     return importlib.import_module(f"configs.paper.{table}")
 
 
@@ -224,29 +208,30 @@ def chosen(tables: Sequence[str], patterns: Sequence[str] = ()) -> dict[str, dic
     if there are none.
 
     A pattern is a name, or has `*` in it: "14b,*,hybrid". Tables without a matching cell are left
-    out. Raises StudyError with all unknown tables and all patterns that no table matches; it lists
+    out. Raises Problems with all unknown tables and all patterns that no table matches; it lists
     what there is.
     """
-    found, cells = [], {}
-    for table in dict.fromkeys(tables):
-        try:
-            module_of(table)
-            cells[table] = TABLES[table]
-        except StudyError as error:
-            found.append(str(error))
+    cells = {table: TABLES[table] for table in tables if table in TABLES}
+    found = []
+    for table in dict.fromkeys(table for table in tables if table not in TABLES):
+        hint = did_you_mean(table, TABLES)
+        found.append(
+            f"{table}: there is no such table.{hint} There are {', '.join(TABLES)}, and all"
+        )
     names = list(dict.fromkeys(itertools.chain(*cells.values())))
-    matching = {pattern: set(fnmatch.filter(names, pattern)) for pattern in patterns}
-    for pattern in [pattern for pattern, some in matching.items() if cells and not some]:
-        whose = f"{next(iter(cells))} has no" if len(cells) == 1 else "none of these tables has a"
-        hint = did_you_mean(pattern, names)
-        found.append(f"{whose} cell {pattern}.{hint} The cells are {'; '.join(names)}")
+    wanted = set() if patterns else set(names)
+    for pattern in patterns:
+        matching = fnmatch.filter(names, pattern)
+        wanted.update(matching)
+        if cells and not matching:
+            whose = "none of these tables has a" if len(cells) > 1 else f"{min(cells)} has no"
+            hint = did_you_mean(pattern, names)
+            found.append(f"{whose} cell {pattern}.{hint} The cells are {'; '.join(names)}")
     if found:
-        raise StudyError("\n".join(found))
-    wanted = set().union(*matching.values()) if patterns else names
-    kept = {
-        table: {name: cell for name, cell in known.items() if name in wanted}
-        for table, known in cells.items()
-    }
+        raise Problems(*found)
+    kept = {}
+    for table, known in cells.items():
+        kept[table] = {name: cell for name, cell in known.items() if name in wanted}
     return {table: known for table, known in kept.items() if known}
 
 
@@ -259,14 +244,15 @@ def study_of(
     models: Mapping[str, str] | None = None,
     starts: bool = True,
 ) -> Study:
-    """Return the study of some tables. Raises StudyError with everything that is wrong."""
-    study, found = Study(scale, seeds, models or {}, starts), []
+    """Return the study of some tables. Raises Problems with everything that is wrong."""
+    study = Study(scale, seeds, models or {}, starts)
+    found: list[str] = []
     for table, known in chosen(tables, cells).items():
         try:
             for name, cell in known.items():
                 study.add(table, name, cell)
-        except StudyError as error:
-            found.append(str(error))
+        except Problems as problems:
+            found += problems.args
     if found:
-        raise StudyError("\n".join(dict.fromkeys(found)))
+        raise Problems(*dict.fromkeys(found))
     return study

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -47,11 +48,13 @@ class Result(Row):
 
     def values(self, measure: str) -> dict[int, np.ndarray]:
         """Return {seed: one value per task} of a measure."""
-        seeds = self.curves if measures.needs_curve(measure) else self.scores
-        found = {
-            s: measures.per_task(measure, self.scores.get(s), self.curves.get(s, {})) for s in seeds
-        }
-        return {seed: value for seed, value in found.items() if value is not None}
+        found = {}
+        for seed in self.curves if measures.needs_curve(measure) else self.scores:
+            curve = self.curves.get(seed, {})
+            value_N = measures.per_task(measure, self.scores.get(seed), curve)
+            if value_N is not None:
+                found[seed] = value_N
+        return found
 
 
 class Table:
@@ -71,17 +74,15 @@ class Table:
             source = study.sources[self.name, cell, seed]
             result.runs += source.names
             codes = {name: self.ledger.code(name) for name in source.names}
-            curves = {name: self.ledger.curve(name) for name in source.names}
-            found = {name: curve for name, curve in curves.items() if curve is not None}
             failed = [name for name, code in codes.items() if code not in (0, None, INTERRUPTED)]
             if failed:
                 result.notes.append(f"{', '.join(failed)} failed")
-            elif len(found) < len(codes):
+            elif any(code != 0 for code in codes.values()):
                 result.notes.append(f"seed {seed} is missing")
-            if source.train in found:
-                result.curves[seed] = found[source.train]
+            if curve := self.ledger.curve(source.train):
+                result.curves[seed] = curve
             for name, scores in ((source.scores, result.scores), (source.greedy, result.greedy)):
-                if curve := found.get(name):
+                if curve := self.ledger.curve(name):
                     scores[seed] = curve[max(curve)]
         return result
 
@@ -120,10 +121,8 @@ class Table:
         result = self.results[name]
         zero = at_zero(result) if measure.startswith("avg@") else ""
         value = compare.estimate(result.values(measure))
-        if value is None:
-            return ["", "", "", zero, ""]
         minus = value.minus(published).signed() if published is not None else ""
-        return [str(value), compare.deviation(value), minus, zero, str(value.runs)]
+        return [str(value), value.deviation(), minus, zero, str(value.runs or "")]
 
     def _steps(self, name: str, published: float | None) -> list[str]:
         """Return the same of steps@.9: steps by seed; "never" for a curve that does not reach the
@@ -151,12 +150,10 @@ class Table:
             if not names:
                 continue
             measure = next((name for name in ("auc", "avg@8") if name in names), names[0])
-            published = ""
-            if measure in cell.published and measure in other.published:
-                published = f"{cell.published[measure] - other.published[measure]:+.1f}"
+            both = [c.published[measure] for c in (cell, other) if measure in c.published]
+            published = f"{both[0] - both[1]:+.1f}" if len(both) == 2 else ""
             change = paired(self.results[better], self.results[worse], measure)
-            figures = [published, compare.signed(change), verdict(change)]
-            rows.append([better, worse, measure, *figures])
+            rows.append([better, worse, measure, published, change.signed(), verdict(change)])
         return rows
 
 
@@ -167,12 +164,12 @@ def short(revision: str) -> str:
 
 def at_zero(result: Result) -> str:
     """Return the success at temperature 0: of 8 rollouts per task, or of the one greedy rollout."""
-    values = {seed: scores.per_task("avg@8") for seed, scores in result.greedy.items()}
-    if not values:
-        greedy = {seed: scores for seed, scores in result.scores.items() if scores.greedy_N}
-        values = {seed: scores.per_task("greedy") for seed, scores in greedy.items()}
-    value = compare.estimate(values)
-    return f"{value.mean:.1f}" if value else ""
+    if result.greedy:
+        values = [scores.per_task("avg@8") for scores in result.greedy.values()]
+    else:
+        greedy = [scores for scores in result.scores.values() if scores.greedy_N]
+        values = [scores.per_task("greedy") for scores in greedy]
+    return compare.percent(values)
 
 
 # --- the order of the rows ------------------------------------------------------------------------
@@ -190,18 +187,20 @@ def comparisons(table: str, cells: Sequence[str]) -> list[tuple[str, str]]:
     return list(pairs)
 
 
-def paired(better: Result, worse: Result, measure: str) -> Estimate | None:
-    """Return the difference over the seeds that both have, None without such seeds or with
-    different tasks."""
-    tasks = [{s: scores.tasks for s, scores in r.scores.items()} for r in (better, worse)]
-    first = worse.values(measure)
-    same = {s: value for s, value in first.items() if tasks[0].get(s) == tasks[1].get(s)}
+def paired(better: Result, worse: Result, measure: str) -> Estimate:
+    """Return the difference over the seeds that both have with the same tasks."""
+
+    def tasks(result: Result, seed: int) -> list[str]:
+        return result.scores[seed].tasks if seed in result.scores else []
+
+    first = worse.values(measure).items()
+    same = {seed: value for seed, value in first if tasks(better, seed) == tasks(worse, seed)}
     return compare.paired(same, better.values(measure))
 
 
-def verdict(change: Estimate | None) -> str:
+def verdict(change: Estimate) -> str:
     """Return "yes" or "no" if the interval excludes zero, else "unclear"."""
-    if change is None:
+    if not change:
         return "not run"
     return "yes" if change.low > 0 else "no" if change.high < 0 else "unclear"
 
@@ -228,9 +227,8 @@ def write(study: Study, name: str, cells: Sequence[str], folder: Path) -> str:
 def latex(table: Sequence[Sequence[str]], caption: str) -> str:
     """Return a table for LaTeX with the package booktabs: its filled columns up to the seeds."""
     width = HEAD.index("seeds") + 1
-    kept = [i for i in range(width) if i == 0 or any(row[i] for row in table[1:])]
-    head, *rows = [[row[i] for i in kept] for row in table]
-    columns = ["left", "left"] + ["right"] * (len(kept) - 2)
+    head, *rows = compare.filled([row[:width] for row in table])
+    columns = ["left", "left"] + ["right"] * (len(head) - 2)
     body = tabulate(rows, head, "latex_booktabs", colalign=columns, disable_numparse=True)
     title = f"\\centering\n\\caption{{{escaped(caption)}}}"
     return f"\\begin{{table}}\n{title}\n{body}\n\\end{{table}}\n"
@@ -255,7 +253,7 @@ def draw(table: Table, path: Path) -> bool:
     columns: dict[str, list[str]] = {}
     for name, cell in table.cells.items():
         columns.setdefault(cell.world, []).append(name)
-    curves = [curve for row in table.results.values() for curve in row.curves.values()]
+    curves = itertools.chain(*(row.curves.values() for row in table.results.values()))
     curved = table.name in CURVES and any(len(curve) > 1 for curve in curves)
     tall = 0.3 * max(map(len, columns.values())) + 1
     figure = compare.new_figure(6.5 * len(columns) + 1, tall + 4 * curved + 0.7)
@@ -296,8 +294,7 @@ def draw_scores(axes: Any, table: Table, names: Sequence[str]) -> None:
         shown.append(measure)
         published = cell.published.get(measure)
         if published is not None and not table.study.tiny:
-            style = {"markerfacecolor": "none", "color": compare.GREY, "markersize": 6}
-            axes.plot(published, place, "D", **style)
+            axes.plot(published, place, "D", color=compare.GREY, markerfacecolor="none")
     compare.draw_intervals(axes, values)
     axes.set_xlim(0, 100)
     axes.set_xlabel(", ".join(dict.fromkeys(shown)) + ", %")

@@ -62,9 +62,9 @@ def view(
     """
     folders = list(workdir)
     if wrong := problems(folders):
-        raise commands.Problems(wrong)
+        raise commands.Problems(*wrong)
     if not text and (task or step is not None):
-        raise commands.Problems(["--task and --step are for --text; the pages have filters"])
+        raise commands.Problems("--task and --step are for --text; the pages have filters")
     runs = named(folders)
     hint = ""
     try:
@@ -106,7 +106,7 @@ def bundled(runs: list[Run], folder: Path) -> str:
     page = folder / "index.html"
     if folder.exists() and any(folder.iterdir()) and not page.is_file():
         reason = "is not empty and holds no bundle; name another directory"
-        raise commands.Problems([f"{folder}: {reason}"])
+        raise commands.Problems(f"{folder}: {reason}")
     count = write_bundle(runs, folder, show)
     size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
     return f"{count} files, {size / 1e6:.1f} MB: open {page}"

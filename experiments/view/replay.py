@@ -7,9 +7,11 @@ worlds repeat.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 from envs.probed import probed
@@ -55,27 +57,20 @@ def compare(run: Run, count: int, *, trust: bool = False, python: str = "") -> d
         if len(chosen) >= count:
             break
     with source:
-        judge = ReplayJudge(Parts(make_world=lambda: probed(source.world())))
-        try:
-            labels = judge.label([trajectory for _, trajectory in chosen])
-        finally:
-            judge.close()
-    pairs: Counter[tuple[int, int]] = Counter()
-    places: dict[tuple[int, int], dict[tuple[str, int], None]] = defaultdict(dict)
+        with closing(ReplayJudge(Parts(make_world=lambda: probed(source.world())))) as replay:
+            labels = replay.label([trajectory for _, trajectory in chosen])
+    places: dict[tuple[int, int], list[tuple[str, int]]] = defaultdict(list)  # of each turn
     for (place, trajectory), row in zip(chosen, labels):
         for turn, label in zip(trajectory.turns, row):
-            pairs[turn.label, label.value] += 1
-            places[turn.label, label.value][place] = None
-    table = [
-        {"judge": ours, "replay": theirs, "turns": turns, "rollouts": list(places[ours, theirs])}
-        for (ours, theirs), turns in sorted(pairs.items(), reverse=True)
-    ]
-    both = sum(turns for pair, turns in pairs.items() if 0 not in pair)
-    result = {
-        "rollouts": len(chosen), "skipped": skipped, "both": both,
-        "agreed": sum(turns for (ours, theirs), turns in pairs.items() if ours == theirs != 0),
-        "table": table,
-    }  # fmt: skip
+            places[turn.label, label.value].append(place)
+    result: dict[str, Any] = {"rollouts": len(chosen), "skipped": skipped, "both": 0, "agreed": 0}
+    result["table"] = []
+    for (judge, theirs), turns in sorted(places.items(), reverse=True):
+        cell = {"judge": judge, "replay": theirs, "turns": len(turns)}
+        result["table"].append(cell | {"rollouts": list(dict.fromkeys(turns))})
+        if judge and theirs:
+            result["both"] += len(turns)
+            result["agreed"] += len(turns) * (judge == theirs)
     write_atomically(run.workdir / PATH, json.dumps(result) + "\n")
     return result
 
@@ -108,17 +103,13 @@ def source_of(run: Run, trust: bool, python: str) -> Source:
 def labelled(run: Run) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
     """Yield ((file, row), record) of the rollouts whose turns have labels, the last steps first."""
     files = run.index()["files"]
-    newest = sorted(
-        (n for n, file in enumerate(files) if file["kind"] == "step"),
-        key=lambda n: -files[n]["step"],
-    )
-    for number in newest:
-        row = 0
-        for member in range(len(files[number]["members"])):
-            for record in run.records(number, member):
-                if any(turn["label"] for turn in record["turns"]):
-                    yield (files[number]["name"], row), record
-                row += 1
+    steps = [number for number, file in enumerate(files) if file["kind"] == "step"]
+    for number in sorted(steps, key=lambda number: -files[number]["step"]):
+        members = range(len(files[number]["members"]))
+        parts = (run.records(number, member) for member in members)
+        for row, record in enumerate(itertools.chain.from_iterable(parts)):
+            if any(turn["label"] for turn in record["turns"]):
+                yield (files[number]["name"], row), record
 
 
 def trajectory_of(record: dict[str, Any], tasks: dict[str, Task]) -> Trajectory | None:

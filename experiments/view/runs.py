@@ -41,6 +41,11 @@ FACTS = (
     "navigating.extractor.name", "loss.old_logp", "loss.guided_prompt",
 )  # fmt: skip
 
+WATCHED = (
+    "metrics.jsonl", "eval.jsonl", "llm.jsonl", "tasks.jsonl", "experience/experiences.jsonl",
+    ".view/replay.json",
+)  # fmt: skip
+
 _LONG = re.compile(r"\d{16}")
 
 
@@ -75,7 +80,7 @@ class Run:
         self._tokenizer: Tokenizer | None = None
         self._without_tokenizer = ""  # why there is none
         self._pieces: dict[int, str] = {}
-        self._tasks: tuple[tuple[int, int], list[dict[str, Any]]] = (0, 0), []
+        self._tasks: tuple[tuple[int, ...], list[dict[str, Any]]] = (), []
 
     # --- rollouts ---------------------------------------------------------------------------------
 
@@ -155,12 +160,8 @@ class Run:
 
     def _answer(self, begin: int, stop: int, pending: int) -> bytes:
         head = encoded({"generation": self.generation, "first": begin, "pending": pending})
-        return (
-            head[:-1]
-            + b',"files":['
-            + b",".join(entry.text for entry in self.entries[begin:stop])
-            + b"]}"
-        )
+        files = b",".join(entry.text for entry in self.entries[begin:stop])
+        return head[:-1] + b',"files":[' + files + b"]}"
 
     def index(self) -> dict[str, Any]:
         """Return the whole index, as JSON values.
@@ -200,11 +201,8 @@ class Run:
         records = self.records(file, member)
         turns = [turn for record in records for turn in record["turns"]]
         ids = {id for turn in turns for id in turn["prompt"] + turn["tokens"]}
-        return {
-            "records": records,
-            "pieces": self.pieces(ids),
-            "without_pieces": self._without_tokenizer,
-        }
+        pieces = self.pieces(ids)
+        return {"records": records, "pieces": pieces, "without_pieces": self._without_tokenizer}
 
     def pieces(self, ids: set[int]) -> dict[int, str]:
         """Return the text of token ids; half a character of UTF-8 is U+FFFD."""
@@ -219,14 +217,13 @@ class Run:
         """Return the tokenizer of the run's policy, from the workdir or from where the config found
         it; nothing is downloaded."""
         if self._tokenizer is None and not self._without_tokenizer:
-            model = [found(self.config(), f"config.model.{key}") for key in ("tokenizer", "path")]
-            named = [path for path in model if path and isinstance(path, str)]
-            for path in (str((self.workdir / "policy").absolute()), *named):
-                with contextlib.suppress(
-                    TokenizerError, OSError, ValueError
-                ):  # of no possible path
+            config = self.config()
+            own = str((self.workdir / "policy").absolute())
+            for path in (own, *(found(config, f"config.model.{k}") for k in ("tokenizer", "path"))):
+                # The config may hold anything, and texts that are no possible path.
+                with contextlib.suppress(TokenizerError, OSError, ValueError, TypeError):
                     place = resolve(path)
-                    if (place / "tokenizer.json").is_file():
+                    if path and (place / "tokenizer.json").is_file():
                         self._tokenizer = Tokenizer.load(place)
                         return self._tokenizer
             self._without_tokenizer = (
@@ -241,18 +238,17 @@ class Run:
         """Return what changes when the run writes: sizes and times of its files."""
         self.refresh()
         sizes = [len(self.entries), self.generation]
-        for name in (
-            "metrics.jsonl",
-            "eval.jsonl",
-            "llm.jsonl",
-            "tasks.jsonl",
-            "experience/experiences.jsonl",
-            ".view/replay.json",
-        ):
-            with contextlib.suppress(OSError):
-                stat = (self.workdir / name).stat()
-                sizes += [stat.st_size, stat.st_mtime_ns]
+        for name in WATCHED:
+            sizes += self._signature(name)
         return sizes
+
+    def _signature(self, name: str) -> tuple[int, ...]:
+        """Return what changes with a file: size and time of the last change; () without one."""
+        try:
+            stat = (self.workdir / name).stat()
+        except OSError:
+            return ()
+        return stat.st_size, stat.st_mtime_ns
 
     def overview(self) -> dict[str, Any]:
         """Return facts of the config, {metric: value per line} of `metrics.jsonl`, evaluations of
@@ -327,10 +323,7 @@ class Run:
 
     def all_tasks(self) -> list[dict[str, Any]]:
         """Return the records of `tasks.jsonl`, which is read again when it has changed."""
-        signature = (0, 0)
-        with contextlib.suppress(OSError):
-            stat = (self.workdir / "tasks.jsonl").stat()
-            signature = stat.st_size, stat.st_mtime_ns
+        signature = self._signature("tasks.jsonl")
         with self._lock:
             if self._tasks[0] != signature:
                 found = self._lines("tasks.jsonl", Task.from_dict)
@@ -372,6 +365,9 @@ def named(folders: list[str]) -> list[Run]:
     return runs
 
 
+PARTS = ("metrics.jsonl", "trajectories", "eval.jsonl", "config.json")  # of any workdir
+
+
 def problems(folders: list[str]) -> list[str]:
     """Return one sentence per folder that holds nothing to show."""
     wrong = []
@@ -379,10 +375,7 @@ def problems(folders: list[str]) -> list[str]:
         workdir = Workdir(folder)
         if not workdir.path.is_dir():
             wrong.append(f"{folder}: there is no such directory")
-        elif not any(
-            (workdir / n).exists()
-            for n in ("metrics.jsonl", "trajectories", "eval.jsonl", "config.json")
-        ):
+        elif not any((workdir / name).exists() for name in PARTS):
             hint = [p.name for p in sorted(workdir.path.iterdir()) if (p / "config.json").is_file()]
             inside = f"; it holds the workdirs {', '.join(hint[:9])}" if hint else ""
             wrong.append(

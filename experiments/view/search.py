@@ -58,6 +58,12 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
+def words_in(record: dict[str, Any]) -> str:
+    """Return the words of a rollout, each once."""
+    texts = "\n".join(text[:LONGEST] for text in text_of(record))
+    return " ".join(dict.fromkeys(words_of(texts)))
+
+
 class Search:
     """The words of a run's rollouts. `grow` may be called again and again, by one thread at a time.
 
@@ -109,49 +115,37 @@ class Search:
 
     def _grow(self) -> None:
         self.run.refresh()
-        entries = list(self.run.entries)
         with contextlib.closing(self._open()) as connection:
-            known = {name: (bytes, changed) for name, bytes, changed in connection.execute(
-                "SELECT name, bytes, changed FROM file")}  # fmt: skip
-            now = {entry.file.path.name: entry.signature for entry in entries}
-            if any(now.get(name) != signature for name, signature in known.items()):
-                connection.executescript("DROP TABLE file; DROP TABLE words")
-                known = {}
-        self.of, self.done = len(entries), len(known)
-        with contextlib.closing(self._open()) as connection:
-            for number, entry in enumerate(entries):
-                if entry.file.path.name not in known:
+            known = set(connection.execute("SELECT name, bytes, changed FROM file"))
+            now = [(entry.file.path.name, *entry.signature) for entry in self.run.entries]
+            if known - set(now):
+                connection.executescript(f"DROP TABLE file; DROP TABLE words; {_TABLES}")
+                known = set()
+            self.of, self.done = len(now), len(known)
+            for number, file in enumerate(now):
+                if file not in known:
                     self._wait()
                     if self.stopped.is_set():
                         return
-                    name = entry.file.path.name
-                    self.wrong.pop(name, None)
+                    self.wrong.pop(file[0], None)
                     try:
                         with connection:
-                            self._add(connection, number, name, entry.signature)
+                            self._add(connection, number, file)
                         self.done += 1
                     except (OSError, LookupError, ValueError) as error:  # it is tried again
-                        self.wrong[name] = str(error)
+                        self.wrong[file[0]] = str(error)
 
-    def _add(
-        self, connection: sqlite3.Connection, number: int, name: str, signature: tuple[int, int]
-    ) -> None:
-        cursor = connection.execute(
-            "INSERT INTO file (name, bytes, changed) VALUES (?, ?, ?)", (name, *signature)
-        )
-        assert cursor.lastrowid is not None  # as after every insertion
+    def _add(self, connection: sqlite3.Connection, number: int, file: tuple[str, int, int]) -> None:
+        insert = "INSERT INTO file (name, bytes, changed) VALUES (?, ?, ?)"
+        id = connection.execute(insert, file).lastrowid
+        assert id is not None  # as after every insertion
         self.run.load([number])
-        members = len(self.run.entries[number].described["members"])
-        row = 0
-        for member in range(members):
-            found = []
-            for record in self.run.records(number, member):
-                words = dict.fromkeys(
-                    words_of("\n".join(text[:LONGEST] for text in text_of(record)))
-                )
-                found.append((cursor.lastrowid * _ROWS + row, " ".join(words)))
-                row += 1
-            connection.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", found)
+        row = id * _ROWS
+        for member in range(len(self.run.entries[number].described["members"])):
+            found = [words_in(record) for record in self.run.records(number, member)]
+            rows = enumerate(found, row)
+            connection.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", rows)
+            row += len(found)
 
     def find(self, text: str) -> dict[str, Any]:
         """Return {"files": {number of the file: rows}, "done", "of", "wrong"}: the rollouts that
@@ -160,22 +154,17 @@ class Search:
         A word also matches longer ones that begin with it. "done" of "of" files are indexed so far;
         "wrong" says why others cannot be.
         """
-        words = words_of(text)
-        answer: dict[str, Any] = {"files": {}, "done": self.done, "of": self.of}
-        answer["wrong"] = list(self.wrong.values())
+        words, wrong = words_of(text), list(self.wrong.values())
+        answer: dict[str, Any] = {"files": {}, "done": self.done, "of": self.of, "wrong": wrong}
         if not words:
             return answer
         numbers = {entry.file.path.name: number for number, entry in enumerate(self.run.entries)}
         with contextlib.closing(self._open()) as connection:
-            ids = {
-                id: numbers.get(name)
-                for id, name in connection.execute("SELECT id, name FROM file")
-            }
+            names = dict(connection.execute("SELECT id, name FROM file"))
             query = " AND ".join(f'"{word}"*' for word in words)
-            for (row,) in connection.execute(
-                "SELECT rowid FROM words WHERE words MATCH ?", (query,)
-            ):
-                number = ids.get(row // _ROWS)
+            select = "SELECT rowid FROM words WHERE words MATCH ?"
+            for (row,) in connection.execute(select, (query,)):
+                number = numbers.get(names.get(row // _ROWS, ""))
                 if number is not None:
                     answer["files"].setdefault(number, []).append(row % _ROWS)
         return answer

@@ -21,10 +21,13 @@ from models.files import BrokenFile
 
 STATIC = Path(__file__).with_name("static")
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:"
-)
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self' data:",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
 EVERY = 3.0  # seconds between two looks for new rollouts to index
 QUIET = (
     0.5  # seconds after a request for which the indexing thread leaves the processor to the pages
@@ -38,9 +41,8 @@ def resource(run: Run, search: Search | None, words: list[str], query: dict[str,
         case ["overview"]:
             return run.overview()
         case ["index"]:
-            return run.index_text(
-                *(int(query.get(name, -1)) for name in ("first", "end", "generation"))
-            )
+            asked = [int(query.get(name, -1)) for name in ("first", "end", "generation")]
+            return run.index_text(*asked)
         case ["rollouts", file, member]:
             return run.chunk(int(file), int(member))
         case ["tasks"]:
@@ -113,10 +115,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         host = (self.headers.get("Host") or "").rpartition(":")[0]
-        if host not in (
-            "127.0.0.1",
-            "localhost",
-        ):  # a page elsewhere whose name was made to resolve to this machine
+        # A page elsewhere may have a name that was made to resolve to this machine.
+        if host not in ("127.0.0.1", "localhost"):
             return self.tell(403, "this server answers to 127.0.0.1 only")
         parts = urlsplit(self.path)
         try:
@@ -139,35 +139,26 @@ class Handler(BaseHTTPRequestHandler):
             self.tell(500, f"this program failed: {type(error).__name__}: {error}")
 
     def api(self, words: list[str], query: str) -> Any:
-        if words == ["runs"]:
-            return [{"name": run.name, "path": str(run.workdir.path)} for run in self.server.runs]
-        if words == ["states"]:
-            searches = [[s.done == s.of, len(s.wrong)] for s in self.server.searches]
-            return [run.state() + words for run, words in zip(self.server.runs, searches)]
-        if words[0] != "run" or len(words) < 3:
-            raise LookupError("/".join(words))
-        number = int(words[1])
-        if not 0 <= number < len(self.server.runs):
-            raise LookupError(f"run {number}")
-        asked = {key: values[0] for key, values in parse_qs(query).items()}
-        return resource(self.server.runs[number], self.server.searches[number], words[2:], asked)
+        runs, searches = self.server.runs, self.server.searches
+        match words:
+            case ["runs"]:
+                return [{"name": run.name, "path": str(run.workdir.path)} for run in runs]
+            case ["states"]:
+                indexed = [[search.done == search.of, len(search.wrong)] for search in searches]
+                return [run.state() + words for run, words in zip(runs, indexed)]
+            case ["run", number, *rest] if int(number) in range(len(runs)):
+                asked = {key: values[0] for key, values in parse_qs(query).items()}
+                return resource(runs[int(number)], searches[int(number)], rest, asked)
+        raise LookupError("/".join(words))
 
     def tell(self, status: int, message: str) -> None:
         self.reply(status, message.encode("utf-8", "replace"), "text/plain")
 
     def reply(self, status: int, body: bytes, kind: str) -> None:
         self.send_response(status)
-        headers = {
-            "Content-Type": f"{kind}; charset=utf-8",
-            "Content-Length": str(len(body)),
-            "Cache-Control": "no-store",
-        }
-        headers |= {
-            "Content-Security-Policy": POLICY,
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",
-        }
-        for name, value in headers.items():
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in HEADERS.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)

@@ -3,6 +3,7 @@ cursor or hide."""
 
 from __future__ import annotations
 
+import itertools
 import unicodedata
 from collections.abc import Iterator
 from typing import Any
@@ -35,17 +36,15 @@ def rollouts(
     for number, file in enumerate(index["files"]):
         if step is not None and file["step"] != step:
             continue
-        columns, queries = file["columns"], file["queries"]
+        queries, words, row = file["queries"], task.lower(), 0
         chosen = [
-            task in id or task.lower() in queries.get(id, "").lower() for id in columns["task"]
+            task in id or words in queries.get(id, "").lower() for id in file["columns"]["task"]
         ]
-        row = 0
         for member, (_, _, count) in enumerate(file["members"]):
-            if any(chosen[row : row + count]):
-                for record, wanted in zip(run.records(number, member), chosen[row : row + count]):
-                    if wanted:
-                        yield file, record
-            row += count
+            wanted, row = chosen[row : row + count], row + count
+            if any(wanted):
+                for record in itertools.compress(run.records(number, member), wanted):
+                    yield file, record
 
 
 def groups_table(run: Run, *, step: int | None) -> Iterator[str]:
@@ -55,39 +54,38 @@ def groups_table(run: Run, *, step: int | None) -> Iterator[str]:
     steps = [file["step"] for file in files if file["kind"] == "step"]
     step = step if step is not None else max((s for s in steps if s is not None), default=None)
     groups: dict[tuple, list[tuple]] = {}
+    names = ("task", "draw", "difficulty", "fate", "success", "experience")
     for file in files:
         if file["step"] == step or step is None:
-            c = file["columns"]
-            for row, task in enumerate(c["task"]):
-                key = (
-                    file["name"].partition(".jsonl")[0],
-                    task,
-                    c["draw"][row],
-                    c["difficulty"][row],
-                    "" if file["kind"] in ("step", "extra") else c["fate"][row],
-                )
-                shown = (
-                    c["success"][row],
-                    c["fate"][row],
-                    bool(c["experience"][row]),
-                    file["queries"].get(task, ""),
-                )
-                groups.setdefault(key, []).append(shown)
+            rows = zip(*(file["columns"][name] for name in names))
+            for task, draw, level, fate, success, experience in rows:
+                key = (_name(file), task, draw, level, _decoding(file, fate))
+                query = file["queries"].get(task, "")
+                groups.setdefault(key, []).append((success, fate, bool(experience), query))
     yield f"{run.name}: {len(groups)} groups" + (f" of step {step}" if step is not None else "")
     yield (
         f"{'file':18}  {'task':24}  {'level':>5}  {'success':>7}  {'guided':>6}  {'trained':>7}  "
         f"{'held out':8} query"
     )
-    for (file, task, _, level, decoding), rows in groups.items():
-        wins = sum(bool(row[0]) for row in rows)
-        trained = sum(row[1] == "trained" for row in rows)
-        guided = sum(row[2] for row in rows)
-        query = visible(" ".join(rows[0][3].split()))[:80]
-        head = f"{visible(file):18}  {visible(task)[:24]:24}  {level:>5}"
-        yield f"{head}  {wins:3}/{len(rows):<3}  {guided:>6}  {trained:>7}  {decoding:7}  {query}"
+    for (name, task, _, level, decoding), rollouts in groups.items():
+        successes, fates, guided, queries = zip(*rollouts)
+        head = f"{visible(name):18}  {visible(task)[:24]:24}  {level:>5}"
+        wins = f"{sum(map(bool, successes)):3}/{len(rollouts):<3}"
+        trained, query = fates.count("trained"), visible(" ".join(queries[0].split()))[:80]
+        yield f"{head}  {wins}  {sum(guided):>6}  {trained:>7}  {decoding:7}  {query}"
     for described in files:
         for fault in described.get("faults", ()):
             yield visible(f"{described['name']}: {fault}")
+
+
+def _name(file: dict[str, Any]) -> str:
+    """Return the name of a file of rollouts without its endings."""
+    return file["name"].partition(".jsonl")[0]
+
+
+def _decoding(file: dict[str, Any], fate: str) -> str:
+    """Return how a held-out rollout was decoded, "" of one of training."""
+    return "" if file["kind"] in ("step", "extra") else fate
 
 
 def group(run: Run, *, step: int | None, task: str, limit: int, width: int) -> Iterator[str]:
@@ -97,13 +95,12 @@ def group(run: Run, *, step: int | None, task: str, limit: int, width: int) -> I
     """
     before = None
     for file, record in rollouts(run, step=step, task=task):
-        decoding = "" if file["kind"] in ("step", "extra") else record["fate"]
+        decoding = _decoding(file, record["fate"])
         here = (file["name"], record["task"], record["draw"], decoding)
         if here != before:
             before = here
             yield "=" * width
-            name = file["name"].partition(".jsonl")[0]
-            yield visible(f"{run.name}  {name}  {record['task']}  {decoding}".rstrip())
+            yield visible(f"{run.name}  {_name(file)}  {record['task']}  {decoding}".rstrip())
             yield from _block("query", record["query"], limit)
         yield "-" * width
         yield from rollout_lines(record, limit)

@@ -8,11 +8,12 @@ from experiments import commands
 from experiments.bench.harness import report
 
 
-def contender(model: str, work: str, *, rounds: int, twice: bool = False) -> None:
-    """Report 2 * 16 tokens in each of 1, 2, ... seconds, of which the first do not count."""
+def contender(model: str, work: str, *, rounds: int, repeats: int) -> None:
+    """Report the tokens of the work, times `repeats`, in each of 1, 2, ... seconds, of which the
+    first do not count."""
     tokens = sum(json.loads(Path(work).read_text()))
     seconds = [float(n) for n in range(rounds + 1)]
-    report(f"{model} {rounds}", tokens * (1 + twice), seconds)
+    report(f"{model} {rounds}", tokens * repeats, seconds)
 
 
 if __name__ == "__main__":

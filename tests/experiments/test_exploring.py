@@ -13,8 +13,8 @@ from experiments import commands, exploring
 from tests.evolver.chat_server import ChatServer, answer, said
 
 
-def run(words: list[str]) -> int:
-    return commands.run(exploring.main, words)
+def run(words: str, *more: str) -> int:
+    return commands.run(exploring.main, [*words.split(), *more])
 
 
 def cells(line: str) -> list[str]:
@@ -24,7 +24,7 @@ def cells(line: str) -> list[str]:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     out = tmp_path_factory.mktemp("exploring")
-    run(["--worlds", "travel", "--budget", "4", "--seeds", "0", "--tasks", "16", "--out", str(out)])
+    run(f"--worlds travel --budget 4 --seeds 0 --tasks 16 --out {out}")
     return out
 
 
@@ -66,22 +66,11 @@ def test_explorers_and_writers_are_compared_by_what_they_cost(tmp_path, capsys):
             prompt=100,
         )
 
-    command = [
-        "--worlds",
-        "travel",
-        "--seeds",
-        "0",
-        "--tasks",
-        "16",
-        "--budget",
-        "2",
-        "--out",
-        str(tmp_path),
-    ]
-    by = ["curiosity/plain", "curiosity/model", "llm/plain"]
-    options = ['llm={"breadth": 1, "depth": 1, "rounds": 1}']
+    command = "--worlds travel --seeds 0 --tasks 16 --budget 2 --model tiny"
+    command += f" --out {tmp_path} --by curiosity/plain curiosity/model llm/plain"
+    options = 'llm={"breadth": 1, "depth": 1, "rounds": 1}'
     with ChatServer(script) as server:
-        run([*command, "--by", *by, "--options", *options, "--url", server.url, "--model", "tiny"])
+        run(f"{command} --url {server.url}", "--options", options)
         asked = len(server.requests)
     lines = capsys.readouterr().out.splitlines()
     head = next(n for n, line in enumerate(lines) if "calls per task" in line)
@@ -103,38 +92,25 @@ def test_explorers_and_writers_are_compared_by_what_they_cost(tmp_path, capsys):
 
 
 def test_a_server_is_needed_for_what_asks_one(capsys):
-    assert run(["--by", "llm/plain"]) == 2
+    assert run("--by llm/plain") == 2
     assert "needs --url" in capsys.readouterr().err
 
 
 def test_a_measurement_ends_after_its_steps(tmp_path):
-    run(
-        [
-            "--worlds",
-            "travel",
-            "--budget",
-            "50",
-            "--seeds",
-            "0",
-            "--steps",
-            "300",
-            "--out",
-            str(tmp_path),
-        ]
-    )
+    run(f"--worlds travel --budget 50 --seeds 0 --steps 300 --out {tmp_path}")
     figures = json.loads((tmp_path / "travel-0.json").read_text())
     assert figures["ended"] == "out of steps" and figures["step"] == 300
 
 
 def test_what_was_measured_is_not_measured_again(out, monkeypatch, capsys):
     monkeypatch.setattr(exploring, "measure", lambda *_, **__: pytest.fail("measured again"))
-    command = ["--worlds", "travel", "--seeds", "0", "--tasks", "16", "--out", str(out)]
-    run([*command, "--budget", "4"])
+    command = f"--worlds travel --seeds 0 --tasks 16 --out {out} --budget"
+    run(f"{command} 4")
     assert "| travel | 1 | 4 |" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(
         pytest.fail.Exception, match="measured again"
     ):  # another budget is another measurement
-        run([*command, "--budget", "5"])
+        run(f"{command} 5")
 
 
 def test_the_explorer_of_travel_gets_no_help():
@@ -147,20 +123,7 @@ def test_the_explorer_of_travel_gets_no_help():
 
 
 def test_a_measurement_that_takes_too_long_ends_with_what_it_has(tmp_path):
-    run(
-        [
-            "--worlds",
-            "travel",
-            "--budget",
-            "50",
-            "--seeds",
-            "0",
-            "--minutes",
-            "0",
-            "--out",
-            str(tmp_path),
-        ]
-    )
+    run(f"--worlds travel --budget 50 --seeds 0 --minutes 0 --out {tmp_path}")
     figures = json.loads((tmp_path / "travel-0.json").read_text())
     assert (
         figures["ended"] == "out of time"
@@ -170,30 +133,19 @@ def test_a_measurement_that_takes_too_long_ends_with_what_it_has(tmp_path):
     assert "out of time" in (tmp_path / "exploring.md").read_text()
 
 
+def made_up(start: Task, probes: list, answer: dict | None) -> Task:
+    """An invented task that ends where `start` does, with these probes and this answer."""
+    none = {"ids": [], "known": [], "mask": [], "code": False}
+    verifier = {"start": start.verifier, "probes": probes, "answer": answer, **none}
+    place = {"origin": "synthetic", "seed": start.seed, "meta": {"source": "a"}}
+    return Task("syn/1", "travel", "?", reference=start.reference, verifier=verifier, **place)
+
+
 def test_a_verifier_that_checks_too_little_disagrees_with_the_world():
     world = exploring.Unaided()
     start = next(task for task in world.tasks("train") if task.verifier["state"])
-    verifier = {
-        "start": start.verifier,
-        "probes": [],
-        "ids": [],
-        "known": [],
-        "mask": [],
-        "code": False,
-    }
-    verifier["answer"] = {"value": "x", "others": []}
-    reference = [*start.reference[:-1], "x"]
-    task = Task(
-        "syn/1",
-        "travel",
-        "?",
-        "train",
-        "synthetic",
-        start.seed,
-        reference,
-        verifier,
-        meta={"source": "a"},
-    )
+    task = made_up(start, [], {"value": "x", "others": []})
+    task.reference = [*start.reference[:-1], "x"]
     made = exploring.trials(task, [task], exploring.random.Random(0))
     assert all(parse(actions[-1]).calls == [] for actions in made) and [exploring.CLOSING] in made
     figures = exploring.agreement(world, [task], exploring.random.Random(0))
@@ -205,14 +157,7 @@ def test_a_verifier_that_demands_too_much_is_sound_and_disagrees(monkeypatch):
     monkeypatch.setitem(exploring.STATES, "travel", (lambda world: None, lambda world, state: True))
     world = exploring.Unaided()
     start = next(task for task in world.tasks("train") if task.verifier["state"])
-    verifier = {
-        "start": start.verifier,
-        "probes": [{"tool": "flights", "action": "x", "digest": "y"}],
-        "code": False,
-    }
-    verifier |= {"ids": [], "known": [], "mask": [], "answer": None}
-    task = Task("syn/1", "travel", "?", "train", "synthetic", start.seed, start.reference, verifier)
-    task.meta["source"] = "a"
+    task = made_up(start, [{"tool": "flights", "action": "x", "digest": "y"}], None)
     figures = exploring.agreement(world, [task], exploring.random.Random(0))
     assert figures["agree"] == [False] and figures["sound"] == [True]
 
@@ -228,22 +173,13 @@ def test_what_the_world_itself_cannot_compare_does_not_count(monkeypatch):
 
 
 def test_names_and_values_are_separated_by_an_equals_sign(capsys):
-    assert run(["--python", "appworld"]) == 2
+    assert run("--python appworld") == 2
     assert "NAME=VALUE" in capsys.readouterr().err
 
 
 def test_wrong_arguments_are_listed_together_before_anything_starts(tmp_path, capsys):
-    command = [
-        "--worlds",
-        "travel",
-        "mars",
-        "--kwargs",
-        'travel={"rules": "x"}',
-        "bfcl={}",
-        "--out",
-        str(tmp_path / "o"),
-    ]
-    code = run([*command, "--options", 'curiosity={"dept": 3}', "llm=[]"])
+    wrong = ['travel={"rules": "x"}', "bfcl={}", "--options", 'curiosity={"dept": 3}', "llm=[]"]
+    code = run(f"--worlds travel mars --out {tmp_path}/o --kwargs", *wrong)
     said = capsys.readouterr().err
     assert code == 2 and not (tmp_path / "o").exists()
     for part in (
@@ -265,19 +201,7 @@ class Broken(Travel):
 
 def test_a_world_that_fails_stops_no_other(tmp_path):
     broken = f"{__name__}:Broken"
-    command = [
-        "--worlds",
-        broken,
-        "travel",
-        "--budget",
-        "2",
-        "--tasks",
-        "16",
-        "--seeds",
-        "0",
-        "--out",
-        str(tmp_path),
-    ]
+    command = f"--worlds {broken} travel --budget 2 --tasks 16 --seeds 0 --out {tmp_path}"
     assert run(command) == 1
     table = " ".join((tmp_path / "exploring.md").read_text().split())
     assert (

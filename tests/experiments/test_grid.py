@@ -2,7 +2,6 @@
 figure of all."""
 
 import csv
-import json
 import os
 import shutil
 import signal
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from jax._src.lru_cache import LRUCache
 
+from evolver.files.workdir import Workdir
 from experiments import commands, compare, grid
 from experiments.grid import Run, execute, product
 from rl.evaluation import Scores, interval_over_seeds
@@ -26,6 +26,10 @@ MODULE = "tests.experiments.counted_run"
 
 def counted(row: str, seed: int = 0, after: tuple[str, ...] = (), **values) -> Run:
     return Run(row, seed, "none", {"steps": 3} | values, module=MODULE, after=after)
+
+
+def quietly(runs, folder, **options) -> dict[str, str]:
+    return execute(runs, folder, say=lambda _: None, **options)
 
 
 def starts(folder: Path, name: str) -> int:
@@ -52,13 +56,8 @@ def test_every_combination_is_a_run_of_its_own_and_seeds_vary_slowest():
     assert len({run.name for run in runs}) == len(runs) == 8
     assert [run.seed for run in runs] == [0] * 4 + [1] * 4
     assert runs[1].row == "q,lr=2,clip=3" and runs[1].config == "c.py:q"
-    words = runs[1].command(Path("grid"))
-    assert {
-        "--config=c.py:q",
-        "--workdir=grid/q,lr=2,clip=3-0",
-        "--config.optim.lr=2",
-        "--config.seed=0",
-    } <= set(words)
+    words = "--config=c.py:q --workdir=grid/q,lr=2,clip=3-0 --config.optim.lr=2 --config.seed=0"
+    assert set(words.split()) <= set(runs[1].command(Path("grid")))
     clashing = product("c.py", sets={"optim.eps": [1], "advantage.args.eps": [2]})
     assert clashing[0].row == "optim.eps=1,advantage.args.eps=2"
 
@@ -78,71 +77,55 @@ def test_what_failed_is_marked_and_stops_no_other(tmp_path):
         counted("child", after=("bad-0",)),
         counted("ok", after=("good-0",)),
     ]
-    states = execute(runs, tmp_path, jobs=2, say=lambda _: None)
-    assert states == {
-        "bad-0": "exit code 3",
-        "good-0": "done",
-        "child-0": "waits for bad-0",
-        "ok-0": "done",
-    }
-    rows = {row.name: row for row in grid.gather(runs, tmp_path)}
-    assert rows["bad"].notes == ["seed 0 failed (exit code 3)"] and rows["child"].notes == [
-        "seed 0 was not run"
-    ]
-    assert not rows["good"].notes
+    states = quietly(runs, tmp_path, jobs=2)
+    assert list(states.values()) == ["exit code 3", "done", "waits for bad-0", "done"]
+    notes = {row.name: row.notes for row in grid.gather(runs, tmp_path)}
+    assert notes["bad"] == ["seed 0 failed (exit code 3)"]
+    assert notes["child"] == ["seed 0 was not run"] and not notes["good"]
 
 
 def test_finished_runs_are_kept_and_changed_ones_run_again(tmp_path):
     runs = [counted("a"), counted("b")]
     for _ in range(2):
-        assert set(execute(runs, tmp_path, say=lambda _: None).values()) == {"done"}
+        assert set(quietly(runs, tmp_path).values()) == {"done"}
     assert starts(tmp_path, "a-0") == starts(tmp_path, "b-0") == 1
-    execute([counted("a"), counted("b", steps=5)], tmp_path, say=lambda _: None)
-    assert (
-        starts(tmp_path, "a-0") == 1
-        and starts(tmp_path, "b-0") == 2
-        and steps(tmp_path, "b-0") == 5
-    )
+    quietly([counted("a"), counted("b", steps=5)], tmp_path)
+    assert starts(tmp_path, "a-0") == 1 and starts(tmp_path, "b-0") == 2
+    assert steps(tmp_path, "b-0") == 5
 
 
 def test_the_record_alone_goes_on_elsewhere_and_repeats_only_what_an_unfinished_run_needs(tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     runs = [counted("a"), counted("b", after=("a-0",)), counted("c")]
-    execute(runs, here, say=lambda _: None)
+    quietly(runs, here)
     there.mkdir()
     shutil.copy(here / "grid.jsonl", there)
     assert str(tmp_path) not in (there / "grid.jsonl").read_text()
-    assert set(execute(runs, there, say=lambda _: None).values()) == {"done"}
-    assert not (there / "a-0").exists() and [row.notes for row in grid.gather(runs, there)] == [
-        [],
-        [],
-        [],
-    ]
+    assert set(quietly(runs, there).values()) == {"done"}
+    assert not (there / "a-0").exists()
+    assert not any(row.notes for row in grid.gather(runs, there))
     more = [*runs, counted("late", after=("b-0",))]
-    assert set(execute(more, there, say=lambda _: None).values()) == {"done"}
+    assert set(quietly(more, there).values()) == {"done"}
     assert [starts(there, name) for name in ("a-0", "b-0", "c-0", "late-0")] == [1, 1, 0, 1]
 
 
 def test_damaged_lines_of_the_record_count_for_nothing(tmp_path):
     runs = [counted("a"), counted("b")]
-    execute(runs, tmp_path, say=lambda _: None)
+    quietly(runs, tmp_path)
     with open(tmp_path / "grid.jsonl", "a") as file:
         file.write('{"run": "a-0", "code": 1}\n{"run": 3}\n[]\nnull\n{"run": "b-0", "comma')
-    assert set(execute(runs, tmp_path, say=lambda _: None).values()) == {"done"}
+    assert set(quietly(runs, tmp_path).values()) == {"done"}
     assert starts(tmp_path, "a-0") == starts(tmp_path, "b-0") == 1
 
 
 def test_a_repetition_that_is_killed_does_not_look_finished(tmp_path):
     runs = [counted("a"), counted("late", after=("a-0",))]
-    execute(runs[:1], tmp_path, say=lambda _: None)
+    quietly(runs[:1], tmp_path)
     shutil.rmtree(tmp_path / "a-0")
     grid.Execution(runs, tmp_path, say=lambda _: None)._find_finished()  # and the process ends here
     (tmp_path / "a-0").mkdir()
     assert grid.gather(runs[:1], tmp_path)[0].notes == ["seed 0 is unfinished"]
-    assert (
-        set(execute(runs, tmp_path, say=lambda _: None).values()) == {"done"}
-        and starts(tmp_path, "a-0") == 1
-    )
+    assert set(quietly(runs, tmp_path).values()) == {"done"} and starts(tmp_path, "a-0") == 1
 
 
 def test_runs_share_what_they_compile_unless_another_directory_is_given(tmp_path, monkeypatch):
@@ -164,12 +147,10 @@ def test_a_run_killed_while_it_wrote_a_program_does_not_stop_the_others_from_sha
     compiled = Path(grid.Execution([], tmp_path).environ["JAX_COMPILATION_CACHE_DIR"])
     cache = LRUCache(str(compiled), max_size=1 << 20)
     cache.put("whole", b"program")
-    (compiled / "cut-cache").write_bytes(
-        b"prog"
-    )  # and the process is killed before it writes cut-atime
+    (compiled / "cut-cache").write_bytes(b"prog")  # and the process is killed before cut-atime
     with pytest.raises(FileNotFoundError):
         cache.put("next", b"program")
-    execute([counted("a")], tmp_path, say=lambda _: None)
+    quietly([counted("a")], tmp_path)
     cache.put("next", b"program")
     assert cache.get("whole") == cache.get("next") == b"program" and cache.get("cut") is None
 
@@ -245,15 +226,9 @@ def test_problems_are_found_before_anything_starts_each_once(tmp_path, capsys):
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("grid")
     config = config_file(folder, tiny_policy(folder / "policy"))
-    words = [
-        f"--config={config}",
-        f"--workdir={folder / 'runs'}",
-        "--set",
-        "optim.lr=1e-2,1e-4",
-        "--jobs=2",
-    ]
-    flags = ["--config.steps=1", "--config.eval.every=1", "--config.eval.greedy=False"]
-    assert commands.run(grid.main, [*words, "--", *flags]) == 0
+    words = f"--config={config} --workdir={folder}/runs --set optim.lr=1e-2,1e-4 --jobs=2 --"
+    flags = "--config.steps=1 --config.eval.every=1 --config.eval.greedy=False"
+    assert commands.run(grid.main, [*words.split(), *flags.split()]) == 0
     return folder
 
 
@@ -263,35 +238,23 @@ def test_a_grid_of_real_runs_ends_in_a_table_and_a_figure(finished):
     assert "| lr=1e-4" in text and "minus lr=1e-2" in text and "before training" in text
     rows = list(csv.reader((folder / "grid.csv").open()))
     assert [row[0] for row in rows] == ["", "lr=1e-2", "lr=1e-4"]
-    for line in rows[1:]:
-        metrics = [
-            json.loads(text)
-            for text in (folder / f"{line[0]}-0/metrics.jsonl").read_text().splitlines()
-        ]
-        assert line[1] == f"{100 * metrics[-1]['eval/avg@2']:.1f}"
-    assert (folder / "grid.png").read_bytes().startswith(b"\x89PNG") and b"<svg" in (
-        folder / "grid.svg"
-    ).read_bytes()
-    assert (
-        json.loads((folder / "lr=1e-2-0/config.json").read_text())["config"]["log"]["group"]
-        == "runs"
-    )
+    for name, success, *_ in rows[1:]:
+        last = Workdir(folder / f"{name}-0").metrics()[-1]
+        assert success == f"{100 * last['eval/avg@2']:.1f}"
+    assert (folder / "grid.png").read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in (folder / "grid.svg").read_bytes()
+    assert Workdir(folder / "lr=1e-2-0").config()["config"]["log"]["group"] == "runs"
 
 
 def test_an_evaluation_may_follow_a_run_and_is_gathered_with_its_tasks(finished):
     folder, config = finished / "runs", str(finished / "tiny.py")
     policy = {"model.path": "{folder}/lr=1e-2-0/policy", "eval.seeds": 2}
     runs = [Run("again", 0, config, policy, mode="eval")]
-    assert execute(runs, folder, say=lambda _: None) == {"again-0": "done"}
+    assert quietly(runs, folder) == {"again-0": "done"}
     (row,) = grid.gather(runs, folder)
     scores = row.curves[0][0]
-    assert np.shape(scores.success_NR) == (3, 4) and scores.tasks == collect_tasks(
-        folder / "lr=1e-2-0"
-    )
-
-
-def collect_tasks(folder: Path) -> list[str]:
-    return compare.collect(folder)[1].tasks
+    assert np.shape(scores.success_NR) == (3, 4)
+    assert scores.tasks == compare.collect(folder / "lr=1e-2-0")[1].tasks
 
 
 def row(
@@ -309,19 +272,13 @@ def test_differences_are_paired_by_seed_and_task_and_missing_runs_leave_gaps():
     ]
     table = compare.lines(rows, [0, 1])
     assert table[1][1:5] == ["0.0", "50.0", str(compare.estimate(rows[0].final())), "35.4"]  # n - 1
-    assert table[2][1:3] == ["50.0", ""] and table[2][5].startswith(
-        "+50.0 [+50.0, +50.0] (over tasks"
-    )
+    assert table[2][1:3] == ["50.0", ""]
+    assert table[2][5].startswith("+50.0 [+50.0, +50.0] (over tasks")
     assert table[3] == ["three", "", "", "", "", "", "failed"]
     others = row("other", [[1, 1], [1, 1]], tasks=("a", "c"))
-    assert compare.difference(rows[0], others) is None
+    assert not compare.difference(rows[0], others)
     text = compare.markdown([["", "x"], ["a|b", "1"], ["c", ""]])
-    assert text.splitlines() == [
-        "|      |   x |",
-        "|------|----:|",
-        "| a\\|b |   1 |",
-        "| c    |     |",
-    ]
+    assert text == "|      |   x |\n|------|----:|\n| a\\|b |   1 |\n| c    |     |\n"
 
 
 def test_no_interval_reaches_what_cannot_be():
@@ -333,19 +290,15 @@ def test_no_interval_reaches_what_cannot_be():
     assert (
         fall.low == -100.0 < fall.mean
         and fall.runs == 2
-        and compare.paired({0: np.ones(3)}, {}) is None
+        and not compare.paired({0: np.ones(3)}, {})
     )
 
 
 def test_the_interval_over_seeds_covers_new_tasks_and_new_seeds():
     rng, inside = np.random.default_rng(0), 0
     for trial in range(200):
-        value_SN = (
-            0.5
-            + 0.1 * rng.normal(size=(6, 1))
-            + 0.3 * rng.normal(size=(1, 40))
-            + 0.2 * rng.normal(size=(6, 40))
-        )
+        spread = {(6, 1): 0.1, (1, 40): 0.3, (6, 40): 0.2}
+        value_SN = 0.5 + sum(sd * rng.normal(size=size) for size, sd in spread.items())
         low, high = interval_over_seeds(value_SN, draws=400, seed=trial)
         inside += low <= 0.5 <= high
     assert 0.86 <= inside / 200 <= 0.99  # nominally 0.95; tasks alone would give 0.74

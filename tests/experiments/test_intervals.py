@@ -62,6 +62,7 @@ def test_an_interval_of_one_run_says_what_it_covers_wherever_it_is_shown():
     _, plain, other = compare.lines([first, second], [0, 1])
     assert said not in "".join(plain) and "".join(other).count(said) == 2
     figure = compare.new_figure(4, 3)
-    compare.draw_means(figure.subplots(), [first, second])
+    values = {row.name: row.final() for row in (first, second)}
+    compare.draw_intervals(figure.subplots(), values)
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["plain", f"other\n{said}"]

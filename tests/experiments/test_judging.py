@@ -1,14 +1,14 @@
 """Judges beside replay: what is counted, controls, and what is refused."""
 
-import json
-
 import numpy as np
 import pytest
 
 from envs.world import Evaluation
 from evolver.attributing import ABSTAIN, BAD, GOOD, Label, TurnJudge
+from evolver.files.lines import read_jsonl
 from evolver.questioning import OutcomeJudge
 from experiments import judging, measuring
+from tests.experiments.tables import rows_of
 from tests.tiny import config_file, tiny_policy
 
 HERE = "tests.experiments.test_judging"
@@ -46,32 +46,15 @@ def tiny(tmp_path_factory):
 
 
 def measure(tiny, workdir, *words, judges=(f"{HERE}:Lenient", f"{HERE}:ByOutcome")) -> int:
-    return measuring.main(
-        judging.measure,
-        judging.problems,
-        [
-            "judging",
-            f"--config={tiny}",
-            f"--workdir={workdir}",
-            "--tasks=6",
-            "--rollouts=4",
-            "--judges",
-            *judges,
-            *words,
-        ],
-        {"tasks": 0, "rollouts": 1},
-    )
-
-
-def rows_of(lines: list[str]) -> dict[str, list[str]]:
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:2] == "| "]
-    return {name: cells for name, *cells in rows}
+    command = f"judging --config={tiny} --workdir={workdir} --tasks=6 --rollouts=4 --judges"
+    words = [*command.split(), *judges, *words]
+    least = {"tasks": 0, "rollouts": 1}
+    return measuring.main(judging.measure, judging.problems, words, least)
 
 
 def test_judges_and_controls_beside_replay(tiny, tmp_path):
     assert measure(tiny, tmp_path) == 0
-    lines = (tmp_path / "judging.md").read_text().splitlines()
-    rows = rows_of(lines)
+    rows = rows_of((tmp_path / "judging.md").read_text())
     assert list(rows) == [
         "judge of turns",
         f"{HERE}:Lenient",
@@ -80,33 +63,21 @@ def test_judges_and_controls_beside_replay(tiny, tmp_path):
         "shuffled",
     ]
     assert rows[f"{HERE}:ByOutcome"] == rows["outcome"] and rows["outcome"][0] == "100.0"
-    turns = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
-    assert {turn["task"] for turn in turns} and len(
-        {(t["task"], t["rollout"], t["turn"]) for t in turns}
-    ) == len(turns)
-    assert sorted(t["labels"]["shuffled"] for t in turns) == sorted(
-        t["labels"]["replay"] for t in turns
-    )
-    assert all(
-        t["labels"][f"{HERE}:Lenient"] == (ABSTAIN if t["turn"] == 0 else GOOD) for t in turns
-    )
+    turns = list(read_jsonl(tmp_path / "labels.jsonl"))
+    assert len({(t["task"], t["rollout"], t["turn"]) for t in turns}) == len(turns) > 0
+    labels = {name: [t["labels"][name] for t in turns] for name in turns[0]["labels"]}
+    assert sorted(labels["shuffled"]) == sorted(labels["replay"])
+    assert labels[f"{HERE}:Lenient"] == [ABSTAIN if t["turn"] == 0 else GOOD for t in turns]
 
 
 def test_judges_of_outcomes_beside_the_world(tiny, tmp_path):
     outcomes = ("--outcomes", f"{HERE}:Short", "verifier")
     assert measure(tiny, tmp_path, *outcomes, judges=()) == 0
-    text = (tmp_path / "judging.md").read_text()
-    rows = rows_of(text.splitlines())
-    assert list(rows) == [
-        "judge of outcomes",
-        f"{HERE}:Short",
-        "verifier",
-        "failed",
-        "shuffled",
-    ]
+    rows = rows_of((tmp_path / "judging.md").read_text())
+    assert list(rows) == ["judge of outcomes", f"{HERE}:Short", "verifier", "failed", "shuffled"]
     assert rows["verifier"][1].startswith("100.0") and rows["verifier"][4] == "100.0"
     assert rows["failed"][2:4] == ["0.0", "100.0"] and rows[f"{HERE}:Short"][0] == "75.0"
-    episodes = [json.loads(line) for line in (tmp_path / "outcomes.jsonl").read_text().splitlines()]
+    episodes = list(read_jsonl(tmp_path / "outcomes.jsonl"))
     assert len(episodes) == 24 and {e["world"] for e in episodes} <= {0.0, 0.5, 1.0}
     assert all((e[f"{HERE}:Short"] == "no answer") == (e["rollout"] == 1) for e in episodes)
     assert measure(tiny, tmp_path / "none", judges=()) == 2
@@ -125,10 +96,7 @@ def test_cells():
 def test_what_is_refused(tiny, tmp_path, capsys):
     assert measure(tiny, tmp_path, "--tasks=-1", judges=("nobody",)) == 2
     told = capsys.readouterr().err
-    assert (
-        "--tasks must be at least 0" in told
-        and "nobody" in told
-        and not (tmp_path / "labels.jsonl").exists()
-    )
+    assert "--tasks must be at least 0" in told and "nobody" in told
+    assert not (tmp_path / "labels.jsonl").exists()
     assert measure(tiny, tmp_path, judges=("llm",)) == 2
     assert "config.llm" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from evolver.navigating import Extractor, Refiner, new_experience
 from evolver.processes.interrupt import Interrupted
 from experiments import measuring, retrieval
 from experiments.retrieval import Retrieved
+from tests.experiments.tables import rows_of
 from tests.tiny import Parity, config_file, tiny_policy
 
 
@@ -54,28 +55,18 @@ def tiny(tmp_path_factory):
 
 
 def measure(tiny, workdir, *words, embedders=("ngrams",)) -> int:
-    here = "tests.experiments.test_retrieval"
-    return measuring.main(
-        retrieval.measure,
-        retrieval.problems,
-        [
-            "retrieval", f"--config={tiny}", f"--workdir={workdir}", "--rollouts=2", "--folds=2",
-            f"--config.env.name={here}:Kinds", "--config.navigating.enabled=True", "--config.navigating.tasks=0",
-            "--config.navigating.rollouts=1", f"--config.navigating.extractor.name={here}:Notes", "--embedders",
-            *embedders, *words,
-        ],
-        {"rollouts": 1, "folds": 2},
-        goes_on=True,
-    )  # fmt: skip
+    here, navigating = "tests.experiments.test_retrieval", "--config.navigating"
+    command = f"""
+        retrieval --config={tiny} --workdir={workdir} --rollouts=2 --folds=2 --config.env.name={here}:Kinds
+        {navigating}.enabled=True {navigating}.tasks=0 {navigating}.rollouts=1
+        {navigating}.extractor.name={here}:Notes --embedders"""
+    words, least = [*command.split(), *embedders, *words], {"rollouts": 1, "folds": 2}
+    return measuring.main(retrieval.measure, retrieval.problems, words, least, goes_on=True)
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    lines = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in text.splitlines()
-        if line.startswith("|")
-    ]
-    return {line[0]: line[1:] for line in lines[2:]}
+    _, *found = rows_of(text).items()
+    return dict(found)
 
 
 def test_it_measures_and_goes_on_where_it_was_cut_off(tiny, tmp_path, monkeypatch, capsys):
@@ -98,17 +89,14 @@ def test_it_measures_and_goes_on_where_it_was_cut_off(tiny, tmp_path, monkeypatc
     assert table["same kind"][1] == "100.0" and all(row[0] == "100.0" for row in table.values())
     played = [(id, shown, seed) for jobs in batches for id, shown, seed in jobs]
     assert len(played) == len(set(played))  # nothing twice
-    for id in {
-        id for id, _, _ in played
-    }:  # as often with the same seeds, whatever experience was shown
-        seeds = [
-            {seed for other, text, seed in played if (other, text) == (id, shown)}
-            for _, shown, _ in played
-        ]
-        assert len({tuple(sorted(found)) for found in seeds if found}) == 1
-    assert all(
-        len({id for id, _, _ in jobs}) == len(jobs) / 2 for jobs in batches
-    )  # each task once in a batch
+    seeds = {}
+    for id, shown, seed in played:
+        seeds.setdefault(id, {}).setdefault(shown, set()).add(seed)
+    for by_experience in seeds.values():  # the same seeds, whatever experience was shown
+        first, *others = by_experience.values()
+        assert all(other == first for other in others)
+    # each task once in a batch
+    assert all(len({id for id, _, _ in jobs}) == len(jobs) / 2 for jobs in batches)
     assert measure(tiny, tmp_path, f"--config.navigating.refine.name={__name__}:Farthest") == 0
     refined = rows((tmp_path / "retrieval.md").read_text())[f"ngrams, {__name__}:Farthest"]
     assert refined[0] == "33.3"  # two of six tasks
@@ -151,25 +139,11 @@ def test_the_table_pairs_each_task_with_itself():
         "nothing": {},
     }
     lines = rows(retrieval.table(tasks, [good, bad], found, pairs))
-    assert lines["near"] == [
-        "66.7",
-        "100.0",
-        "0.80",
-        "100.0",
-        "0.0",
-        "50.0",
-        "100.0",
-        "+50.0 [+50.0, +50.0]",
-    ]
-    assert lines["mixed"][:7] == [
-        "100.0",
-        "66.7",
-        "",
-        "50.0",
-        "50.0",
-        "50.0",
-        "50.0",
-    ]  # c has no sound rollouts
+    *near, change = lines["near"]
+    assert near == ["66.7", "100.0", "0.80", "100.0", "0.0", "50.0", "100.0"]
+    assert change == "+50.0 [+50.0, +50.0]"
+    # c has no sound rollouts
+    assert lines["mixed"][:7] == ["100.0", "66.7", "", *["50.0"] * 4]
     assert lines["nothing"] == ["0.0", *[""] * 7]
 
 

@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -70,33 +70,22 @@ def made(folder: Path, steps: int = 3) -> Path:
             step, {"rollout/success": 0.5, "ledger/rollouts": 4, "ledger/trained": 4}
         )
         workdir.log_trajectories(step, [record(i, task) for task in ("t1", "t2") for i in range(2)])
-    workdir.log_trajectories(
-        "held_out_000002", [record(0, "h1", fate="sampled"), record(1, "h1", fate="greedy")]
-    )
-    workdir.log_tasks(
-        [
-            Task("t1", "toy", "Find t1.", reference=["look"], verifier={"probes": [1]}),
-            Task("t2", "toy", "Find t2."),
-        ]
-    )
+    held_out = [record(n, "h1", fate=fate) for n, fate in enumerate(("sampled", "greedy"))]
+    workdir.log_trajectories("held_out_000002", held_out)
+    known = Task("t1", "toy", "Find t1.", reference=["look"], verifier={"probes": [1]})
+    workdir.log_tasks([known, Task("t2", "toy", "Find t2.")])
     (folder / "experience").mkdir(exist_ok=True)
-    lines = [
-        {"format": "x"},
-        new_experience("w", "Look first.", sources=["t1"]).to_dict()
-        | {"id": "exp/1", "uses": 3, "wins": 1},
-    ]
-    (folder / "experience/experiences.jsonl").write_text(
-        "".join(json.dumps(line) + "\n" for line in lines)
-    )
+    experience = new_experience("w", "Look first.", sources=["t1"]).to_dict()
+    lines = [{"format": "x"}, experience | {"id": "exp/1", "uses": 3, "wins": 1}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "experience/experiences.jsonl").write_text(text)
     return folder
 
 
 @contextmanager
 def served(*folders: Path):
     server = View(named([str(folder) for folder in folders]))
-    thread = threading.Thread(
-        target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
-    )
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield server
@@ -107,18 +96,13 @@ def served(*folders: Path):
 
 
 def ask(server: View, path: str, *, host: str = "", method: str = "GET"):
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
-    try:
-        connection.request(
-            method, path, headers={"Host": host or f"127.0.0.1:{server.server_address[1]}"}
-        )
+    port = server.server_address[1]
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request(method, path, headers={"Host": host or f"127.0.0.1:{port}"})
         answer = connection.getresponse()
         body = answer.read()
-        return answer, json.loads(body) if "json" in (
-            answer.headers["Content-Type"] or ""
-        ) else body
-    finally:
-        connection.close()
+        is_json = "json" in (answer.headers["Content-Type"] or "")
+        return answer, json.loads(body) if is_json else body
 
 
 def test_a_server_gives_pages_and_every_resource_and_nothing_else(tmp_path):
@@ -153,12 +137,15 @@ def test_a_page_that_is_closed_early_leaves_no_trace_in_the_terminal(tmp_path, c
         for sent in (b"", b"GET /api/run/0/index HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n"):
             connection = socket.create_connection(server.server_address)
             connection.sendall(sent)
-            connection.setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-            )  # closed by a reset
+            reset = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
             connection.close()
         assert ask(server, "/api/runs")[0].status == 200
     assert capfd.readouterr().err == ""
+
+
+def show(folder: Path, words: str) -> int:
+    return main([str(folder), *words.split()])
 
 
 def part(run: Run, first: int = -1, end: int = -1, generation: int = -1) -> dict:
@@ -196,11 +183,8 @@ def test_a_page_gets_the_latest_files_of_a_long_run_first(tmp_path, monkeypatch)
     new = part(run, 2, 4, generation)
     assert (new["first"], new["pending"], new["files"][0]["step"]) == (4, 2, 4)
     rest = [part(run, first, 5, generation) for first in (2, 1, 0)]
-    assert [(r["first"], r["pending"], len(r["files"])) for r in rest] == [
-        (1, 1, 1),
-        (0, 0, 1),
-        (0, 0, 0),
-    ]
+    found = [(r["first"], r["pending"], len(r["files"])) for r in rest]
+    assert found == [(1, 1, 1), (0, 0, 1), (0, 0, 0)]
 
 
 def test_rows_of_the_index_are_the_rollouts_of_the_parts(tmp_path, monkeypatch):
@@ -209,9 +193,8 @@ def test_rows_of_the_index_are_the_rollouts_of_the_parts(tmp_path, monkeypatch):
     for number, file in enumerate(run.index()["files"]):
         found = [r for member in range(len(file["members"])) for r in run.records(number, member)]
         assert [r["rollout"] for r in found] == file["columns"]["rollout"]
-        assert file["columns"]["good"] == [1] * file["count"] and file["columns"]["abstained"][
-            0
-        ] == ["nothing shows it"]
+        assert file["columns"]["good"] == [1] * file["count"]
+        assert file["columns"]["abstained"][0] == ["nothing shows it"]
     assert len(file["members"]) > 1
 
 
@@ -234,37 +217,32 @@ def test_token_ids_get_the_text_of_the_policys_tokenizer(tmp_path):
     made(tmp_path / "run")
     tiny_policy(tmp_path / "run" / "policy")
     chunk = Run(tmp_path / "run").chunk(0, 0)
-    assert set(chunk["pieces"]) == {1, 5, 6} and all(
-        isinstance(piece, str) for piece in chunk["pieces"].values()
-    )
+    assert set(chunk["pieces"]) == {1, 5, 6}
+    assert all(isinstance(piece, str) for piece in chunk["pieces"].values())
     assert any(chunk["pieces"].values()) and chunk["without_pieces"] == ""
 
 
 def test_words_are_found_by_their_beginnings_in_new_files_too_and_after_a_resume(tmp_path):
     run = Run(made(tmp_path))
-    Workdir(tmp_path).log_trajectories(
-        4, [record(0, action="Buy_a TICKET, now"), record(1, action=HOSTILE)]
-    )
+    actions = ("Buy_a TICKET, now", HOSTILE)
+    Workdir(tmp_path).log_trajectories(4, [record(n, action=a) for n, a in enumerate(actions)])
     search = Search(run)
     assert search.find("ticket")["files"] == {}
     search.grow()
     assert search.find("tick buy")["files"] == {4: [0]} and (search.done, search.of) == (5, 5)
-    assert (
-        search.find('alert" OR (x NEAR *')["files"] == {}
-    )  # no query language: all of these words
+    # no query language: all of these words
+    assert search.find('alert" OR (x NEAR *')["files"] == {}
     assert search.find("script ALERT onerror")["files"] == {4: [1]}
-    assert search.find("window found")["files"] == {
-        n: list(range(c)) for n, c in enumerate([4, 2, 4, 4, 2])
-    }
+    every = {n: list(range(count)) for n, count in enumerate([4, 2, 4, 4, 2])}
+    assert search.find("window found")["files"] == every
     assert search.find(" -!")["files"] == {} and (tmp_path / ".view" / "words.sqlite").is_file()
     Workdir(tmp_path).rewind(2)
     Workdir(tmp_path).log_trajectories(3, [record(0, action="something new")])
     again = Search(Run(tmp_path))
     again.grow()
     assert again.find("ticket")["files"] == {} and again.find("something")["files"] == {3: [0]}
-    (tmp_path / ".view" / "words.sqlite").write_bytes(
-        b"this is no database, whatever its name says" * 99
-    )
+    foreign = b"this is no database, whatever its name says" * 99
+    (tmp_path / ".view" / "words.sqlite").write_bytes(foreign)
     again.grow()
     assert again.find("something")["files"] == {3: [0]}
 
@@ -291,34 +269,25 @@ def test_a_bundle_holds_every_resource_and_no_address(tmp_path):
     Workdir(made(tmp_path / "run")).log_trajectories(4, [record(0, action=HOSTILE)])
     runs = named([str(tmp_path / "run")])
     write_bundle(runs, tmp_path / "bundle")
-    found = dict(
-        unpacked(path) for path in (tmp_path / "bundle/data").iterdir() if path.name != "bundle.js"
-    )
+    scripts = (tmp_path / "bundle/data").iterdir()
+    found = dict(unpacked(path) for path in scripts if path.name != "bundle.js")
     assert found == json.loads(json.dumps(dict(resources(runs))))
     assert found["run/0/rollouts/4/0"]["records"][0]["turns"][0]["action"] == HOSTILE
     page = (tmp_path / "bundle/index.html").read_text()
     assert page.index("data/bundle.js") < page.index("base.js") and "<!-- bundle -->" not in page
-    scripts = re.findall(r'(?:src|href)="([^"]+)"', page)
-    assert all(
-        (tmp_path / "bundle" / name).is_file()
-        for name in scripts
-        if not name.startswith(("#", "data:"))
-    )
+    for name in re.findall(r'(?:src|href)="([^"]+)"', page):
+        assert name.startswith(("#", "data:")) or (tmp_path / "bundle" / name).is_file()
     assert str(tmp_path) not in json.dumps(found)  # it is made to be given to others
 
 
 def test_pages_never_turn_data_into_markup_or_code_and_load_nothing_from_elsewhere():
     for path in STATIC.iterdir():
         text = path.read_text()
-        wrong = re.findall(
-            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc",
-            text,
-        )
+        markup = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|srcdoc"
+        wrong = re.findall(markup + r"|\beval\(|new Function", text)
         assert not wrong, (path.name, wrong)
-        addresses = set(re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"'`]*", text)) - {
-            "http://www.w3.org/2000/svg"
-        }
-        assert not addresses, (path.name, addresses)
+        addresses = set(re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"'`]*", text))
+        assert addresses <= {"http://www.w3.org/2000/svg"}, (path.name, addresses)
         assert "style=" not in text or path.suffix == ".js"  # the policy of the server refuses it
 
 
@@ -361,19 +330,17 @@ def test_text_splits_advantages_names_answers_and_keeps_greedy_rollouts_apart(tm
     Workdir(made(tmp_path)).log_trajectories(3, [shown, silent])
     held_out = [record(n, "h9", fate=("sampled", "greedy")[n == 2]) for n in range(3)]
     Workdir(tmp_path).log_trajectories("held_out_000003", held_out)
-    assert main([str(tmp_path), "--text", "--step", "3", "--task", "t1"]) == 0
+    assert show(tmp_path, "--text --step 3 --task t1") == 0
     out = capsys.readouterr().out
     assert "turn 1  advantage +0.500 = outcome +0.700, labels -0.200  GOOD" in out
     assert "expected 7 flights" in out and "given 6 flights" in out
-    assert main([str(tmp_path), "--text", "--step", "3", "--task", "t2"]) == 0
+    assert show(tmp_path, "--text --step 3 --task t2") == 0
     assert "given no answer" in capsys.readouterr().out
-    assert main([str(tmp_path), "--text", "--step", "3"]) == 0
+    assert show(tmp_path, "--text --step 3") == 0
     lines = [line for line in capsys.readouterr().out.split("\n") if "h9" in line]
-    assert [("sampled" in line, "greedy" in line) for line in lines] == [
-        (True, False),
-        (False, True),
-    ]
-    assert main([str(tmp_path), "--text", "--step", "3", "--task", "h9"]) == 0
+    found = [("sampled" in line, "greedy" in line) for line in lines]
+    assert found == [(True, False), (False, True)]
+    assert show(tmp_path, "--text --step 3 --task h9") == 0
     assert capsys.readouterr().out.count("held_out_000003  h9") == 2
 
 
@@ -392,24 +359,16 @@ def test_text_is_shown_in_any_locale(tmp_path, monkeypatch):
 def test_text_shows_a_group_and_what_is_hidden_in_it(tmp_path, capsys):
     workdir = Workdir(made(tmp_path / "run"))
     workdir.log_trajectories(3, [record(0, "t1", action="\x1b[2Jpwned\u202e"), record(1, "t2")])
-    assert main([str(tmp_path / "run"), "--text"]) == 0
+    assert show(tmp_path / "run", "--text") == 0
     out = capsys.readouterr().out
     assert "2 groups of step 3" in out and "Find t2." in out and "1/1" in out
     assert main([str(tmp_path / "run"), "--text", "--task", "find T1", "--step", "3"]) == 0
     out = capsys.readouterr().out
     assert "rollout 0 · failure" in out and "guided" in out and "shown Look first." in out
-    assert (
-        "turn 1  advantage +0.500  GOOD: it found the seat" in out
-        and "no label: nothing shows it" in out
-        and "< a window" in out
-    )
-    assert (
-        "\\x1b[2Jpwned\\u202e" in out
-        and "\x1b" not in out
-        and "\u202e" not in out
-        and "Find t2." not in out
-    )
-    assert main([str(tmp_path / "run"), "--text", "--task", "zebra"]) == 0
+    parts = ("turn 1  advantage +0.500  GOOD: it found the seat", "no label: nothing shows it")
+    assert all(part in out for part in (*parts, "< a window", "\\x1b[2Jpwned\\u202e"))
+    assert not any(part in out for part in ("\x1b", "\u202e", "Find t2."))
+    assert show(tmp_path / "run", "--text --task zebra") == 0
     assert "no rollout belongs to a task" in capsys.readouterr().out
     assert visible("a\tb\nc\rd\u2066\ud800é") == "a\tb\nc\\rd\\u2066\\ud800é"
 
@@ -424,7 +383,7 @@ def test_arguments_that_cannot_be_used_are_explained(tmp_path, capsys):
     (tmp_path / "full" / "thesis.tex").write_text("mine")
     assert main([str(tmp_path / "runs" / "a"), "--bundle", str(tmp_path / "full")]) == 2
     assert "name another directory" in capsys.readouterr().err
-    assert main([str(tmp_path / "runs" / "a"), "--task", "x"]) == 2
+    assert show(tmp_path / "runs" / "a", "--task x") == 2
     assert main([str(tmp_path / "runs" / "a"), "--bundle", str(tmp_path / "new")]) == 0
     assert "index.html" in capsys.readouterr().out
     twice = named([str(tmp_path / "runs" / "a"), str(tmp_path / "new" / ".." / "runs" / "a")])
@@ -434,11 +393,8 @@ def test_arguments_that_cannot_be_used_are_explained(tmp_path, capsys):
 def test_figures_that_are_not_finite_are_left_out(tmp_path):
     Workdir(tmp_path).log_trajectories(1, [record(0)])
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": NaN, "x": Infinity}\n')
-    assert json.loads(encoded(Run(tmp_path).overview()))["metrics"] == {
-        "step": [1],
-        "loss": [None],
-        "x": [None],
-    }
+    metrics = json.loads(encoded(Run(tmp_path).overview()))["metrics"]
+    assert metrics == {"step": [1], "loss": [None], "x": [None]}
     assert encoded([{1: float("nan")}, "\ud800"]) == b'[{"1":null},"\\ud800"]'
 
 
@@ -459,21 +415,16 @@ def test_rollouts_that_vanish_while_they_are_read_are_found_again(tmp_path):
 
 
 def test_labels_are_compared_with_those_of_replay(tmp_path, capsys):
-    world, judge = (
-        probed(envs.make("travel")),
-        ReplayJudge(Parts(make_world=lambda: probed(envs.make("travel")))),
-    )
+    world = probed(envs.make("travel"))
+    judge = ReplayJudge(Parts(make_world=lambda: probed(envs.make("travel"))))
     tasks, trajectories = world.tasks("train")[:6], []
     for task in tasks:
         messages, turns = world.reset(task, task.seed).messages, []
         for action in task.reference:
-            result = world.step(action)
-            turns.append(
-                Turn([], Completion([1], [0.0], "stop", 0), action, result.messages, result.info)
-            )
-        trajectories.append(
-            Trajectory(task, 0, 1, messages, turns, StopReason.DONE, world.evaluate())
-        )
+            result, sampled = world.step(action), Completion([1], [0.0], "stop", 0)
+            turns.append(Turn([], sampled, action, result.messages, result.info))
+        end = StopReason.DONE, world.evaluate()
+        trajectories.append(Trajectory(task, 0, 1, messages, turns, *end))
     for trajectory, labels in zip(trajectories, judge.label(trajectories)):
         for turn, label in zip(trajectory.turns, labels):
             turn.label = label.value
@@ -483,7 +434,7 @@ def test_labels_are_compared_with_those_of_replay(tmp_path, capsys):
     workdir.log_tasks(tasks)
     workdir.log_trajectories(1, [record_of(t, fate="trained") for t in trajectories])
     good = sum(turn.label == 1 for t in trajectories for turn in t.turns)
-    assert good > 3 and main([str(tmp_path), "--replay", "50"]) == 0
+    assert good > 3 and show(tmp_path, "--replay 50") == 0
     assert "6 rollouts replayed, 0 skipped" in capsys.readouterr().out
     (found,) = Run(tmp_path).overview()["replayed"]
     assert found["both"] == found["agreed"] >= good
@@ -494,11 +445,8 @@ def test_labels_are_compared_with_those_of_replay(tmp_path, capsys):
     (wrong,) = [cell for cell in found["table"] if (cell["judge"], cell["replay"]) == (-1, 1)]
     assert found["both"] - found["agreed"] == wrong["turns"] > 0
     assert wrong["rollouts"] == [("step_000001.jsonl.gz", 0)]
-    (tmp_path / ".view/replay.json").write_text(
-        '{"rollouts": 1, "table": [{"judge": 1}]}\n'
-    )  # of another version
+    # of another version
+    (tmp_path / ".view/replay.json").write_text('{"rollouts": 1, "table": [{"judge": 1}]}\n')
     assert Run(tmp_path).overview()["replayed"] == []
     (tmp_path / "config.json").unlink()
-    assert (
-        main([str(tmp_path), "--replay", "1"]) == 1 and "names the world" in capsys.readouterr().err
-    )
+    assert show(tmp_path, "--replay 1") == 1 and "names the world" in capsys.readouterr().err

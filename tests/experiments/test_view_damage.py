@@ -21,7 +21,7 @@ from experiments.view.__main__ import main
 from experiments.view.bundle import resources
 from experiments.view.runs import Run
 from experiments.view.search import Search
-from tests.experiments.test_view import ask, made, record, served
+from tests.experiments.test_view import ask, made, record, served, show
 
 DEEP = "[" * 900 + "]" * 900
 DEEPER = "[" * 100_000
@@ -244,7 +244,7 @@ def test_files_of_odd_names_are_shown_and_a_search_goes_on_past_them(tmp_path, c
     Path(os.fsdecode(bytes(whole.parent) + b"/a\xff.jsonl.gz")).write_bytes(whole.read_bytes())
     files = shown(tmp_path)["run/0/index"]["files"]
     assert len(files) == 8 and {f["step"] for f in files} == {1, 2, 3, None}
-    assert main([str(tmp_path), "--text"]) == 0 and "of step 3" in capsys.readouterr().out
+    assert show(tmp_path, "--text") == 0 and "of step 3" in capsys.readouterr().out
     search = Search(Run(tmp_path))
     search.grow()
     assert (search.done, search.of, list(search.wrong)) == (7, 8, ["a\udcff.jsonl.gz"])
@@ -382,7 +382,7 @@ def test_a_folder_names_no_code_that_a_replay_would_run(tmp_path, monkeypatch, c
     "env", [5, [], {}, {"name": "travel", "args": [1]}, {"name": "travel", "mode": 5}]
 )
 def test_a_world_that_no_config_has_is_one_message(tmp_path, capsys, env):
-    assert main([str(stranger(tmp_path, env)), "--replay", "5"]) == 1
+    assert show(stranger(tmp_path, env), "--replay 5") == 1
     said = capsys.readouterr().err
     assert said.startswith(str(tmp_path)) and said.count("\n") == 1
 
