@@ -196,9 +196,10 @@ def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
             f"config.{key}.name={name!r} lacks {', '.join(lacking)}: subclass"
             f" {kind.protocol.replace(':', '.')} and define what is missing"
         ]
-    if hasattr(target, "load_state") and kind.key in ("loss", "template"):
+    place = key.partition(".worlds.")[0]
+    if hasattr(target, "load_state") and place in ("loss", "template"):
         return [
-            f"config.{key}.name={name!r} has load_state(), but a run cannot resume a {kind.key}: a"
+            f"config.{key}.name={name!r} has load_state(), but a run cannot resume a {place}: a"
             " loss is compiled, and a template lasts one episode"
         ]
     found = [f"{n}={args[n]!r} {why}" for n, why in misfits(target, args).items() if n in takes]

@@ -244,9 +244,11 @@ class Workdir:
         for pattern, latest in kept.items():
             for path in self.path.glob(pattern):
                 number = re.search(r"_(\d+)\.", path.name)
-                # .tmp: left by a process that died while writing
-                if number and (path.suffix == ".tmp" or int(number[1]) > latest):
+                if number and int(number[1]) > latest:
                     path.unlink()
+        for path in self.path.rglob("*.tmp"):  # left by a process that died while writing
+            if re.search(r"\.[0-9a-f]+\.tmp$", path.name):
+                path.unlink()
 
 
 def _config_name(mode: str) -> str:

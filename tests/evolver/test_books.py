@@ -143,14 +143,18 @@ def test_what_a_process_left_half_written_does_not_stop_the_next_one(tmp_path):
     workdir = Workdir(tmp_path)
     for step in (1, 2):
         workdir.log_trajectories(step, [])
-    for left in ("trajectories/step_000003.jsonl.gz.1a2b.tmp", "eval/step_000003.json.ff.tmp"):
+    for left in (
+        "trajectories/step_000003.jsonl.gz.1a2b.tmp",
+        "eval/step_000003.json.ff.tmp",
+        "tasks.md.4f5bb3f6.tmp",
+    ):
         (tmp_path / left).parent.mkdir(exist_ok=True)
         (tmp_path / left).write_text('{"ta')
     (tmp_path / "trajectories/step_notes.txt").write_text("mine")
     workdir.rewind(1)
     kept = sorted(p.name for p in (tmp_path / "trajectories").iterdir())
     assert kept == ["step_000001.index.json.gz", "step_000001.jsonl.gz", "step_notes.txt"]
-    assert not list((tmp_path / "eval").iterdir())
+    assert not list((tmp_path / "eval").iterdir()) and not list(tmp_path.glob("*.tmp"))
 
 
 @pytest.mark.parametrize(

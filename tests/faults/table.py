@@ -15,6 +15,7 @@ import random
 import resource
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -649,6 +650,7 @@ def an_output_that_is_closed(stage: Stage) -> None:
         reader, writer = os.pipe()
         os.close(reader)
         os.dup2(writer, 1)
+        sys.stdout = os.fdopen(1, "w", buffering=1)  # the one before believes that it can seek
 
     stage.run(inside=inside, code=1, said="nobody reads the output").resumes(same=True)
 
@@ -662,6 +664,7 @@ def an_interrupt_that_ends_the_reader_too(stage: Stage) -> None:
     def inside() -> None:
         os.close(reader)
         os.dup2(writer, 1), os.dup2(writer, 2), os.close(writer)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
 
     run = stage.start("--config.steps=200", "--config.checkpoint.every=200", inside=inside)
     os.close(writer)
