@@ -275,7 +275,7 @@ def _rope_object(key: str, value: Any, problems: list[str]) -> dict[str, Any]:
         return {}
     given = {name: held for name, held in value.items() if held is not None}
     kinds = [given.pop(name) for name in ("rope_type", "type") if name in given] or ["default"]
-    if kinds[0] != kinds[-1]:
+    if len(kinds) > 1 and kinds[0] != kinds[1]:
         problems.append(f"{key} has rope_type={kinds[0]!r} and type={kinds[1]!r}")
     elif kinds[0] != "default":
         return given | {"rope_type": kinds[0]}

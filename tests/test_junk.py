@@ -368,8 +368,8 @@ READERS = {
         "m.gguf", lambda folder: from_gguf.convert(folder / "m.gguf", folder / "out")), (hf_config.ModelError,), 0.5),
     "tokenizer.json": Reader(lines(json.loads(TOKENIZER.to_json())), placed(
         "tokenizer.json", Tokenizer.load), (TokenizerError,), 0.2),
-    "requests": Reader(lines(REQUEST), lambda data, _: prompts_of(
-        parse(lambda fields: ChatRequest, data, "policy"), TOKENIZER, 400), (Refused, values.Unsafe), 2),
+    "requests": Reader(lines(REQUEST), lambda data, _: list(prompts_of(
+        parse(lambda fields: ChatRequest, data, "policy"), TOKENIZER, vocab=400, context=400)), (Refused, values.Unsafe), 2),
     "URLs": Reader(damaged(b"http://user:key@[::1]:8000/v1?x=1#y"), lambda data, _: url_problem(decoded(data))),
     "targets": Reader(damaged(b"h100:8"), lambda data, _: targets.parse(decoded(data)), (targets.TargetError,)),
     "values of keys": Reader(lines(["a", {"b": 1.5}]), overridden, weight=0.02),

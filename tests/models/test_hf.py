@@ -204,6 +204,7 @@ UNSUPPORTED = [
     ({"rope_parameters": {"full_attention": YARN, "sliding_attention": {}}}, "full_attention, sliding_attention, and no rope_type"),
     ({"rope_parameters": {"layers": YARN}}, "has layers, and no rope_type"),
     ({"rope_parameters": None, "rope_scaling": {"factor": 4.0}}, "has factor, and no rope_type"),
+    ({"rope_scaling": {"rope_type": float("nan")}}, "rope type nan is not supported"),
     ({"rope_scaling": {"rope_type": "default", "type": "yarn"}}, "rope_type='default' and type='yarn'"),
     ({"rope_parameters": None, "rope_scaling": {"type": "yarn"}}, "rope type 'yarn' needs a factor"),
     ({"rope_scaling": YARN | {"factor": float("nan")}}, "'yarn' needs positive numbers, not factor=nan"),
