@@ -642,6 +642,17 @@ def workers_that_are_replaced(stage: Stage) -> None:
         raise Broken(f"{len(seen)} processes were started for {STEPS * ROLLOUTS} episodes")
 
 
+def reopen(name: str) -> None:
+    """Give this process a new stream on a number that is a pipe now: the one before believes that
+    it can seek, and is kept because its end would close the number."""
+    before = getattr(sys, name)
+    _BEFORE.append(before)
+    setattr(sys, name, os.fdopen(before.fileno(), "w", buffering=1, closefd=False))
+
+
+_BEFORE: list[object] = []
+
+
 @fault("process", ("sync",))
 def an_output_that_is_closed(stage: Stage) -> None:
     """As in `python run.py | head -1`."""
@@ -650,7 +661,7 @@ def an_output_that_is_closed(stage: Stage) -> None:
         reader, writer = os.pipe()
         os.close(reader)
         os.dup2(writer, 1)
-        sys.stdout = os.fdopen(1, "w", buffering=1)  # the one before believes that it can seek
+        reopen("stdout")
 
     stage.run(inside=inside, code=1, said="nobody reads the output").resumes(same=True)
 
@@ -664,7 +675,7 @@ def an_interrupt_that_ends_the_reader_too(stage: Stage) -> None:
     def inside() -> None:
         os.close(reader)
         os.dup2(writer, 1), os.dup2(writer, 2), os.close(writer)
-        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+        reopen("stdout"), reopen("stderr")
 
     run = stage.start("--config.steps=200", "--config.checkpoint.every=200", inside=inside)
     os.close(writer)
