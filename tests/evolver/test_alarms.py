@@ -196,7 +196,7 @@ def test_a_doomed_run_says_so_before_its_first_step(env, show_tools, context, sa
         config=config,
         actor=actor,
         make_world=lambda: envs.make(env),
-        tasks=SimpleNamespace(originals=world.tasks("train")[:1], held_out=[]),
+        tasks=SimpleNamespace(originals=world.tasks("train")[:1], held_out=[], worlds=()),
         progress=SimpleNamespace(say=told.append),
     )
     if context in (0, 400):

@@ -181,8 +181,8 @@ def test_lines_of_other_files_that_cannot_be_read_are_told(tmp_path):
 def test_what_is_no_regular_file_or_does_not_end_is_told_and_never_waited_for(
     tmp_path, monkeypatch
 ):
-    for name in ("models.files.LONGEST", "evolver.files.rollout_files.LONGEST"):
-        monkeypatch.setattr(name, 1 << 16)
+    for module in ("models.files", "evolver.files.lines", "evolver.files.rollout_files"):
+        monkeypatch.setattr(f"{module}.LONGEST", 1 << 16)
     monkeypatch.setattr("evolver.files.rollout_files.MOST_LINES", 1000)
     folder = tmp_path / "trajectories"
     write_rollouts(folder / "step_000001.jsonl.gz", [record(0)])
