@@ -528,7 +528,7 @@ class Evolve(Group):
     enough: Fraction = 0.3
     """Success on these, at the best temperature, from which a policy imitates nothing."""
     solutions: Count = 200
-    """Most of the explorer's solutions that are imitated: half of them, of each difficulty."""
+    """The most solutions of the explorer that are imitated, and at most half of each difficulty."""
     other_ids: Count = 16
     """Sets of ids in whose place each of them is imitated, so that a policy looks ids up; 0 = its
     own ids alone."""

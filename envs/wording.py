@@ -21,6 +21,9 @@ from envs.probed import Cell
 _END = re.compile(r"(?<=[.!?])\s+|\n")
 _LABEL = re.compile(r"^(?:[A-Z]\w*\s)?\w+:(?:\s+|$)")
 _LONGEST = 160  # characters of a description
+_THEN = (". Then ", ", and then ")  # between two goals
+_REPLY = ". Reply with "
+_JOINT = re.compile(f"({'|'.join(map(re.escape, (*_THEN, _REPLY)))})")
 
 
 def summaries(descriptions: Mapping[str, str]) -> dict[str, str]:
@@ -70,8 +73,37 @@ def joined(goals: Sequence[str], wanted: str, rng: random.Random) -> str:
     wanted: what to reply with, "" if nothing."""
     text = goals[0][:1].upper() + goals[0][1:]
     for goal in goals[1:]:
-        text += rng.choice((". Then ", ", and then ")) + goal[:1].lower() + goal[1:]
-    return f"{text}. Reply with {wanted}." if wanted else f"{text}."
+        text += rng.choice(_THEN) + goal[:1].lower() + goal[1:]
+    return f"{text}{_REPLY}{wanted}." if wanted else f"{text}."
+
+
+def inlined(query: str, named: Sequence[str]) -> str:
+    """Return the explorer's query with values in place of their parameters. named: its values."""
+    value = "|".join(re.escape(str(value)) for value in sorted(named, key=len, reverse=True))
+    argument = re.compile(rf"([\w ]+?) ((?:{value})(?: (?:{value}))*)(?:, |$)")
+    parts = _JOINT.split(query.removesuffix("."))
+    return "".join(_inlined(part, argument) for part in parts) + "."
+
+
+def _inlined(goal: str, argument: re.Pattern[str]) -> str:
+    """Return one goal, a description with arguments, with the values in the description."""
+    text, _, given = goal.partition(": ")
+    left = []
+    while given:
+        found = argument.match(given)
+        if not found:
+            return goal  # it is not of the explorer's form
+        given = given[found.end() :]
+        name, phrase = found.groups()
+        nouns = "|".join(
+            map(re.escape, (name, name.removesuffix(" id"), name.removesuffix(" name")))
+        )
+        place = re.search(rf"\b(?:an?|the) (?:{nouns})\b", text)
+        if place:
+            text = text[: place.start()] + phrase + text[place.end() :]
+        else:
+            left.append(f"{name} {phrase}")
+    return f"{text}: {', '.join(left)}" if left else text
 
 
 def distinguishing(cells: Sequence[Cell], value: str, hidden: Sequence[str]) -> list[str] | None:

@@ -270,7 +270,7 @@ def imitated(config: Any, folder: Path, tasks: Sequence[Task], world: World) -> 
     c, e = config, config.evolve
     shuffled = random.Random(seed_of(c.seed, "solutions")).sample(list(tasks), len(tasks))
     shuffled.sort(key=lambda task: task.difficulty)
-    # The easiest alone would leave out tools: what calls them takes a few calls in some worlds.
+    # The easiest tasks alone need not call every tool.
     chosen = shuffled[:: max(2, -(-len(tasks) // max(1, e.solutions)))]
     template, tokenizer = plugged("template", c.template), load_tokenizer(c)
     rng = random.Random(seed_of(c.seed, "ids"))

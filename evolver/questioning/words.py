@@ -10,12 +10,12 @@ and nothing that the request did not name. Otherwise the task keeps its words.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from envs.probed import is_probed
+from envs.wording import inlined
 from envs.world import Task
 from evolver.llm.answers import array, record, string, unfit_reason
 from evolver.llm.prompts import prompt
@@ -27,9 +27,6 @@ from evolver.transcripts import quoted, scripts, words
 from rl.bounds import Count, Fraction
 
 _LONGEST = 600  # characters of a query
-_JOINT = re.compile(
-    r"(\. Then |, and then |\. Reply with )"
-)  # between goals, and before a question
 
 
 class Words(Protocol):
@@ -89,35 +86,6 @@ class Inlined(Words):
         problem = unfaithful(task, query)
         self.meter.count(problem or "reworded")
         return task.query if problem else query
-
-
-def inlined(query: str, named: Sequence[str]) -> str:
-    """Return the explorer's query with values in place of their parameters. named: its values."""
-    value = "|".join(re.escape(str(value)) for value in sorted(named, key=len, reverse=True))
-    argument = re.compile(rf"([\w ]+?) ((?:{value})(?: (?:{value}))*)(?:, |$)")
-    parts = _JOINT.split(query.removesuffix("."))
-    return "".join(_inlined(part, argument) for part in parts) + "."
-
-
-def _inlined(goal: str, argument: re.Pattern[str]) -> str:
-    """Return one goal, a description with arguments, with the values in the description."""
-    text, _, given = goal.partition(": ")
-    left = []
-    while given:
-        found = argument.match(given)
-        if not found:
-            return goal  # it is not of the explorer's form
-        given = given[found.end() :]
-        name, phrase = found.groups()
-        nouns = "|".join(
-            map(re.escape, (name, name.removesuffix(" id"), name.removesuffix(" name")))
-        )
-        place = re.search(rf"\b(?:an?|the) (?:{nouns})\b", text)
-        if place:
-            text = text[: place.start()] + phrase + text[place.end() :]
-        else:
-            left.append(f"{name} {phrase}")
-    return f"{text}: {', '.join(left)}" if left else text
 
 
 class ByModel(Words):

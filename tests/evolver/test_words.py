@@ -12,12 +12,12 @@ import pytest
 
 from configs import base
 from envs.probed import cells
-from envs.wording import distinguishing, goal_text, joined, summaries
+from envs.wording import distinguishing, goal_text, inlined, joined, summaries
 from evolver.parts import Parts
 from evolver.phases import tasks as phase
 from evolver.processes.interrupt import Stop
 from evolver.questioning import TaskPool, synthetic_task
-from evolver.questioning.words import ByModel, Inlined, Plain, inlined, unfaithful
+from evolver.questioning.words import ByModel, Inlined, Plain, unfaithful
 from tests.evolver.chat_server import answer
 from tests.evolver.toy import Library, call, task
 

@@ -642,15 +642,15 @@ def workers_that_are_replaced(stage: Stage) -> None:
         raise Broken(f"{len(seen)} processes were started for {STEPS * ROLLOUTS} episodes")
 
 
+_BEFORE: list[object] = []
+
+
 def reopen(name: str) -> None:
     """Give this process a new stream on a number that is a pipe now: the one before believes that
     it can seek, and is kept because its end would close the number."""
     before = getattr(sys, name)
     _BEFORE.append(before)
     setattr(sys, name, os.fdopen(before.fileno(), "w", buffering=1, closefd=False))
-
-
-_BEFORE: list[object] = []
 
 
 @fault("process", ("sync",))
