@@ -50,7 +50,7 @@ def problems(worlds: Any) -> list[str]:
         if own == Mixture.name or (own not in WORLDS and ":" not in own):
             found.append(
                 f"worlds.{name}: there is no world {own!r} to mix; there are"
-                f" {', '.join(WORLDS)}, and my_module:MyEnv"
+                f" {', '.join(n for n in WORLDS if n != Mixture.name)}, and my_module:MyEnv"
             )
     return found
 

@@ -75,6 +75,15 @@ def test_everything_that_is_wrong_with_a_mixture_is_said_at_once(tmp_path):
         assert words in said, words
 
 
+def test_a_world_that_there_is_not_makes_no_other_world_unknown(tmp_path):
+    config = mixed(hom={})
+    config.advantage.worlds = {"a": 1.0}
+    config.eval.worlds = {"b": 2}
+    said = problems(config, tmp_path)
+    assert "no world 'hom' to mix" in said and "names the world" not in said
+    assert "mixture" not in said.partition("there are ")[2].partition("my_module")[0]
+
+
 @pytest.mark.parametrize(
     "key, value, words",
     [

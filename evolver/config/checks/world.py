@@ -117,6 +117,8 @@ def name_problems(
     worlds are those of the mixture, or of the tasks as far as these are known."""
     known = dict.fromkeys(task.env for task in [*itertools.chain(*tasks.values()), *held_out])
     mixed = config.env.name == mixture.Mixture.name
+    if mixed and mixture.problems(config.env.args.to_dict().get("worlds")):
+        return  # what is wrong with the worlds themselves is said already
     names = [*worlds(config)] if mixed else [*known]
     if not names:
         return
