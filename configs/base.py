@@ -78,7 +78,9 @@ class Model(Group):
     """Dtype of the computation."""
     remat: Literal["none", "dots", "attention", "full"] = "none"
     """Activations that are recomputed; full = least memory."""
-    attention: Literal["auto", "blockwise", "cudnn", "pallas", "splash", "ring"] = "auto"
+    attention: Literal["auto", "blockwise", "cudnn", "cudnn_packed", "pallas", "splash", "ring"] = (
+        "auto"
+    )
     """blockwise runs anywhere; cudnn, pallas need a GPU, splash a TPU; ring is for
     mesh.sequence."""
 

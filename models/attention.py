@@ -1,8 +1,8 @@
 """Causal attention within packed segments: one function with several implementations.
 
-`blockwise` is plain XLA and runs on any backend; `cudnn` and `pallas` are for GPUs, `splash` for
-TPUs; `ring` is for rows whose tokens are sharded over the mesh's sequence axis. All compute the
-same function and gradient; `auto` chooses by device, dtype and head width.
+`blockwise` is plain XLA and runs on any backend; `cudnn`, `cudnn_packed` and `pallas` are for GPUs,
+`splash` for TPUs; `ring` is for rows whose tokens are sharded over the mesh's sequence axis. All
+compute the same function and gradient; `auto` chooses by device, dtype and head width.
 
 Shapes: R packed rows, T tokens, S keys, H query heads, K key/value heads, G = H / K, h head width.
 
@@ -22,13 +22,14 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
-IMPLEMENTATIONS = ("auto", "blockwise", "cudnn", "pallas", "splash", "ring")
+IMPLEMENTATIONS = ("auto", "blockwise", "cudnn", "cudnn_packed", "pallas", "splash", "ring")
+SEGMENTS = 64  # most segments of a row for "cudnn_packed"; rl/packing.py puts no more into one
 SCORES = 1 << 26  # largest number of scores held at once for long rows: 256 MiB
 Residuals = tuple[Array, ...]  # q, k, v, segments, out, log-sum-exp
 Gradients = tuple[Array, Array, Array, None]  # of q, k, v, segments
 LANES = 128  # tile size of splash, in tokens and in head coordinates
-# kernels that compare ids as they are: their segments cannot share a prompt
-WHOLE_IDS = ("pallas", "splash")
+# kernels that compare ids as they are, or take lengths: their segments cannot share a prompt
+WHOLE_IDS = ("cudnn_packed", "pallas", "splash")
 
 
 def attention(
@@ -47,7 +48,7 @@ def attention(
     key/value head i // G.
 
     Args:
-      implementation: one of `IMPLEMENTATIONS`; "cudnn" and "pallas" need bfloat16 or float16.
+      implementation: one of `IMPLEMENTATIONS`; those for GPUs need bfloat16 or float16.
       mesh: of the arrays, with the axes of models/mesh.py; None = one device.
       interpret: emulate the kernels of "pallas" and "splash" on any hardware; slow, for tests.
     """
@@ -68,8 +69,13 @@ def attention(
     )(q, k, v, segments_RT)
 
 
-def choose(implementation: str, mesh: Mesh | None, dtype: Any, head_dim: int) -> str:
-    """Return `implementation`, with "auto" resolved for these devices. Raises ValueError."""
+def choose(
+    implementation: str, mesh: Mesh | None, dtype: Any, head_dim: int, *, shared: bool = True
+) -> str:
+    """Return `implementation`, with "auto" resolved for these devices. Raises ValueError.
+
+    shared: segments may share a prompt, which the kernels in `WHOLE_IDS` do not know.
+    """
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(
             f"attention {implementation!r}: choose one of {', '.join(IMPLEMENTATIONS)}"
@@ -83,11 +89,22 @@ def choose(implementation: str, mesh: Mesh | None, dtype: Any, head_dim: int) ->
         return implementation
     if sharded_rows:
         return "ring"
-    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-    half = jnp.dtype(dtype).itemsize == 2
+    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+    half, platform = jnp.dtype(dtype).itemsize == 2, device.platform
     if platform in ("gpu", "cuda", "rocm") and half and head_dim % 8 == 0 and head_dim <= 128:
-        return "cudnn" if platform != "rocm" else "pallas"
+        if platform == "rocm":
+            return "pallas"
+        return "cudnn" if shared or not packs(device) else "cudnn_packed"
     return "splash" if platform == "tpu" and half else "blockwise"
+
+
+def packs(device: Any) -> bool:
+    """Return whether `cudnn_packed` runs on a device: on Hopper GPUs and later ones.
+
+    Before 0.11.1, jax computed the offsets of grouped keys from the number of query heads.
+    """
+    capability = getattr(device, "compute_capability", "0")
+    return float(capability) >= 9 and jax.__version_info__ >= (0, 11, 1)
 
 
 def sharing(segments_RT: Array, prompts_RT: Array) -> Array:
@@ -377,6 +394,41 @@ def cudnn(q: Array, k: Array, v: Array, segments_RT: Array) -> Array:
     ]
 
 
+def cudnn_packed(q: Array, k: Array, v: Array, segments_RT: Array) -> Array:
+    """Compute `attention` with cuDNN's kernel for packed rows, which computes nothing between
+    segments and needs no mask. Rows of more than `SEGMENTS` segments become NaN.
+
+    The segments of a row are contiguous and numbered from 1; padding comes after them. The kernel
+    leaves what belongs to padding undefined, hence the masks, whose gradients are masks too.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    real_RT11 = (segments_RT > 0)[:, :, None, None]
+    q, k, v = (jnp.where(real_RT11, x, 0) for x in (q, k, v))
+    lengths_RM, offsets_RM = lengths_and_offsets(segments_RT)
+    out = fused.dot_product_attention(
+        q, k, v, q_seqlen=lengths_RM, kv_seqlen=lengths_RM, q_offsets=offsets_RM,
+        kv_offsets=offsets_RM, scale=q.shape[-1] ** -0.5, qkv_layout="BTNH",
+        mask_type=fused.MaskType.PADDING_CAUSAL,
+    )  # fmt: skip
+    counted_R111 = (segments_RT.max(axis=1) <= SEGMENTS)[:, None, None, None]
+    return jnp.where(real_RT11, jnp.where(counted_R111, out, jnp.nan), 0)
+
+
+def lengths_and_offsets(segments_RT: Array) -> tuple[Array, Array]:
+    """Return int32 arrays of the lengths of each row's segments, (R, `SEGMENTS`), and of where they
+    begin and the last one ends, (R, `SEGMENTS` + 1). Entries of absent segments are -1."""
+    lengths_RM = jnp.sum(
+        segments_RT[:, :, None] == jnp.arange(1, SEGMENTS + 1), axis=1, dtype=jnp.int32
+    )
+    ends_RM = jnp.cumsum(lengths_RM, axis=1)
+    begins_RM = jnp.pad(ends_RM, ((0, 0), (1, 0)))
+    # the first absent segment begins where the last one ends
+    count_R1 = jnp.sum(lengths_RM > 0, axis=1, keepdims=True)
+    offsets_RM = jnp.where(jnp.arange(SEGMENTS + 1) <= count_R1, begins_RM, -1)
+    return jnp.where(lengths_RM > 0, lengths_RM, -1), offsets_RM
+
+
 def pallas(q: Array, k: Array, v: Array, segments_RT: Array, *, interpret: bool = False) -> Array:
     """Compute `attention` with JAX's Pallas kernel for GPUs, in memory linear in T. T is padded to
     whole tiles."""
@@ -442,6 +494,7 @@ def _padded(
 _LOCAL: dict[str, Callable[..., Array]] = {
     "blockwise": blockwise,
     "cudnn": cudnn,
+    "cudnn_packed": cudnn_packed,
     "pallas": pallas,
     "splash": splash,
 }

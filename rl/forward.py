@@ -233,9 +233,10 @@ def token_logp(
 
 def _hidden(forward: Forward, params: qwen.Params, rows: Rows) -> Array:
     """Return the last hidden state of every token, (r, T, D)."""
-    segments_RT, mesh, kernel = rows["segments"], forward.mesh, forward.attention
-    if "prompts" in rows:
-        kernel = choose(kernel, mesh, forward.dtype, forward.config.head_dim)
+    segments_RT, mesh, shared = rows["segments"], forward.mesh, "prompts" in rows
+    head_dim = forward.config.head_dim
+    kernel = choose(forward.attention, mesh, forward.dtype, head_dim, shared=shared)
+    if shared:
         if kernel in WHOLE_IDS:
             raise ValueError(
                 f"samples cannot share a prompt with attention={kernel!r}; choose 'blockwise' or"
@@ -244,7 +245,7 @@ def _hidden(forward: Forward, params: qwen.Params, rows: Rows) -> Array:
         segments_RT = sharing(segments_RT, rows["prompts"])
     return qwen.hidden(
         forward.config, params, rows["tokens"], rows["positions"], segments_RT, dtype=forward.dtype,
-        remat=forward.remat, attention=forward.attention, mesh=mesh,
+        remat=forward.remat, attention=kernel, mesh=mesh,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from models.attention import SEGMENTS
 from rl.samples import Sample
 from rl.trajectory import Turn
 
@@ -85,8 +86,8 @@ class Packed:
 
 
 def assign(lengths: Sequence[int], row: int) -> list[list[int]]:
-    """Return the indices of the items in each row of `row` tokens, by first-fit-decreasing. Ties
-    keep their order.
+    """Return the indices of the items in each row of `row` tokens and at most `SEGMENTS` items, by
+    first-fit-decreasing. Ties keep their order.
 
     Each item has at most `row` tokens.
     """
@@ -101,7 +102,7 @@ def assign(lengths: Sequence[int], row: int) -> list[list[int]]:
             rows.append([])
             room_R[r] = row
         rows[r].append(int(item))
-        room_R[r] -= length
+        room_R[r] = room_R[r] - length if len(rows[r]) < SEGMENTS else -1
     return rows
 
 

@@ -220,7 +220,7 @@ def adapted(config: Any, target: Target) -> tuple[Any, str]:
 def problems(case: Case) -> Iterator[str]:
     """Yield why the config's engine, kernels and mesh cannot run on the target."""
     c, chip, target = case.config, case.target.chip, case.target
-    kernels = {"cudnn": "cuda", "pallas": "cuda", "splash": "tpu"}
+    kernels = {"cudnn": "cuda", "cudnn_packed": "cuda", "pallas": "cuda", "splash": "tpu"}
     kernel, (replicas, devices) = c.model.attention, servers_of(c)
     starts_servers = not case.on_jax and not c.engine.vllm.urls
     if kernels.get(kernel, chip.platform) != chip.platform:

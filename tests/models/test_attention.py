@@ -111,10 +111,71 @@ def test_cudnn_pads_rows_to_an_even_length(monkeypatch, t):
     assert seen and set(seen) == {34}
 
 
-def mesh_of(platform, sequence=1):
-    return SimpleNamespace(
-        shape={"sequence": sequence}, devices=np.array([SimpleNamespace(platform=platform)])
-    )
+def packed_kernel(q, k, v, *, q_seqlen, kv_seqlen, q_offsets, kv_offsets, scale, **options):
+    """Compute what cuDNN's packed layout is documented to: attention within each segment, of which
+    the lengths and offsets tell, and nothing defined elsewhere."""
+    assert options["mask_type"].name == "PADDING_CAUSAL" and options["qkv_layout"] == "BTNH"
+    assert scale == q.shape[-1] ** -0.5
+    out = jnp.full(q.shape, jnp.nan)
+    token = jnp.arange(q.shape[1])
+    for m in range(q_seqlen.shape[1]):
+        begin, length = q_offsets[:, m, None], q_seqlen[:, m, None]
+        inside = (token >= begin) & (token < begin + length) & (length > 0)
+        out = jnp.where(inside[..., None, None], naive(q, k, v, inside.astype(jnp.int32)), out)
+    return out
+
+
+def packed_inputs(t, rows=2):
+    """Return the same as `inputs`, with segments numbered from 1 and padding after them."""
+    (*qkv, _), weight = inputs(t, rows)
+    segments = np.sort(np.random.default_rng(t).integers(1, 4, (rows, t)), axis=1)
+    segments[:, t - t // 5 :] = 0
+    segments = np.where(segments > 0, segments - segments.min(axis=1, where=segments > 0,
+                        initial=9, keepdims=True) + 1, 0)  # fmt: skip
+    real = segments[..., None, None] > 0
+    return (*qkv, segments.astype(np.int32)), weight * real
+
+
+@pytest.mark.parametrize("t", [5, 64, 150])
+def test_cudnn_packed_tells_the_kernel_where_segments_lie(monkeypatch, t):
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    monkeypatch.setattr(fused, "dot_product_attention", packed_kernel)
+    out, gradients = both(attention.cudnn_packed, *packed_inputs(t))
+    want, wanted = both(naive, *packed_inputs(t))
+    real = packed_inputs(t)[0][3][..., None, None] > 0
+    assert_close((out, gradients), (jnp.where(real, want, 0), wanted))
+
+
+def test_more_segments_than_cudnn_packed_takes_are_no_number(monkeypatch):
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    monkeypatch.setattr(fused, "dot_product_attention", lambda q, *_, **__: jnp.zeros_like(q))
+    (q, k, v, _), _ = inputs(attention.SEGMENTS + 1)
+    segments = np.arange(1, attention.SEGMENTS + 2) * np.array([[1], [0]]) + np.array([[0], [1]])
+    out = attention.cudnn_packed(q, k, v, segments)
+    assert np.isnan(out[0]).all() and (out[1] == 0).all()
+
+
+def mesh_of(platform, sequence=1, capability="8.0"):
+    device = SimpleNamespace(platform=platform, compute_capability=capability)
+    return SimpleNamespace(shape={"sequence": sequence}, devices=np.array([device]))
+
+
+@pytest.mark.parametrize(
+    "version, capability, shared, chosen",
+    [
+        ((0, 11, 1), "9.0", False, "cudnn_packed"),
+        ((0, 11, 1), "10.3", False, "cudnn_packed"),
+        ((0, 11, 1), "8.0", False, "cudnn"),
+        ((0, 11, 1), "9.0", True, "cudnn"),
+        ((0, 11, 0), "9.0", False, "cudnn"),
+    ],
+)
+def test_auto_on_nvidia(monkeypatch, version, capability, shared, chosen):
+    monkeypatch.setattr(jax, "__version_info__", version)
+    mesh = mesh_of("cuda", capability=capability)
+    assert attention.choose("auto", mesh, jnp.bfloat16, 128, shared=shared) == chosen
 
 
 @pytest.mark.parametrize(

@@ -138,9 +138,9 @@ def machine_contradictions(c: ConfigDict) -> Iterator[str]:
             f"config.model.attention={kernel} needs whole rows, but"
             f" config.mesh.sequence={c.mesh.sequence} splits them: set config.model.attention=ring"
         )
-    if kernel in ("cudnn", "pallas") and c.model.dtype != "bfloat16":
+    if kernel in ("cudnn", "cudnn_packed", "pallas") and c.model.dtype != "bfloat16":
         yield f"config.model.attention={kernel} needs config.model.dtype=bfloat16"
-    if c.learner.share_prompts and kernel in ("pallas", "splash"):
+    if c.learner.share_prompts and kernel in ("cudnn_packed", "pallas", "splash"):
         yield (
             "config.learner.share_prompts=True needs a mask that"
             f" config.model.attention={kernel} does not have: choose blockwise or cudnn"

@@ -28,16 +28,25 @@ def install_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     if python and not (resolve(python).exists() or shutil.which(python)):
         yield f"config.env.python={python}: there is no such program"
     attention = config.model.attention
-    kernel = {"cudnn": "gpu", "pallas": "gpu", "splash": "tpu"}.get(attention)
+    kernel = {
+        "cudnn": "gpu", "cudnn_packed": "gpu", "pallas": "gpu", "splash": "tpu"
+    }.get(attention)  # fmt: skip
     devices = math.prod(config.mesh.values())
     if not kernel and (devices == 1 or config.hosts.count != 1):
         return
     import jax
 
+    from models.attention import packs
+
     if kernel and jax.default_backend() != kernel:
         yield (
             f"config.model.attention={attention} needs a {kernel.upper()}, but jax sees a"
             f" {jax.default_backend().upper()}: 'auto' picks a kernel for the device"
+        )
+    elif attention == "cudnn_packed" and not packs(jax.devices()[0]):
+        yield (
+            "config.model.attention=cudnn_packed needs a Hopper GPU or a later one, and jax 0.11.1"
+            f" or later (this is {jax.__version__}): 'auto' picks a kernel for the device"
         )
     if config.hosts.count == 1 and devices > jax.device_count():
         axes = " * ".join(f"{axis}={size}" for axis, size in config.mesh.items())
