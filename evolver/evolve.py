@@ -41,7 +41,7 @@ from evolver.config.paths import model_folder
 from evolver.files.evolved import summary, written_rollouts
 from evolver.files.progress import clock
 from evolver.files.workdir import Workdir, WorkdirInUse, read_tasks
-from evolver.imitating import samples_of, train, with_other_ids
+from evolver.imitating import Diverged, samples_of, train, with_other_ids
 from evolver.questioning.rules import rules_of
 from evolver.questioning.split import split
 from evolver.replaying import play
@@ -292,7 +292,11 @@ def imitated(config: Any, folder: Path, tasks: Sequence[Task], world: World) -> 
             "lists": 0.0, "whole": 0.0, "pairs": 0.0, "share_prompts": c.learner.share_prompts,
         }
     )  # fmt: skip
-    params = train(settings, shape, params, samples, samples)
+    try:
+        params = train(settings, shape, params, samples, samples)
+    except Diverged as error:
+        keys = f"config.evolve.lr={e.lr:g}, config.model.dtype={c.model.dtype}"
+        raise RunError(f"{error} ({keys})") from None
     card = f"{source.name} after imitating {len(chosen)} solutions in `{c.env.name}`.\n"
     hf.save(policy, shape, params, tokenizer=tokenizer, card=card)
 

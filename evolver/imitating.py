@@ -37,10 +37,15 @@ SHORT = 40  # most tokens of a list with which copying begins
 _WORD = re.compile(r"\w+")
 _DIGITS = re.compile("[0-9]")
 TRIES = 100  # draws of an id that is not taken
+SKIPPED = 3  # updates in a row without effect after which nothing is learned any more
 
 
 class NothingFits(Exception):
     """Every demonstration is longer than a row; the message is for the user."""
+
+
+class Diverged(Exception):
+    """The loss is no number any more; the message is for the user."""
 
 
 def make_optimizer(config: Any) -> optax.GradientTransformation:
@@ -67,7 +72,7 @@ def train(
     checkpoints: Checkpoints | None = None,
 ) -> Any:
     """Return the weights after `config.steps` updates on packed rows of demonstrations, in shuffled
-    passes. With `checkpoints` it goes on where it was interrupted.
+    passes. With `checkpoints` it goes on where it was interrupted. Raises Diverged.
 
     The first updates show no slips, because copying is learned several times sooner from sources
     that are always right. Careless samples are then added gradually: added all at once, after a
@@ -84,6 +89,7 @@ def train(
         print(f"resuming after update {done}", flush=True)
     started = said = saved = time.monotonic()
     losses: list[float] = []
+    skipped = 0
     first, second = round(c.lists * c.steps), round(c.whole * c.steps)
     careless_shares = itertools.islice(shares(c.careful, c.steps), first, None)
     lists = lists_of_pairs(careful, c.rows, c.row, c.seed)
@@ -100,6 +106,12 @@ def train(
         seed = seed_of(c.seed, "rounding", step) % 2**32
         state, metrics = update(state, packed, seed=seed)
         losses.append(float(metrics["loss"]))
+        skipped = skipped + 1 if metrics["skipped"] else 0
+        if skipped == SKIPPED:
+            raise Diverged(
+                f"imitation has diverged: loss or gradient of the updates up to {step} of {c.steps}"
+                " is not finite. Lower the learning rate, or compute in float32"
+            )
         late = time.monotonic() - said > LOG_EVERY
         if step % 20 == 0 or step == c.steps or late:
             said = time.monotonic()

@@ -417,16 +417,18 @@ def cudnn_packed(q: Array, k: Array, v: Array, segments_RT: Array) -> Array:
 
 def lengths_and_offsets(segments_RT: Array) -> tuple[Array, Array]:
     """Return int32 arrays of the lengths of each row's segments, (R, `SEGMENTS`), and of where they
-    begin and the last one ends, (R, `SEGMENTS` + 1). Entries of absent segments are -1."""
+    begin, (R, `SEGMENTS` + 1). Entries of absent segments are -1, and so is the last one.
+
+    The end of a row's last segment must not be among the offsets: jax joins those of all rows, so
+    that each later row would get the lengths of other segments.
+    """
     lengths_RM = jnp.sum(
         segments_RT[:, :, None] == jnp.arange(1, SEGMENTS + 1), axis=1, dtype=jnp.int32
     )
-    ends_RM = jnp.cumsum(lengths_RM, axis=1)
-    begins_RM = jnp.pad(ends_RM, ((0, 0), (1, 0)))
-    # the first absent segment begins where the last one ends
-    count_R1 = jnp.sum(lengths_RM > 0, axis=1, keepdims=True)
-    offsets_RM = jnp.where(jnp.arange(SEGMENTS + 1) <= count_R1, begins_RM, -1)
-    return jnp.where(lengths_RM > 0, lengths_RM, -1), offsets_RM
+    begins_RM = jnp.cumsum(lengths_RM, axis=1) - lengths_RM
+    present_RM = lengths_RM > 0
+    offsets_RM = jnp.pad(jnp.where(present_RM, begins_RM, -1), ((0, 0), (0, 1)), constant_values=-1)
+    return jnp.where(present_RM, lengths_RM, -1), offsets_RM
 
 
 def pallas(q: Array, k: Array, v: Array, segments_RT: Array, *, interpret: bool = False) -> Array:

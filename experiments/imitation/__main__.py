@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
     if begun(config, workdir) and (Path(workdir) / CARD).is_file():
         print(f"{Path(workdir) / 'policy'} was already made with this config")
         return 0
-    from evolver.imitating import NothingFits  # imports jax
+    from evolver.imitating import Diverged, NothingFits  # imports jax
     from experiments.imitation.imitate import imitate
     from rl.checkpoint import CheckpointError
 
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 130
-    except (NothingFits, CheckpointError, WorkdirInUse) as error:
+    except (Diverged, NothingFits, CheckpointError, WorkdirInUse) as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
     return 0

@@ -35,7 +35,7 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
     `command`.
 
     config: as configs/imitation.py describes. Interrupted, it goes on from WORKDIR/checkpoints.
-    Raises NothingFits, and CheckpointError if no checkpoint there can be read.
+    Raises NothingFits, Diverged, and CheckpointError if no checkpoint there can be read.
     """
     c, started = config, time.monotonic()
     careful = demonstrated(c, 1.0)

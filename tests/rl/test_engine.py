@@ -17,7 +17,8 @@ from envs.world import Task
 from models import qwen
 from rl.contexts import Limits
 from rl.engines import ContextFull, EngineFault, RequestFault
-from rl.engines.jax import decoding
+from rl.engines.jax import decoding, runner
+from rl.engines.jax import engine as engine_module
 from rl.engines.jax.engine import JaxEngine
 from rl.rollout import Actor, Job, Worlds, rollouts
 from rl.trajectory import Sampling
@@ -718,3 +719,19 @@ def test_rollouts_are_bit_identical_and_reuse_their_sessions():
     assert stats["prefill_tokens"] + stats["reused_tokens"] + stats["shared_tokens"] == prompts
     assert stats["prefill_tokens"] < 0.7 * prompts
     assert len({tuple(t["turns"][0]["completion"]["tokens"]) for t in a}) > 1
+
+
+def test_the_shapes_of_an_accelerator_give_the_same_tokens_with_fewer_programs(monkeypatch):
+    def played():
+        engine = make(slots=16, prefill=64)
+        return play(engine, *range(12)), engine._runner.compiled
+
+    on_cpu, many = played()
+    as_on_gpu = lambda *shape, **options: runner.Shapes(*shape, **options | {"cpu": False})
+    monkeypatch.setattr(engine_module, "Shapes", as_on_gpu)
+    found, few = played()
+    for turns, others in zip(found, on_cpu):
+        for (prompt, completion), (same, other) in zip(turns, others):
+            assert (prompt, completion.tokens) == (same, other.tokens)
+            assert_of_model(prompt, completion)
+    assert len(few) < len(many)
