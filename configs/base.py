@@ -479,6 +479,9 @@ class Learner(Group):
     """Row widths to compile, row/2 to row, to cut padding; same result."""
     share_prompts: bool = False
     """Samples of a row share what their prompts begin with; same result, fewer tokens."""
+    most_segments: CountOrZero = 0
+    """Most samples of a packed row; 0 = as many as fit. With it, Hopper GPUs compute attention
+    within samples alone (cudnn_packed), in memory that grows with it."""
     chunk: Tokens = 1024
     """Tokens per device in one pass of the output head."""
     max_staleness: CountOrZero = 1

@@ -159,6 +159,7 @@ def make_programs(
         dtype=jnp.dtype(c.model.dtype),
         remat=c.model.remat,
         attention=c.model.attention,
+        most_segments=c.learner.most_segments,
         chunk=c.learner.chunk,
         widths=c.learner.widths,
     )

@@ -23,7 +23,6 @@ from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 IMPLEMENTATIONS = ("auto", "blockwise", "cudnn", "cudnn_packed", "pallas", "splash", "ring")
-SEGMENTS = 64  # most segments of a row for "cudnn_packed"; rl/packing.py puts no more into one
 SCORES = 1 << 26  # largest number of scores held at once for long rows: 256 MiB
 Residuals = tuple[Array, ...]  # q, k, v, segments, out, log-sum-exp
 Gradients = tuple[Array, Array, Array, None]  # of q, k, v, segments
@@ -39,6 +38,7 @@ def attention(
     segments_RT: Array,
     *,
     implementation: str = "auto",
+    most_segments: int = 0,
     mesh: Mesh | None = None,
     interpret: bool = False,
 ) -> Array:
@@ -49,13 +49,16 @@ def attention(
 
     Args:
       implementation: one of `IMPLEMENTATIONS`; those for GPUs need bfloat16 or float16.
+      most_segments: of a row, none of which shares a prompt; 0 = any number, which may share.
       mesh: of the arrays, with the axes of models/mesh.py; None = one device.
       interpret: emulate the kernels of "pallas" and "splash" on any hardware; slow, for tests.
     """
-    chosen = choose(implementation, mesh, q.dtype, q.shape[-1])
+    chosen = choose(implementation, mesh, q.dtype, q.shape[-1], most_segments)
     local = _LOCAL.get(chosen, blockwise)
     if chosen in ("pallas", "splash"):
         local = partial(local, interpret=interpret)
+    if chosen == "cudnn_packed":
+        local = partial(local, most_segments=most_segments)
     if mesh is None or mesh.size == 1:
         return local(q, k, v, segments_RT)
     # Use shard_map explicitly: XLA cannot partition custom kernels and would all-gather their
@@ -70,11 +73,11 @@ def attention(
 
 
 def choose(
-    implementation: str, mesh: Mesh | None, dtype: Any, head_dim: int, *, shared: bool = True
+    implementation: str, mesh: Mesh | None, dtype: Any, head_dim: int, most_segments: int = 0
 ) -> str:
     """Return `implementation`, with "auto" resolved for these devices. Raises ValueError.
 
-    shared: segments may share a prompt, which the kernels in `WHOLE_IDS` do not know.
+    most_segments: as in `attention`.
     """
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(
@@ -85,6 +88,8 @@ def choose(
         raise ValueError(
             f"attention {implementation!r} needs whole rows; a mesh with sequence > 1 needs 'ring'"
         )
+    if implementation == "cudnn_packed" and not most_segments:
+        raise ValueError("attention 'cudnn_packed' needs most_segments, the most of a row")
     if implementation != "auto":
         return implementation
     if sharded_rows:
@@ -94,7 +99,7 @@ def choose(
     if platform in ("gpu", "cuda", "rocm") and half and head_dim % 8 == 0 and head_dim <= 128:
         if platform == "rocm":
             return "pallas"
-        return "cudnn" if shared or not packs(device) else "cudnn_packed"
+        return "cudnn_packed" if most_segments and packs(device) else "cudnn"
     return "splash" if platform == "tpu" and half else "blockwise"
 
 
@@ -394,36 +399,39 @@ def cudnn(q: Array, k: Array, v: Array, segments_RT: Array) -> Array:
     ]
 
 
-def cudnn_packed(q: Array, k: Array, v: Array, segments_RT: Array) -> Array:
+def cudnn_packed(q: Array, k: Array, v: Array, segments_RT: Array, *, most_segments: int) -> Array:
     """Compute `attention` with cuDNN's kernel for packed rows, which computes nothing between
-    segments and needs no mask. Rows of more than `SEGMENTS` segments become NaN.
+    segments and needs no mask. Rows of more than `most_segments` segments become NaN.
 
     The segments of a row are contiguous and numbered from 1; padding comes after them. The kernel
-    leaves what belongs to padding undefined, hence the masks, whose gradients are masks too.
+    leaves what belongs to padding undefined, hence the masks, whose gradients are masks too. Its
+    backward pass holds two float32 copies of q for each of the `most_segments`: 28.6 GiB for 64 of
+    them in a row of 16,384 tokens with 28 heads of 128.
     """
     from jax._src.cudnn import fused_attention_stablehlo as fused
 
     real_RT11 = (segments_RT > 0)[:, :, None, None]
     q, k, v = (jnp.where(real_RT11, x, 0) for x in (q, k, v))
-    lengths_RM, offsets_RM = lengths_and_offsets(segments_RT)
+    # with room for one segment jax would not take the layout for a packed one
+    lengths_RM, offsets_RM = lengths_and_offsets(segments_RT, max(2, most_segments))
     out = fused.dot_product_attention(
         q, k, v, q_seqlen=lengths_RM, kv_seqlen=lengths_RM, q_offsets=offsets_RM,
         kv_offsets=offsets_RM, scale=q.shape[-1] ** -0.5, qkv_layout="BTNH",
         mask_type=fused.MaskType.PADDING_CAUSAL,
     )  # fmt: skip
-    counted_R111 = (segments_RT.max(axis=1) <= SEGMENTS)[:, None, None, None]
+    counted_R111 = (segments_RT.max(axis=1) <= most_segments)[:, None, None, None]
     return jnp.where(real_RT11, jnp.where(counted_R111, out, jnp.nan), 0)
 
 
-def lengths_and_offsets(segments_RT: Array) -> tuple[Array, Array]:
-    """Return int32 arrays of the lengths of each row's segments, (R, `SEGMENTS`), and of where they
-    begin, (R, `SEGMENTS` + 1). Entries of absent segments are -1, and so is the last one.
+def lengths_and_offsets(segments_RT: Array, most: int) -> tuple[Array, Array]:
+    """Return int32 arrays of the lengths of each row's segments, (R, `most`), and of where they
+    begin, (R, `most` + 1). Entries of absent segments are -1, and so is the last one.
 
     The end of a row's last segment must not be among the offsets: jax joins those of all rows, so
     that each later row would get the lengths of other segments.
     """
     lengths_RM = jnp.sum(
-        segments_RT[:, :, None] == jnp.arange(1, SEGMENTS + 1), axis=1, dtype=jnp.int32
+        segments_RT[:, :, None] == jnp.arange(1, most + 1), axis=1, dtype=jnp.int32
     )
     begins_RM = jnp.cumsum(lengths_RM, axis=1) - lengths_RM
     present_RM = lengths_RM > 0

@@ -372,6 +372,7 @@ class Qwen(nnx.Module):
         dtype: Any = jnp.float32,
         remat: str = "none",
         attention: str = "auto",
+        most_segments: int = 0,
         mesh: Mesh | None = None,
     ) -> Array:
         """Return the hidden states h_RTD after the final norm, in `dtype`.
@@ -379,7 +380,7 @@ class Qwen(nnx.Module):
         positions_RT count from 0 within each sequence; segments_RT number the sequences of a row,
         0 = padding. Each token attends to itself and to earlier tokens of the row that belong to
         its segment.
-        remat: a name in `REMAT`. attention: one of `attention.IMPLEMENTATIONS`. mesh: of the
+        remat: a name in `REMAT`. attention, most_segments: see `attention.attention`. mesh: of the
         arguments; None = one device.
         """
         config = self.config
@@ -394,11 +395,13 @@ class Qwen(nnx.Module):
         def two_axes(x: Array) -> Array:
             return x.reshape(*shape, *x.shape[1:]) if single else x
 
+        within = functools.partial(
+            packed_attention, implementation=attention, most_segments=most_segments, mesh=mesh
+        )
+
         def attend(*qkv: Array) -> Array:
             q, k, v = (two_axes(y) for y in qkv)
-            out = one_axis(
-                packed_attention(q, k, v, segments_RT, implementation=attention, mesh=mesh)
-            )
+            out = one_axis(within(q, k, v, segments_RT))
             return checkpoint_name(out, "attention") if remat != "none" else out
 
         cos, sin = rope_table(config, shape[1], one_axis(positions_RT))

@@ -44,7 +44,7 @@ class Forward:
       this many rows. Given the largest number of rows that will occur, only one program is
       compiled.
     temperature: the temperature of the log-probabilities.
-    dtype, remat, attention: see `qwen.hidden`.
+    dtype, remat, attention, most_segments: see `qwen.hidden`.
     chunk: tokens that a device puts through the unembedding at once.
     widths: number of row widths to compile, evenly spaced in (T / 2, T]. A micro-batch is cut to
       the narrowest that holds its tokens, which does not change the result.
@@ -59,6 +59,7 @@ class Forward:
     dtype: Any = jnp.float32
     remat: str = "none"
     attention: str = "auto"
+    most_segments: int = 0
     chunk: int = 1024
     widths: int = 1
 
@@ -233,10 +234,11 @@ def token_logp(
 
 def _hidden(forward: Forward, params: qwen.Params, rows: Rows) -> Array:
     """Return the last hidden state of every token, (r, T, D)."""
-    segments_RT, mesh, shared = rows["segments"], forward.mesh, "prompts" in rows
-    head_dim = forward.config.head_dim
-    kernel = choose(forward.attention, mesh, forward.dtype, head_dim, shared=shared)
-    if shared:
+    segments_RT, mesh, kernel = rows["segments"], forward.mesh, forward.attention
+    most = 0 if "prompts" in rows else forward.most_segments
+    if "prompts" in rows:
+        if kernel == "auto":
+            kernel = choose(kernel, mesh, forward.dtype, forward.config.head_dim)
         if kernel in WHOLE_IDS:
             raise ValueError(
                 f"samples cannot share a prompt with attention={kernel!r}; choose 'blockwise' or"
@@ -245,7 +247,7 @@ def _hidden(forward: Forward, params: qwen.Params, rows: Rows) -> Array:
         segments_RT = sharing(segments_RT, rows["prompts"])
     return qwen.hidden(
         forward.config, params, rows["tokens"], rows["positions"], segments_RT, dtype=forward.dtype,
-        remat=forward.remat, attention=kernel, mesh=mesh,
+        remat=forward.remat, attention=kernel, most_segments=most, mesh=mesh,
     )  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from models.attention import SEGMENTS
 from rl.samples import Sample
 from rl.trajectory import Turn
 
@@ -85,9 +84,9 @@ class Packed:
         return value_RT
 
 
-def assign(lengths: Sequence[int], row: int) -> list[list[int]]:
-    """Return the indices of the items in each row of `row` tokens and at most `SEGMENTS` items, by
-    first-fit-decreasing. Ties keep their order.
+def assign(lengths: Sequence[int], row: int, most: int = 0) -> list[list[int]]:
+    """Return the indices of the items in each row of `row` tokens and at most `most` items (0 = any
+    number), by first-fit-decreasing. Ties keep their order.
 
     Each item has at most `row` tokens.
     """
@@ -102,14 +101,15 @@ def assign(lengths: Sequence[int], row: int) -> list[list[int]]:
             rows.append([])
             room_R[r] = row
         rows[r].append(int(item))
-        room_R[r] = room_R[r] - length if len(rows[r]) < SEGMENTS else -1
+        room_R[r] = -1 if len(rows[r]) == most else room_R[r] - length
     return rows
 
 
-def pack(samples: Sequence[Sample], row: int, *, share: bool = False) -> Packed:
+def pack(samples: Sequence[Sample], row: int, *, share: bool = False, most: int = 0) -> Packed:
     """Pack samples, each whole, into rows of `row` tokens by first-fit-decreasing. Raises
     SampleTooLong.
 
+    most: samples of a row; 0 = any number. Not together with `share`.
     share: let the samples of a row share what their prompts begin with. The last token of a prompt
     stays with each sample, because its first trained token is predicted from the position before.
     """
@@ -118,7 +118,7 @@ def pack(samples: Sequence[Sample], row: int, *, share: bool = False) -> Packed:
             raise SampleTooLong(f"sample {i} has {len(sample)} tokens, a row {row}")
     families = _families(samples, row) if share else [(0, [item]) for item in range(len(samples))]
     lengths = [_tokens([family], samples) for family in families]
-    rows = assign(lengths, row)
+    rows = assign(lengths, row, most)
 
     def empty(dtype: type, fill: int = 0) -> np.ndarray:
         return np.full((len(rows), row), fill, dtype)

@@ -110,6 +110,7 @@ def test_targets_that_cannot_be_planned_for(capsys, tiny, words, mode, said):
         ("--config.optim.b1=1", "b1 must be below 1"),
         ("--config.loss.args.dual_clip=0.5", "must be above 1, or 0"),
         ("--config.model.attention=cudnn", "needs config.model.dtype=bfloat16"),
+        ("--config.model.attention=cudnn_packed", "needs config.learner.most_segments"),
         ("--config.model.attention=splash", "needs a TPU, but jax sees a CPU"),
         ("--config.env.python=/no/python", "there is no such program"),
         ("--config.env.args.colour=3", "unexpected keyword argument 'colour'"),

@@ -65,7 +65,8 @@ def select(
     for i in range(min(c.updates, len(groups))):
         chosen = [trajectory for group in groups[i :: c.updates] for trajectory in group]
         parts = [samples(trajectory) for trajectory in chosen]
-        batch = pack(list(itertools.chain(*parts)), c.row, share=c.share_prompts)
+        packed = list(itertools.chain(*parts))
+        batch = pack(packed, c.row, share=c.share_prompts, most=c.most_segments)
         batch.rollouts = tuple(np.repeat(np.arange(len(parts)), [len(part) for part in parts]))
         batch.turns = tuple(turn for t in chosen for turn in t.turns if turn.trains)
         batches.append(batch)

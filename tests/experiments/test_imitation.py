@@ -408,6 +408,21 @@ def test_demonstrations_longer_than_a_row_end_the_run_with_a_message(capsys, tin
     )
 
 
+def test_imitation_that_diverges_ends_with_a_message_and_writes_no_policy(
+    capsys, monkeypatch, tiny, tmp_path
+):
+    monkeypatch.setattr(
+        "evolver.imitating.learner.make_update",
+        lambda *args, **options: lambda state, batch, seed: (
+            state, {"loss": float("nan"), "skipped": 1}
+        ),
+    )  # fmt: skip
+    assert main(tiny) == 1
+    err = capsys.readouterr().err
+    assert "imitation has diverged" in err and "up to 3 of 3" in err and "Traceback" not in err
+    assert not (tmp_path / "run" / "policy").exists()
+
+
 def test_a_clip_of_0_is_none():
     """Only Adam's moments show what was clipped: its updates do not depend on the size of a
     gradient."""

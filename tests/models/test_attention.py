@@ -147,7 +147,8 @@ def test_cudnn_packed_tells_the_kernel_where_segments_lie(monkeypatch, t):
     from jax._src.cudnn import fused_attention_stablehlo as fused
 
     monkeypatch.setattr(fused, "dot_product_attention", packed_kernel)
-    out, gradients = both(attention.cudnn_packed, *packed_inputs(t))
+    most = int(packed_inputs(t)[0][3].max())
+    out, gradients = both(partial(attention.cudnn_packed, most_segments=most), *packed_inputs(t))
     want, wanted = both(naive, *packed_inputs(t))
     real = packed_inputs(t)[0][3][..., None, None] > 0
     assert_close((out, gradients), (jnp.where(real, want, 0), wanted))
@@ -157,9 +158,9 @@ def test_more_segments_than_cudnn_packed_takes_are_no_number(monkeypatch):
     from jax._src.cudnn import fused_attention_stablehlo as fused
 
     monkeypatch.setattr(fused, "dot_product_attention", lambda q, *_, **__: jnp.zeros_like(q))
-    (q, k, v, _), _ = inputs(attention.SEGMENTS + 1)
-    segments = np.arange(1, attention.SEGMENTS + 2) * np.array([[1], [0]]) + np.array([[0], [1]])
-    out = attention.cudnn_packed(q, k, v, segments)
+    (q, k, v, _), _ = inputs(5)
+    segments = np.array([[1, 2, 3, 4, 5], [1, 1, 2, 3, 4]])
+    out = attention.cudnn_packed(q, k, v, segments, most_segments=4)
     assert np.isnan(out[0]).all() and (out[1] == 0).all()
 
 
@@ -169,19 +170,19 @@ def mesh_of(platform, sequence=1, capability="8.0"):
 
 
 @pytest.mark.parametrize(
-    "version, capability, shared, chosen",
+    "version, capability, most_segments, chosen",
     [
-        ((0, 11, 1), "9.0", False, "cudnn_packed"),
-        ((0, 11, 1), "10.3", False, "cudnn_packed"),
-        ((0, 11, 1), "8.0", False, "cudnn"),
-        ((0, 11, 1), "9.0", True, "cudnn"),
-        ((0, 11, 0), "9.0", False, "cudnn"),
+        ((0, 11, 1), "9.0", 8, "cudnn_packed"),
+        ((0, 11, 1), "10.3", 8, "cudnn_packed"),
+        ((0, 11, 1), "8.0", 8, "cudnn"),
+        ((0, 11, 1), "9.0", 0, "cudnn"),
+        ((0, 11, 0), "9.0", 8, "cudnn"),
     ],
 )
-def test_auto_on_nvidia(monkeypatch, version, capability, shared, chosen):
+def test_auto_on_nvidia(monkeypatch, version, capability, most_segments, chosen):
     monkeypatch.setattr(jax, "__version_info__", version)
     mesh = mesh_of("cuda", capability=capability)
-    assert attention.choose("auto", mesh, jnp.bfloat16, 128, shared=shared) == chosen
+    assert attention.choose("auto", mesh, jnp.bfloat16, 128, most_segments) == chosen
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Packing keeps every token, fills rows, and is deterministic."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -84,6 +86,14 @@ def test_fill_and_rows():
 def test_packing_is_deterministic():
     lengths = [5, 3, 5, 3, 5, 2]
     assert packing.assign(lengths, 10) == packing.assign(lengths, 10) == [[0, 2], [4, 1, 5], [3]]
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_a_row_holds_no_more_samples_than_asked(most):
+    rows = packing.assign([1] * 20 + [9, 9, 5], 10, most)
+    assert max(map(len, rows)) == most
+    assert sorted(itertools.chain(*rows)) == list(range(23))
+    assert packing.assign([1] * 20, 10, 0) == packing.assign([1] * 20, 10)
 
 
 def test_a_sample_that_is_too_long_raises():

@@ -145,6 +145,16 @@ def machine_contradictions(c: ConfigDict) -> Iterator[str]:
             "config.learner.share_prompts=True needs a mask that"
             f" config.model.attention={kernel} does not have: choose blockwise or cudnn"
         )
+    elif kernel == "cudnn_packed" and not c.learner.most_segments:
+        yield (
+            "config.model.attention=cudnn_packed needs config.learner.most_segments, the most"
+            " samples of a row, such as 8"
+        )
+    if c.learner.share_prompts and c.learner.most_segments:
+        yield (
+            f"config.learner.most_segments={c.learner.most_segments} is for samples that do not"
+            " share a prompt: set it to 0, or config.learner.share_prompts to False"
+        )
     if c.hosts.count != 1 and (c.engine.name != "jax" or c.rollout.async_depth):
         yield (
             "config.hosts.count other than 1 needs config.engine.name=jax and"
