@@ -189,7 +189,10 @@ class Engine(Group):
     name: Literal["jax", "vllm"] = "jax"
     """jax: in this process; vllm: on servers."""
     slots: int = Field(256, ge=1, le=2**16)
-    """Sequences in the KV cache at once, each of rollout.context tokens."""
+    """Sequences in the KV caches at once, each of rollout.context tokens."""
+    devices: CountOrZero = 0
+    """Devices of this process that generate, each with all weights and its share of the slots; 0 =
+    all of the mesh. For engine.name=jax."""
     decode_block: int = Field(32, ge=1, le=4096)
     """Most tokens decoded before new requests can join."""
     leave: Fraction = 0.25

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -75,12 +76,13 @@ def make_engine(
 
 
 def jax_engine(config: Any, shape: qwen.Config, params: qwen.Params, slots: int) -> JaxEngine:
-    """Return an engine on this process's first device, which keeps a copy of `params`."""
-    c = config.engine
+    """Return an engine on the devices of the mesh that this process has, or on the first
+    `engine.devices` of them. Each keeps a copy of `params`."""
+    c, local = config.engine, jax.local_devices()[: math.prod(config.mesh.values())]
     return JaxEngine(
         shape,
         hosts.local(params),
-        device=jax.local_devices()[0],
+        devices=local[: c.devices or None],
         slots=slots,
         context=engine_context(config),
         decode_block=c.decode_block,

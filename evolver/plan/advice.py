@@ -51,7 +51,8 @@ def changed(case: Case, values: dict[str, Any]) -> Case:
 
 def advise(case: Case) -> list[str]:
     """Return a line of advice for the verdict on a case; [] if there is none."""
-    limit, slots, asked = case.target.chip.usable, sequences(case), case.config.engine.slots
+    limit, asked = case.target.chip.usable, case.config.engine.slots
+    slots = sequences(case) * case.engine.used
     if fits(case):
         more = min(slots, case.config.rollout.concurrency)
         words = f"there is room for more episodes at a time: --config.engine.slots={more}"

@@ -59,11 +59,12 @@ class Engine:
     devices: int
     shared: bool
     weights: float
-    cache: float  # as configured; the jax engine's cache holds engine.slots sequences
+    cache: float  # as configured; the jax engine's caches hold engine.slots sequences
     sequences: int  # whole sequences that the cache of one replica holds
     place: str
     # weights and cache of a second engine, where the initial policy plays a role of config.llm
     initial: float = 0.0
+    used: int = 1  # devices of a process that share the config's slots
 
 
 @dataclass(frozen=True)
@@ -163,10 +164,16 @@ class Case:
         weights = qwen.parameter_count(self.shape) * BYTES[weight_dtype(c)]
         context = engine_context(c) * analytic.kv_bytes(self.shape, c.engine.cache_dtype)
         if self.on_jax:
-            slots, place = c.engine.slots, "on the learner's first device"
-            second = weights + min(slots, c.llm.concurrency) * context
+            local = min(self.target.count, self.target.chip.host)
+            used = min(c.engine.devices or local, local)
+            slots = -(-c.engine.slots // used)
+            place = f"{used} of the learner's devices" if used > 1 else "the learner's first device"
+            second = weights + -(-min(c.engine.slots, c.llm.concurrency) // used) * context
             initial = second if INITIAL_POLICY in policy_urls(c) else 0.0
-            return Engine(1, 1, True, weights, slots * context, slots, place, initial)
+            return Engine(
+                used * self.target.count // local, 1, True, weights, slots * context, slots,
+                f"on {place}", initial, used,
+            )  # fmt: skip
         replicas, devices = servers_of(c)
         held = weights / devices
         cache = max(0.0, self.target.chip.memory * utilisation(vllm.flags) - SERVER - held)

@@ -51,7 +51,7 @@ def how_to_install(target: Target) -> str:
 
 def compiled(case: Case) -> Case:
     """Return the case with the figures of its programs, compiled for its target."""
-    slots = max(1, min(case.config.engine.slots, sequences(case)))
+    slots = max(1, min(case.engine.sequences, sequences(case)))
     phases = PHASES if case.on_jax else LEARNER
     found = compile_programs(
         case.config, case.target, phases=phases, slots=slots, micro_batches=case.micro_batches

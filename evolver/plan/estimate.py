@@ -53,8 +53,8 @@ def temporaries(case: Case) -> dict[str, float]:
     found = {
         "update": analytic.update_temporaries(shape, tokens, remat=c.model.remat, **options),
         "logp": analytic.logp_temporaries(shape, tokens, **options),
-        "prefill": logits * min(4, c.engine.slots),
-        "decode": 4 * logits * c.engine.slots,
+        "prefill": logits * min(4, case.engine.sequences),
+        "decode": 4 * logits * case.engine.sequences,
     }
     found["update"] += case.state["gradients"]
     found |= {phase: program["memory"]["temp"] for phase, program in case.programs.items()}
@@ -203,7 +203,7 @@ def rollout_phases(case: Case) -> dict[str, Phase]:
     c, shape, engine, episode = case.config, case.shape, case.engine, case.episode
     tokens = case.trajectories * episode / engine.replicas
     read, written = (1 - GENERATED) * tokens, GENERATED * tokens
-    fit = min(c.engine.slots, sequences(case)) if case.on_jax else sequences(case)
+    fit = min(engine.sequences, sequences(case)) if case.on_jax else sequences(case)
     at_once = max(1, min(fit, c.rollout.concurrency // engine.replicas))
     sizes = {"dtype": weight_dtype(c), "cache_dtype": c.engine.cache_dtype}
     # On average, half an episode is in the cache, and a forward pass attends to half a segment.

@@ -133,7 +133,8 @@ def sizes(case: Case) -> list[str]:
     seconds, speed = sent / rate, rate / 1e9
     took = f"{seconds:.2f} s" if seconds < 10 else duration(seconds)
     asked = f"; engine.slots asks for {c.engine.slots:,}" if case.on_jax else ""
-    fit = f"{sequences(case):,} episodes of {engine_context(c):,} tokens fit{asked}"
+    room = sequences(case) * case.engine.used
+    fit = f"{room:,} episodes of {engine_context(c):,} tokens fit{asked}"
     written = f"{s['checkpoint'] / DISK:.0f} s at 1 GB/s"
     return table(
         ["parameters", f"{s['parameters']:,}", f"{s['trained']:,} trained"],

@@ -5,6 +5,10 @@ import asyncio
 import dataclasses
 import functools
 import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -724,14 +728,38 @@ def test_rollouts_are_bit_identical_and_reuse_their_sessions():
 def test_the_shapes_of_an_accelerator_give_the_same_tokens_with_fewer_programs(monkeypatch):
     def played():
         engine = make(slots=16, prefill=64)
-        return play(engine, *range(12)), engine._runner.compiled
+        return play(engine, *range(12)), engine.stats()["compiles"]
 
     on_cpu, many = played()
     as_on_gpu = lambda *shape, **options: runner.Shapes(*shape, **options | {"cpu": False})
     monkeypatch.setattr(engine_module, "Shapes", as_on_gpu)
     found, few = played()
     for turns, others in zip(found, on_cpu):
-        for (prompt, completion), (same, other) in zip(turns, others):
-            assert (prompt, completion.tokens) == (same, other.tokens)
-            assert_of_model(prompt, completion)
-    assert len(few) < len(many)
+        same(turns, others)
+    assert few < many
+
+
+def on_four_devices():
+    """Play on four devices and on one. Runs in a process of its own."""
+    devices, episodes = jax.devices(), [*range(9)]
+    assert len(devices) == 4
+    one, four = make(slots=8), make(slots=8, devices=devices)
+    for weights in (params(), params(1)):
+        for version, engine in enumerate((one, four), 1):
+            asyncio.run(engine.load(weights, version))
+        for turns, others in zip(play(four, *episodes), play(one, *episodes)):
+            same(turns, others)
+    held = [cache["k"][0].devices() for cache in four._runner._caches]
+    assert held == [{device} for device in devices], held
+    assert four.stats()["generated_tokens"] == one.stats()["generated_tokens"]
+    print("equal")
+
+
+def test_several_devices_sample_what_one_does():
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    code = "from tests.rl import test_engine as t; t.on_four_devices()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True,
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}, timeout=600,
+    )  # fmt: skip
+    assert done.stdout.endswith("equal\n"), done.stderr

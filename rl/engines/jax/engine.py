@@ -9,7 +9,7 @@ clock: the same requests in the same order give bit-identical results.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -43,6 +43,8 @@ class JaxEngine:
     dtype: of the computation. weight_dtype: of the matrices, None = dtype; a product with a matrix
         of another dtype rounds its other factor to it. Matrices coarser than the computation are
         rounded stochastically, by a key that follows from the version (models/rounding.py).
+    devices: each holds all weights and its share of the slots; () = the first device. A session
+        stays on its device.
     threaded: run device calls in a thread, so that other coroutines run meanwhile. Samples still
         follow from each request's seed, but the composition of batches, and so the last bits,
         depend on timing.
@@ -61,20 +63,20 @@ class JaxEngine:
         dtype: Any = jnp.float32,
         weight_dtype: Any = None,
         cache_dtype: Any = None,
-        device: jax.Device | None = None,
+        devices: Sequence[jax.Device] = (),
         threaded: bool = False,
     ):
         self.shape, self.slots, self.context, self.version = shape, slots, context, 0
         self._dtype, self._weight_dtype = dtype, weight_dtype or dtype
-        self._device = device or jax.devices()[0]
+        self._devices = devices or jax.devices()[:1]
         shapes = Shapes(
             shape, slots=slots, context=context, prefill=prefill, dtype=self._weight_dtype,
-            cpu=self._device.platform == "cpu",
+            cpu=self._devices[0].platform == "cpu", devices=len(self._devices),
         )  # fmt: skip
         self._slots = Slots(slots, context, shapes.banks)
         self._runner = Runner(
             shape, self._slots, shapes, block=decode_block, leave=leave,
-            cache_dtype=cache_dtype or dtype, device=self._device,
+            cache_dtype=cache_dtype or dtype, devices=self._devices,
         )  # fmt: skip
         self._runner.weights = self._own(params, self.version)
         self._executor = ThreadPoolExecutor(1) if threaded else None
@@ -266,15 +268,19 @@ class JaxEngine:
         if not done.done():
             done.set_result(None)
 
-    def _own(self, params: Any, version: int) -> Any:
-        """Return a copy of the weights in decoding layout; the learner may then donate its own
-        arrays."""
+    def _own(self, params: Any, version: int) -> list[Any]:
+        """Return a copy of the weights on each device in decoding layout; the learner may then
+        donate its own arrays."""
         expected = jax.tree.map(lambda w: w.shape, qwen.weights(self.shape))
         given = jax.tree.map(lambda a: a.shape, params)
         if given != expected:
             raise ValueError("the weights do not match the engine's model: names or shapes differ")
-        params = jax.device_put(params, self._device)
-        return _decoding_copy(self.shape, params, self._dtype, self._weight_dtype, version)
+        return [
+            _decoding_copy(
+                self.shape, jax.device_put(params, device), self._dtype, self._weight_dtype, version
+            )
+            for device in self._devices
+        ]
 
     # --- admission --------------------------------------------------------------------------------
 

@@ -116,29 +116,32 @@ class Shapes:
     windows: positions of the cache that a call reads. pieces: prompt tokens of a row of a prefill
     call. copied, decoded: rows of calls that copy prefixes or decode. in_place: calls that decode
     all slots of a bank work on the cache itself. banks: each has its own cache, so that threads can
-    work on banks in parallel.
+    work on banks in parallel; several devices have one each.
     """
 
     def __init__(
-        self, config: qwen.Config, *, slots: int, context: int, prefill: int, dtype: Any, cpu: bool
-    ):
+        self, config: qwen.Config, *, slots: int, context: int, prefill: int, dtype: Any, cpu: bool,
+        devices: int = 1,
+    ):  # fmt: skip
         # A small model on a CPU decodes a copy of a few rows' keys and values, which stays in the
         # processor's caches. The weights of a large one are read from memory at each step, so that
         # a step serves all rows, in place and in one bank, or a copy of few. The numbers of copied
         # rows are far apart there, because XLA takes long to compile many layers.
         large = qwen.parameter_count(config) * jnp.dtype(dtype).itemsize > SMALL
         self.in_place = not cpu or large
-        few = max(1, slots // FEW) if self.in_place else min(slots, DECODE_ROWS)
+        own = BANKS if not self.in_place and slots >= BANKS * DECODE_ROWS else 1
+        self.banks = devices if devices > 1 else own
+        size = -(-slots // self.banks)
+        few = max(1, size // FEW) if self.in_place else min(size, DECODE_ROWS)
         self.copied = _powers(4, few, by=4 if cpu and large else 2)
-        self.decoded = sorted({*self.copied, slots}) if self.in_place else self.copied
-        self.banks = BANKS if not self.in_place and slots >= BANKS * DECODE_ROWS else 1
+        self.decoded = sorted({*self.copied, size}) if self.in_place else self.copied
         # An accelerator computes padding faster than it compiles another shape: with the shapes of
         # a CPU, compilation took two minutes of the first evaluation on an H100.
         self._padded, by = not cpu, 2 if cpu else 4
         between = _powers(192, context) if cpu else []
         self.windows = sorted({*_powers(128, context), *between})
         self.pieces = _powers(16, min(prefill, context), by=by)
-        self._by, self._context, self._bank_size = by, context, -(-slots // self.banks)
+        self._by, self._context, self._bank_size = by, context, size
         self._scores = (PREFILL_SCORES if cpu else 2**40) // config.heads
 
     def window(self, tokens: int) -> int:
@@ -166,10 +169,11 @@ class Shapes:
 
 
 class Runner:
-    """Prefills and decodes requests on one device.
+    """Prefills and decodes requests, on one device or with a bank of slots on each of several.
 
-    weights: in the layout of `kv_cache.for_decoding`. block, leave: see `JaxEngine`. counters: of
-    the calls so far. compiled: the static arguments and shapes that have been compiled.
+    weights: on each device, in the layout of `kv_cache.for_decoding`. block, leave: see
+    `JaxEngine`. counters: of the calls so far. compiled: the static arguments and shapes that have
+    been compiled.
     """
 
     def __init__(
@@ -181,16 +185,16 @@ class Runner:
         block: int,
         leave: float,
         cache_dtype: Any,
-        device: jax.Device,
+        devices: Sequence[jax.Device],
     ):
         self._config, self._slots, self.shapes = config, slots, shapes
         self._block, self._leave = block, leave
-        self._cache_dtype, self._device = cache_dtype, device
-        self.weights: Any = None
+        self._cache_dtype, self._devices = cache_dtype, devices
+        self.weights: list[Any] = []
         self.compiled: set[tuple[Any, ...]] = set()
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
         self._counting = threading.Lock()
-        self._threads = ThreadPoolExecutor(BANKS)
+        self._threads = ThreadPoolExecutor(shapes.banks)
         self.drop_caches()
 
     def drop_caches(self) -> None:
@@ -342,7 +346,7 @@ class Runner:
         size, context = self._slots.bank_size, self._slots.context
         if self._caches[bank] is None:
             cache = kv_cache.init_cache(self._config, size, context, self._cache_dtype)
-            self._caches[bank] = jax.device_put(cache, self._device)
+            self._caches[bank] = jax.device_put(cache, self._devices[bank % len(self._devices)])
         return self._caches[bank]
 
     def _allowed(self, batch: list[Request], column: Column) -> np.ndarray | None:
@@ -372,7 +376,7 @@ class Runner:
         program = decoding.prefill if name == "prefill" else decoding.decode
         began = time.perf_counter()
         *results, self._caches[bank] = program(
-            self.weights, self._cache(bank), *arguments, **static
+            self.weights[bank % len(self._devices)], self._cache(bank), *arguments, **static
         )
         results = [np.asarray(result) for result in results]
         self.count(**{f"{name}_seconds": time.perf_counter() - began, f"{name}_calls": 1})
