@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measure one GPU of 80 GB or more, without a network, in pieces of at most ten minutes:
 #
-#     bash experiments/bench/gpu_day.sh kernels train decode quickstart
+#     bash experiments/bench/gpu_day.sh kernels train decode quickstart evolve
 #     PYTHON=python3 OUT=/tmp/gpu_day bash experiments/bench/gpu_day.sh train
 #
 # Each piece prints its table and leaves it in $OUT/PIECE.txt, line by line, so that a piece that is
@@ -30,10 +30,16 @@ train() {
 
 decode() { bench decode --contexts 2048 16384; }
 
+# needs SmolLM2-135M (`make pretrained`)
+evolve() {
+  PYTHONPATH="$PYTHONPATH:docs/examples" "$PYTHON" run.py --mode=evolve --config=configs/evolve_gpu.py:lending:Lending \
+    --workdir="$OUT/evolve"
+}
+
 quickstart() { "$PYTHON" run.py --config=configs/quickstart.py --config.steps=20 --workdir="$OUT/quickstart"; }
 
 for piece in "$@"; do
-  [[ $piece =~ ^(kernels|train|decode|quickstart)$ ]] || { echo "no piece $piece: kernels, train, decode, quickstart" >&2; exit 2; }
+  [[ $piece =~ ^(kernels|train|decode|quickstart|evolve)$ ]] || { echo "no piece $piece: kernels, train, decode, quickstart, evolve" >&2; exit 2; }
 done
 export -f bench "$@"
 export PYTHON OUT
