@@ -453,3 +453,20 @@ def test_the_help_of_a_word_names_that_word(capsys):
     assert "usage: evolver eval --config=FILE" in out and "run.py" not in out
     assert out.startswith("Evaluate config.model.path")
     assert call(capsys, "--help")[1].count("python run.py --config") > 2
+
+
+@pytest.mark.parametrize(
+    "backend, variable, kept",
+    [("cpu", "", False), ("gpu", "", True), ("gpu", "/elsewhere", False)],
+)
+def test_only_an_accelerators_programs_stay_on_disk(monkeypatch, tmp_path, backend, variable, kept):
+    import jax
+
+    changes = {}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", variable)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(jax.config, "update", changes.__setitem__)
+    run.keep_programs()
+    folder = str(tmp_path / "evolver" / "jax")
+    assert changes == ({"jax_compilation_cache_dir": folder} if kept else {})
