@@ -4,6 +4,8 @@ import os
 import time
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from evolver.config.paths import model_folder
@@ -11,17 +13,17 @@ from models import hf_config, qwen
 
 LENGTH = 400  # tokens of an episode
 TASKS = 64  # of a split of unknown size
-EFFICIENCY = 0.4  # of a whole step, relative to a product of matrices
+EFFICIENCY = 0.4  # of a whole step, relative to a product of matrices, on a CPU
+# The same on an accelerator, of imitation of a model of 135 million parameters on an H100, and the
+# seconds in which its programs compile (docs/speed.md).
+ACCELERATED, COMPILING = 0.05, 300.0
+SIDE = 8192  # of the matrices there
 
 
 def seconds(config: Any) -> float:
     """Return a rough estimate of the time that all stages take: 2 operations per parameter and
     token forward and 4 backward, at the speed of a product of matrices here."""
-    square = np.ones((1536, 1536), np.float32)
-    began = time.process_time()  # of all threads, so that other programs do not count
-    square @ square
-    took = (time.process_time() - began) / (os.cpu_count() or 1)
-    speed = EFFICIENCY * 2 * 1536**3 / max(took, 1e-3)
+    speed, start = (_cpu(), 0.0) if jax.default_backend() == "cpu" else (_accelerator(), COMPILING)
     parameters = qwen.parameter_count(
         qwen.Config(**hf_config.fields(hf_config.read(model_folder(config.model.path))))
     )
@@ -31,4 +33,22 @@ def seconds(config: Any) -> float:
     played = evaluations * (c.eval.tasks or TASKS) * (c.eval.rollouts + 1)
     updates = c.evolve.updates * c.evolve.rows * length
     tokens = length * (3 * episodes + played) + 3 * updates
-    return 2 * parameters * tokens / speed
+    return start + 2 * parameters * tokens / speed
+
+
+def _cpu() -> float:
+    """Return the operations per second that a step gets out of this machine's processors."""
+    square = np.ones((1536, 1536), np.float32)
+    began = time.process_time()  # of all threads, so that other programs do not count
+    square @ square
+    took = (time.process_time() - began) / (os.cpu_count() or 1)
+    return EFFICIENCY * 2 * 1536**3 / max(took, 1e-3)
+
+
+def _accelerator() -> float:
+    """Return the same of the first device."""
+    square, product = jnp.ones((SIDE, SIDE), jnp.bfloat16), jax.jit(jnp.matmul)
+    jax.block_until_ready(product(square, square))
+    began = time.perf_counter()
+    jax.block_until_ready(product(square, square))
+    return ACCELERATED * 2 * SIDE**3 / (time.perf_counter() - began)

@@ -9,7 +9,7 @@ import command
 from configs import evolve as evolve_config
 from envs.toolcalls import call_text
 from envs.world import Task
-from evolver import evolve
+from evolver import evolve, rough_time
 from evolver.build import RunError
 from evolver.files.workdir import Workdir, read_tasks
 from evolver.imitating import with_other_ids
@@ -243,3 +243,12 @@ def test_an_episode_whose_ids_use_up_their_form_stays_as_it_is():
     assert with_other_ids(episode, random.Random(0)) == episode
     plain = {"messages": [{"role": "assistant", "content": "done 12"}], "tools": []}
     assert with_other_ids(plain, random.Random(0)) == plain
+
+
+def test_the_expected_time_is_that_of_the_device(monkeypatch):
+    config = evolve_config.get_config("travel")
+    on_cpu = rough_time.seconds(config)
+    monkeypatch.setattr(rough_time.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(rough_time, "SIDE", 64)
+    monkeypatch.setattr(rough_time, "ACCELERATED", 1e6)
+    assert 0 < on_cpu and rough_time.COMPILING < rough_time.seconds(config) < on_cpu + 400
