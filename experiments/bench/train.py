@@ -44,7 +44,8 @@ def config_of(size: str, row: int, micro_batches: int, changes: dict[str, Any]) 
     config = bfloat16_config(size)
     config.model.remat = "full"
     config.loss.kl_coef, config.loss.old_logp = 0.0, "sampled"
-    config.learner.row = config.rollout.context = row
+    config.learner.row, config.learner.most_segments = row, SEQUENCES
+    config.rollout.context = row
     config.rollout.max_tokens = row // 8
     config.rollout.tasks, config.rollout.group, config.learner.updates = micro_batches, 1, 1
     config.engine.slots = 1
