@@ -81,7 +81,7 @@ class Model(Group):
     attention: Literal["auto", "blockwise", "cudnn", "cudnn_packed", "pallas", "splash", "ring"] = (
         "auto"
     )
-    """blockwise runs anywhere; cudnn, pallas need a GPU, splash a TPU; ring is for
+    """blockwise runs anywhere; cudnn, cudnn_packed, pallas need a GPU, splash a TPU; ring is for
     mesh.sequence."""
 
 

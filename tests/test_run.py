@@ -111,6 +111,7 @@ def test_targets_that_cannot_be_planned_for(capsys, tiny, words, mode, said):
         ("--config.loss.args.dual_clip=0.5", "must be above 1, or 0"),
         ("--config.model.attention=cudnn", "needs config.model.dtype=bfloat16"),
         ("--config.model.attention=cudnn_packed", "needs config.learner.most_segments"),
+        ("--config.engine.devices=9", "engine.devices=9, but config.mesh has 1"),
         ("--config.model.attention=splash", "needs a TPU, but jax sees a CPU"),
         ("--config.env.python=/no/python", "there is no such program"),
         ("--config.env.args.colour=3", "unexpected keyword argument 'colour'"),

@@ -150,6 +150,8 @@ def machine_contradictions(c: ConfigDict) -> Iterator[str]:
             "config.model.attention=cudnn_packed needs config.learner.most_segments, the most"
             " samples of a row, such as 8"
         )
+    if c.engine.devices > (devices := math.prod(c.mesh.values())):
+        yield f"config.engine.devices={c.engine.devices}, but config.mesh has {devices}"
     if c.learner.share_prompts and c.learner.most_segments:
         yield (
             f"config.learner.most_segments={c.learner.most_segments} is for samples that do not"
