@@ -97,6 +97,9 @@ def main(
     segments: numbers of segments of it, of random lengths
     kernels: those that are measured; one that does not run here has its error in the table
     """
+    if unknown := sorted({*kernels} - {*attention.IMPLEMENTATIONS}):
+        known = ", ".join(attention.IMPLEMENTATIONS)
+        raise commands.Problems(f"--kernels {' '.join(unknown)}: choose among {known}")
     device = jax.devices()[0]
     print(f"{device.device_kind}, jax {jax.__version__}", file=sys.stderr)
     rows = [["kernel", "segments", "relative error", "ms", "TFLOP/s, segments only"]]
