@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ from evolver.replaying import play
 from evolver.rough_time import seconds
 from models import hf
 from models.files import write_atomically
+from rl.checkpoint import Checkpoints
 from rl.evaluation import Scores
 from rl.seeds import seed_of
 
@@ -292,13 +294,16 @@ def imitated(config: Any, folder: Path, tasks: Sequence[Task], world: World) -> 
             "lists": 0.0, "whole": 0.0, "pairs": 0.0, "share_prompts": c.learner.share_prompts,
         }
     )  # fmt: skip
+    saved = folder / "imitated/checkpoints"
     try:
-        params = train(settings, shape, params, samples, samples)
+        with contextlib.closing(Checkpoints(saved, keep=1)) as checkpoints:
+            params = train(settings, shape, params, samples, samples, checkpoints)
     except Diverged as error:
         keys = f"config.evolve.lr={e.lr:g}, config.model.dtype={c.model.dtype}"
         raise RunError(f"{error} ({keys})") from None
     card = f"{source.name} after imitating {len(chosen)} solutions in `{c.env.name}`.\n"
     hf.save(policy, shape, params, tokenizer=tokenizer, card=card)
+    shutil.rmtree(saved)
 
 
 def trained(config: Any, folder: Path, probes: Scores) -> None:

@@ -1,5 +1,6 @@
 """One command for a world: the stages, what is held out, and what the report says."""
 
+import itertools
 import random
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import command
 from configs import evolve as evolve_config
 from envs.toolcalls import call_text
 from envs.world import Task
-from evolver import evolve, rough_time
+from evolver import evolve, imitating, rough_time
 from evolver.build import RunError
 from evolver.files.workdir import Workdir, read_tasks
 from evolver.imitating import with_other_ids
@@ -149,6 +150,32 @@ def test_two_processes_do_not_use_one_workdir(tmp_path):
         with pytest.raises(RunError, match="is in use by process"):
             evolve.evolve(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupted_imitation_goes_on_where_it_was(desk, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(imitating, "SAVE_EVERY", 0.0)
+    config = command_config(tiny_policy(tmp_path / "policy"))
+    config.learner.row, config.learner.micro = 1024, 1
+    config.evolve.updates, config.evolve.rows, config.evolve.other_ids = 4, 1, 1
+
+    def imitated(folder: str) -> bytes:
+        evolve.imitated(config, tmp_path / folder, desk.tasks("train"), desk)
+        assert not (tmp_path / folder / "imitated/checkpoints").exists()
+        return (tmp_path / folder / "imitated/policy/model.safetensors").read_bytes()
+
+    def interrupted(data, *arguments, **keywords):
+        yield from itertools.islice(batches(data, *arguments, **keywords), 3)
+        raise KeyboardInterrupt
+
+    batches = imitating.batches
+    monkeypatch.setattr(imitating, "batches", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        imitated("cut")
+    monkeypatch.setattr(imitating, "batches", batches)
+    capsys.readouterr()
+    goes_on = imitated("cut")
+    assert "resuming after update 3" in capsys.readouterr().out
+    assert goes_on == imitated("whole")
 
 
 def test_temperatures_are_those_of_probes():
