@@ -183,8 +183,8 @@ class TaskPool:
     def weights(self, synthetic: Sequence[Task]) -> list[float]:
         """Return the weight of each task where those are preferred that are solved sometimes.
 
-        All templates get the same chance: an explorer finds few tasks of the kinds that are hard to
-        find, which are no easier to learn.
+        The chance of a template is the mean learnability of its tasks, however many it has: an
+        explorer finds few tasks of the kinds that are hard to find, which are no easier to learn.
         """
         templates = [task.meta.get("template", task.id) for task in synthetic]
         times = Counter(templates)
