@@ -245,8 +245,8 @@ def decode(
     N = block; `steps` of them ran. A row finishes at a stop token or when its budget is used up;
     its later tokens are -1. allowed_BV: mask of the tokens that may come next, for a block of one.
     in_place: work on the cache itself instead of a copy of its window; the rows must be all slots,
-    in order. This is faster on GPUs and for large models. For a small one on a CPU the copy is
-    faster, because it stays in the processor's caches.
+    in order. This is faster on accelerators. On a CPU the copy is: XLA's products read no windows
+    there, so each step would copy the windows of all layers.
     """
     taken = None if len(rows.slot) == len(cache["v"][0]) else rows.slot
     live = jnp.sum(rows.budget > 0)

@@ -23,14 +23,15 @@ from rl.trajectory import Completion, Sampling
 
 MAX_STOP_TOKENS = 8
 PREFILL_BATCH = 2048  # most tokens of one prefill call, padding included
-# most attention scores of one prefill call on a CPU; more would not fit into its caches
+# most attention scores of one prefill call of a small model on a CPU; more would not fit into its
+# caches
 PREFILL_SCORES = 2**20
 DECODE_ROWS = 16  # most rows of one decode call of a small model on a CPU, for the same reason
 # groups of slots that run in parallel on a CPU; constant: the number of cores must not change
 # results
 BANKS = 2
 SMALL = 2**25  # most bytes of weights that stay in a CPU's caches between two steps
-# of a large model, or on an accelerator, all rows decode in place if more than slots / FEW of them
+# of a large model, or on an accelerator, all rows decode together if more than slots / FEW of them
 # run
 FEW = 4
 COUNTERS = (
@@ -125,16 +126,17 @@ class Shapes:
     ):  # fmt: skip
         # A small model on a CPU decodes a copy of a few rows' keys and values, which stays in the
         # processor's caches. The weights of a large one are read from memory at each step, so that
-        # a step serves all rows, in place and in one bank, or a copy of few. The numbers of copied
-        # rows are far apart there, because XLA takes long to compile many layers.
+        # a step serves all rows, in one bank, or few. The numbers of few rows are far apart there,
+        # because XLA takes long to compile many layers. Even all rows decode a copy on a CPU, as a
+        # step in place would copy the window of each layer.
         large = qwen.parameter_count(config) * jnp.dtype(dtype).itemsize > SMALL
-        self.in_place = not cpu or large
-        own = BANKS if not self.in_place and slots >= BANKS * DECODE_ROWS else 1
+        self.in_place, together = not cpu, not cpu or large
+        own = BANKS if not together and slots >= BANKS * DECODE_ROWS else 1
         self.banks = devices if devices > 1 else own
         size = -(-slots // self.banks)
-        few = max(1, size // FEW) if self.in_place else min(size, DECODE_ROWS)
+        few = max(1, size // FEW) if together else min(size, DECODE_ROWS)
         self.copied = _powers(4, few, by=4 if cpu and large else 2)
-        self.decoded = sorted({*self.copied, size}) if self.in_place else self.copied
+        self.decoded = sorted({*self.copied, size}) if together else self.copied
         # An accelerator computes padding faster than it compiles another shape: with the shapes of
         # a CPU, compilation took two minutes of the first evaluation on an H100.
         self._padded, by = not cpu, 2 if cpu else 4
@@ -142,7 +144,7 @@ class Shapes:
         self.windows = sorted({*_powers(128, context), *between})
         self.pieces = _powers(16, min(prefill, context), by=by)
         self._by, self._context, self._bank_size = by, context, size
-        self._scores = (PREFILL_SCORES if cpu else 2**40) // config.heads
+        self._scores = (2**40 if together else PREFILL_SCORES) // config.heads
 
     def window(self, tokens: int) -> int:
         """Return the window of a call that reads this many positions; padding may exceed the
