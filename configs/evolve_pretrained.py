@@ -1,7 +1,7 @@
 """Your world with a pretrained model, by default SmolLM2-135M on two cores.
 
+    evolver evolve lending:Lending --config=configs/evolve_pretrained.py      # fetches the model
     make pretrained
-    evolver evolve lending:Lending --config=configs/evolve_pretrained.py
     python run.py --mode=evolve --config=configs/evolve_pretrained.py:lending:Lending
 
 `--config.model.path` names another checkpoint, and `--config.model.dtype=bfloat16` suits a GPU.
