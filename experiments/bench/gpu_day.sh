@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measure one GPU of 80 GB or more, without a network, in pieces of at most ten minutes:
 #
-#     bash experiments/bench/gpu_day.sh kernels train decode quickstart evolve
+#     bash experiments/bench/gpu_day.sh kernels train decode quickstart evolve reader
 #     PYTHON=python3 OUT=/tmp/gpu_day bash experiments/bench/gpu_day.sh train
 #
 # Each piece prints its table and leaves it in $OUT/PIECE.txt, line by line, so that a piece that is
@@ -36,10 +36,19 @@ evolve() {
     --workdir="$OUT/evolve"
 }
 
+# SmolLM2 learns to read tools in made-up worlds, and is measured in others
+reader() {
+  "$PYTHON" -m experiments.imitation --config=configs/reader_base.py:smollm2 --workdir="$OUT/reader"
+  "$PYTHON" run.py --mode=eval --config=configs/evolve_gpu.py:made_up --config.questioning.enabled=False \
+    --config.navigating.enabled=False --config.attributing.enabled=False --config.advantage.name=grpo \
+    --config.eval.tasks=64 --config.eval.rollouts=1 --config.eval.temperatures='()' \
+    --config.model.path="$OUT/reader/policy" --workdir="$OUT/reader_eval"
+}
+
 quickstart() { "$PYTHON" run.py --config=configs/quickstart.py --config.steps=20 --workdir="$OUT/quickstart"; }
 
 for piece in "$@"; do
-  [[ $piece =~ ^(kernels|train|decode|quickstart|evolve)$ ]] || { echo "no piece $piece: kernels, train, decode, quickstart, evolve" >&2; exit 2; }
+  [[ $piece =~ ^(kernels|train|decode|quickstart|evolve|reader)$ ]] || { echo "no piece $piece: kernels, train, decode, quickstart, evolve, reader" >&2; exit 2; }
 done
 export -f bench "$@"
 export PYTHON OUT

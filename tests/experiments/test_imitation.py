@@ -259,13 +259,17 @@ def test_a_config_of_run_py_is_recognised(capsys):
 
 @pytest.mark.parametrize(
     "name",
-    ["base_policy", "reader_base", "bfcl_tiny_base", "home_base", "pretrained_base", "window_base"],
-)
+    [
+        "base_policy", "reader_base", "reader_base:smollm2", "bfcl_tiny_base", "home_base",
+        "pretrained_base", "window_base",
+    ],
+)  # fmt: skip
 def test_the_configs_that_imitate_are_sound(tmp_path, name):
     if name == "bfcl_tiny_base":
         pytest.importorskip("bfcl_eval")
+    name, _, argument = name.partition(":")
     module = importlib.import_module(f"configs.{name}")
-    config = module.get_config()
+    config = module.get_config(argument or None)
     if name == "reader_base":
         config.explored = ""  # experiments/imitation/made_up.py writes them
     if config.model.path:  # `make pretrained` writes it
