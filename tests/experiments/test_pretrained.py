@@ -1,5 +1,6 @@
 """The pretrained model is fetched when it is needed, and a failure is one message."""
 
+import os
 import zipfile
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def test_a_missing_model_is_fetched_once(tmp_path, monkeypatch, capsys):
 def test_an_index_that_does_not_answer_is_one_message(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     for variable in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
         monkeypatch.delenv(variable, raising=False)
     missing = str(tmp_path / "model")
