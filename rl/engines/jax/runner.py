@@ -26,6 +26,7 @@ PREFILL_BATCH = 2048  # most tokens of one prefill call, padding included
 # most attention scores of one prefill call of a small model on a CPU; more would not fit into its
 # caches
 PREFILL_SCORES = 2**20
+LARGE_SCORES = 2**26  # the same of a large model, which only bounds memory: 256 MiB
 DECODE_ROWS = 16  # most rows of one decode call of a small model on a CPU, for the same reason
 # groups of slots that run in parallel on a CPU; constant: the number of cores must not change
 # results
@@ -144,7 +145,8 @@ class Shapes:
         self.windows = sorted({*_powers(128, context), *between})
         self.pieces = _powers(16, min(prefill, context), by=by)
         self._by, self._context, self._bank_size = by, context, size
-        self._scores = (2**40 if together else PREFILL_SCORES) // config.heads
+        most = 2**40 if not cpu else LARGE_SCORES if large else PREFILL_SCORES
+        self._scores = most // config.heads
 
     def window(self, tokens: int) -> int:
         """Return the window of a call that reads this many positions; padding may exceed the
