@@ -29,7 +29,7 @@ class Model(Group):
     preset: Preset = "mini"
     """Shape of random weights."""
     dtype: Dtype = "float32"
-    """Dtype of the computation."""
+    """Dtype of the computation, and of the weights that are written."""
 
 
 class Config(Group):

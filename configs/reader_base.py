@@ -1,17 +1,14 @@
 """A small policy that reads the tools of worlds that it never saw: where `evolver evolve` starts.
 
-    python -m experiments.imitation.made_up --worlds 2000 --out runs/made_up.jsonl
-    python -m experiments.imitation --config=configs/reader_base.py
+    python -m experiments.imitation --config=configs/reader_base.py             # for one GPU
     python -m experiments.imitation --config=configs/reader_base.py:smollm2     # for one GPU
 
 It imitates agents in made-up worlds, whose tools, names, schemas and hidden rules are random
-(envs/made_up): the worlds' own tasks, the explorer's in the first of them, and exercises in reading
-lists. No world is shown twice but those. It begins with induction heads laid out
-(experiments/imitation/induction.py), and with lists of pairs alone, because random weights find no
-such heads in so few tokens; docs/results.md says how far that brings it. configs/assets/reader was
-made so in 41 minutes on two cores, from 10,453 tasks of about the first thousand worlds.
-`smollm2` teaches SmolLM2-135M-Instruct the same on a GPU, from the worlds' own tasks; a whole
-run of it was not seen.
+(envs/made_up): their own tasks, half of them in the explorer's words, and exercises in reading
+lists. It begins with induction heads laid out (experiments/imitation/induction.py), and with lists
+of pairs alone, because random weights find no such heads in few tokens; docs/results.md says how
+far that brings it. `smollm2` teaches SmolLM2-135M-Instruct the same; a whole run of it was not
+seen.
 """
 
 from ml_collections import ConfigDict
@@ -27,28 +24,28 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config = imitation.get_config()
     use(config.env, "made_up")
     use(config.template, "brief")
-    config.explored = "runs/made_up*.jsonl"
-    config.model.preset = "small"
+    config.model.preset = "reader"
+    config.model.dtype = "bfloat16"
     config.vocab = 2048
     config.words = True
-    config.demonstrations = 60000
+    config.demonstrations = 200_000
     config.careful = 1.0
     config.hint = 0.1
     config.induction = True
-    config.lists = 0.04
+    config.lists = 0.01
     config.whole = 0.3
-    config.pairs = 0.1
-    config.steps = 3000
-    config.row = 640
-    config.rows = 4
-    config.micro = 4
+    config.pairs = 0.05
+    config.steps = 6000
+    config.muon_lr = 0.015
+    config.warmup = 50
+    config.row = 1024
+    config.rows = 64
+    config.micro = 64
     if arg == "smollm2":
-        config.explored = ""
         config.model.path = SMOL
-        config.model.dtype = "bfloat16"
         config.words = config.induction = False
         config.lists = config.whole = config.pairs = 0.0
-        config.demonstrations = 12000
+        config.demonstrations = 12_000
         config.steps = 150
         config.row = 2048
         config.rows = 32

@@ -89,14 +89,14 @@ def train(
         print(f"resuming after update {done}", flush=True)
     started = said = saved = time.monotonic()
     losses: list[float] = []
+    running: list[learner.Metrics] = []  # of updates whose results have not been waited for
     skipped = 0
     first, second = round(c.lists * c.steps), round(c.whole * c.steps)
     careless_shares = itertools.islice(shares(c.careful, c.steps), first, None)
     lists = lists_of_pairs(careful, c.rows, c.row, c.seed)
     whole = batches(
-        [whole_of(sample) for sample in careful], careless, careless_shares, c.rows, c.row,
-        c.seed, pairs=c.pairs,
-    )  # fmt: skip
+        careful, careless, careless_shares, c.rows, c.row, c.seed, pairs=c.pairs, whole=True
+    )
     agent = batches(
         careful, careless, careless_shares, c.rows, c.row, c.seed + (second > 0), pairs=c.pairs,
         share=c.share_prompts,
@@ -105,9 +105,12 @@ def train(
     for step, packed in enumerate(itertools.islice(stream, done, c.steps), done + 1):
         seed = seed_of(c.seed, "rounding", step) % 2**32
         state, metrics = update(state, packed, seed=seed)
-        losses.append(float(metrics["loss"]))
-        skipped = skipped + 1 if metrics["skipped"] else 0
-        if skipped == SKIPPED:
+        running.append(metrics)
+        while len(running) > (step < c.steps):  # the next batch is packed while this one trains
+            metrics = running.pop(0)
+            losses.append(float(metrics["loss"]))
+            skipped = skipped + 1 if metrics["skipped"] else 0
+        if skipped >= SKIPPED:
             raise Diverged(
                 f"imitation has diverged: loss or gradient of the updates up to {step} of {c.steps}"
                 " is not finite. Lower the learning rate, or compute in float32"
@@ -118,8 +121,9 @@ def train(
             seconds = said - started
             speed = (step - done) * c.rows * c.row / seconds
             left = seconds / (step - done) * (c.steps - step)
+            mean = np.mean(losses[-20:]) if losses else np.nan
             print(
-                f"imitate {step}/{c.steps}  loss {np.mean(losses[-20:]):.4f}  "
+                f"imitate {step}/{c.steps}  loss {mean:.4f}  "
                 f"{speed:,.0f} tokens/s  {left:.0f} s left",
                 flush=True,
             )
@@ -152,13 +156,15 @@ def batches(
     seed: int,
     pairs: float = 0.0,
     share: bool = False,
+    whole: bool = False,
 ) -> Iterator[Packed]:
     """Yield batches of at most `rows` packed rows of `row` tokens, in endless passes over both data
     sets, each pass shuffled anew. `shares` are the shares of careless samples in the batches.
     pairs: share of the samples of a batch without careless ones that are `random_pairs` instead.
-    share: samples share what their prompts begin with (`rl.packing`)."""
+    share: samples share what their prompts begin with (`rl.packing`).
+    whole: samples train as `whole_of` says."""
     draw = np.random.default_rng(seed_of(seed, "batches"))
-    vocabulary = np.unique(np.concatenate([sample.tokens for sample in careful]))
+    vocabulary = vocabulary_of(careful) if pairs else np.empty(0)
 
     def passes(data: Sequence[Sample]) -> Iterator[Sample]:
         while True:
@@ -174,7 +180,8 @@ def batches(
         k = round(careless_share * n)
         m = 0 if k else round(pairs * n)
         chosen = [random_pairs(draw, vocabulary, int(mean)) for _ in range(m)]
-        chosen += [next(streams[i < k]) for i in range(n - m)]
+        drawn = (next(streams[i < k]) for i in range(n - m))
+        chosen += map(whole_of, drawn) if whole else drawn
         while (packed := pack(chosen, row, share=share)).tokens_RT.shape[0] > rows:
             chosen = chosen[:-1]
         yield packed
@@ -183,12 +190,17 @@ def batches(
 def lists_of_pairs(data: Sequence[Sample], rows: int, row: int, seed: int) -> Iterator[Packed]:
     """Yield batches of short lists of `random_pairs` of the tokens in the data, without end."""
     draw = np.random.default_rng(seed_of(seed, "lists"))
-    vocabulary = np.unique(np.concatenate([sample.tokens for sample in data]))
+    vocabulary = vocabulary_of(data)
     while True:
         chosen = [random_pairs(draw, vocabulary, SHORT) for _ in range(2 * rows * row // SHORT)]
         while (packed := pack(chosen, row)).tokens_RT.shape[0] > rows:
             chosen = chosen[: len(chosen) - rows]
         yield packed
+
+
+def vocabulary_of(data: Sequence[Sample]) -> np.ndarray:
+    """Return the ids that the samples hold, in order."""
+    return np.flatnonzero(np.bincount(np.concatenate([sample.tokens for sample in data])))
 
 
 def random_pairs(draw: np.random.Generator, vocabulary: np.ndarray, longest: int) -> Sample:

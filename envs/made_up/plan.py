@@ -308,7 +308,9 @@ def _name(
     }.get(op.does, ())  # fmt: skip
     for role in roles:
         if not (role == "entity" and kind and kind.single):
-            op.parameters[_parameter(op, kinds, role, rng)] = role
+            parameter = _parameter(op, kinds, role, rng)
+            # an attribute may be called like a kind
+            op.parameters[parameter + "_2" * (parameter in op.parameters)] = role
     if rng.random() < 0.15:
         op.parameters = dict(reversed(op.parameters.items()))
 

@@ -1,4 +1,4 @@
-"""Tasks of made-up worlds in words of their own, with their solutions."""
+"""Tasks of made-up worlds with their solutions, in words of their own or in the explorer's."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from typing import Any, NamedTuple
 
 from envs.made_up.plan import Kind, Operation, Plan, plan_of
 from envs.made_up.world import STARTS, Refused, State, broken_by, holds, perform, start_of, subject
+from envs.probed import cells
 from envs.toolcalls import call_text
+from envs.wording import goal_text, inlined, joined, spaced, summaries
 from envs.world import Task
 
 OPENINGS = ("", "", "Please ", "I need you to ", "Can you ")
 JOINTS = (" and ", ", then ", ". Then ", ", and ")
 DONE = "done"
 TRIES = 200
+EXPLORERS = 0.5  # share of the tasks in the explorer's words
+INLINED = 0.7  # share of those with values in place of their parameters
+ASKED = 0.2  # share of the tasks that are questions
+LOOKED_UP = 0.6  # share of the tasks that name entities without their ids
 RULED = 4.0  # how much likelier a goal is whose tool has a hidden rule
 
 
@@ -48,14 +54,14 @@ def own_task(seed: int, split: str = "train") -> Task:
 def _drafted(plan: Plan, seed: int, split: str, rng: random.Random) -> Task:
     state = start_of(plan, seed)
     words = _References(plan, state, rng)
-    goals, calls, wanted, answer = [], [], [], ""
-    if not plan.changing() or rng.random() < 0.12:
-        text, made, answer = _question(plan, state, words, rng)
+    goals, calls, wanted, answer, asked = [], [], [], "", ""
+    if not plan.changing() or rng.random() < ASKED:
+        text, made, answer, asked = _question(plan, state, words, rng)
         goals, calls = [text], made
     else:
         numbers = plan.changing()
         ruled = [RULED if plan.operations[n].rules else 1.0 for n in numbers]
-        for n in rng.choices(numbers, ruled, k=rng.choice((1, 1, 2))):
+        for n in rng.choices(numbers, ruled, k=rng.choice((1, 1, 2, 2, 3))):
             text, made, changes = _goal(plan, state, plan.operations[n], words, rng)
             goals.append(text)
             calls += made
@@ -66,12 +72,19 @@ def _drafted(plan: Plan, seed: int, split: str, rng: random.Random) -> Task:
         raise Unfit  # the second goal undid the first
     looks = words.look_ups()
     calls = [Made(op, {}, False) for op in looks if not any(c.op is op for c in calls[:1])] + calls
-    joint = rng.choice(JOINTS)
-    if joint.endswith("Then "):
-        goals[1:] = [goal[0].lower() + goal[1:] for goal in goals[1:]]
-    query = ("" if answer else rng.choice(OPENINGS)) + joint.join(goals)
-    query = query[0].upper() + query[1:]
-    query += "?" if query.startswith(("Can", "What")) else "."
+    if words.explorers:
+        query = joined(goals, asked, rng)
+        if rng.random() < INLINED:
+            query = inlined(query, words.named)
+            if rng.random() < 0.5:
+                query = f"Please {query[:1].lower()}{query[1:]}"
+    else:
+        joint = rng.choice(JOINTS)
+        if joint.endswith("Then "):
+            goals[1:] = [goal[0].lower() + goal[1:] for goal in goals[1:]]
+        query = ("" if answer else rng.choice(OPENINGS)) + joint.join(goals)
+        query = query[0].upper() + query[1:]
+        query += "?" if query.startswith(("Can", "What")) else "."
     return _task(plan, seed, split, query, calls, state, wanted, answer)
 
 
@@ -90,23 +103,38 @@ def _task(
 
 
 class _References:
-    """The words by which a query refers to entities. Some references make a look-up necessary."""
+    """The words by which a query refers to entities. Some references make a look-up necessary.
+
+    explorers: goals are in the explorer's words, which are `summaries` of tools with arguments.
+    named: the values that these say.
+    """
 
     def __init__(self, plan: Plan, state: State, rng: random.Random):
         self.plan, self.state, self.rng = plan, copy.deepcopy(state), rng
-        self.style, self.sought = rng.randrange(5), set[int]()
+        self.style = rng.choice((0, 3) if rng.random() < LOOKED_UP else (1, 2, 4))
+        self.explorers, self.sought = rng.random() < EXPLORERS, set[int]()
+        self.named: list[str] = []
+        self.summaries = summaries({op.name: op.description for op in plan.operations})
 
     def __call__(self, kind: int, id: str) -> str:
         k, name = self.plan.kinds[kind], self.state[kind][id]["name"]
         if k.single:
             return f"the {k.noun}"
+        if self.style in (0, 3) and k.ids != "name":
+            self.sought.add(kind)
+        if self.explorers:
+            return name if self.style in (0, 3) else id
         if k.ids == "name":
             return (name, name, f"{k.noun} {name}", f"the {k.noun} {name}", name)[self.style]
-        if self.style in (0, 3):
-            self.sought.add(kind)
         return (
             name, f"{name} ({id})", f"{k.noun} {id}", f"the {k.noun} {name}", id,
         )[self.style]  # fmt: skip
+
+    def described(self, op: Operation, phrases: dict[str, str]) -> str:
+        """Return a goal in the explorer's words. phrases: {role of a parameter: its value}."""
+        arguments = {name: phrases[role] for name, role in op.parameters.items()}
+        self.named += arguments.values()
+        return goal_text(self.summaries[op.name], arguments)
 
     def look_ups(self) -> list[Operation]:
         """Return the calls that show the ids which the query does not tell."""
@@ -127,6 +155,8 @@ def _goal(
     if op.does == "add":
         name = kind.new_name(rng)
         made = _made(plan, state, op, {"name": name}, False)
+        if words.explorers:
+            return words.described(op, {"name": name}), [made], [[k, name, "there", "yes"]]
         called = rng.choice(("called", "named", "with the name"))
         verb = op.verb if op.verb != "new" else "make"
         return f"{verb} a {kind.noun} {called} {name}", [made], [[k, name, "there", "yes"]]
@@ -150,7 +180,11 @@ def _goal(
     called, name = words(k, id), state[k][id]["name"]
     if op.does == "set":
         given["value"] = value
-    text = _worded(op, called, words(link, other) if other else value, rng)
+    said = words(link, other) if other else value
+    if words.explorers:
+        text = words.described(op, {"entity": called, "other": said, "value": said})
+    else:
+        text = _worded(op, called, said, rng)
     calls.append(_made(plan, state, op, given, False))
     if op.does == "drop":
         return text, calls, [[k, name, "there", "no"]]
@@ -184,8 +218,9 @@ def _made(plan: Plan, state: State, op: Operation, given: dict[str, str], needed
 
 def _question(
     plan: Plan, state: State, words: _References, rng: random.Random
-) -> tuple[str, list[Made], str]:
-    """Return a question about an attribute, the calls that show it, and the answer."""
+) -> tuple[str, list[Made], str, str]:
+    """Return a question about an attribute, the calls that show it, the answer, and what to reply
+    with if the question is in the explorer's words."""
     k = rng.randrange(len(plan.kinds))
     kind = plan.kinds[k]
     attributes = [a for a in kind.attributes if a.form != "link"]
@@ -195,10 +230,29 @@ def _question(
     called = words(k, id)
     shows = [op for op in plan.operations if op.does == "show" and op.kind == k]
     calls = [_made(plan, state, op, {"entity": id}, False) for op in shows[:1]]
+    if words.explorers and calls:
+        text = words.described(shows[0], {"entity": called})
+        wanted, answer = _reply(perform(plan, state, shows[0], calls[0].arguments), text, rng)
+        return text, calls, answer, wanted
+    words.explorers = False
     if not calls:
         if not attribute.listed and not kind.single:
             raise Unfit
         lists = [op for op in plan.operations if op.does == "list" and op.kind in (k, -1)]
         calls = [Made(op, {}, False) for op in lists[:1]]
     text = rng.choice(("what is the {} of {}", "tell me the {} of {}", "say the {} of {}"))
-    return text.format(attribute.name, called), calls, state[k][id][attribute.name]
+    return text.format(attribute.name, called), calls, state[k][id][attribute.name], ""
+
+
+def _reply(shown: str, query: str, rng: random.Random) -> tuple[str, str]:
+    """Return what to reply with, as the explorer words it, and that value of an answer. Raises
+    Unfit if the query tells every one."""
+    found = cells("", shown)
+    if found and found[0].label:
+        options = [(f"the {spaced(c.label.removeprefix('$.'))}", c.value) for c in found]
+    else:
+        options = [("the first word", found[0].value), ("the last word", found[-1].value)]
+    options = [option for option in options if option[1] not in query]
+    if not options:
+        raise Unfit
+    return rng.choice(options)

@@ -88,7 +88,7 @@ class MadeUp(World):
         self.plan, self.state = plan_of(self._world), copy.deepcopy(state)
 
 
-def start_of(plan: Plan, seed: int, most: int = 5) -> State:
+def start_of(plan: Plan, seed: int, most: int = 7) -> State:
     """Return the entities at a start: from three of each kind to `most`."""
     rng = random.Random(f"start {seed}")
     state: State = []

@@ -1,5 +1,4 @@
-"""Scripted demonstrations, made by worker processes, and the checks of their config keys. Imports
-no jax."""
+"""Scripted demonstrations, and the checks of their config keys. Imports no jax."""
 
 from __future__ import annotations
 
@@ -8,14 +7,11 @@ import importlib
 import json
 import random
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import envs
 from models.tokenizer import QWEN_TOKENS
-from rl.seeds import seed_of
 
 # Fixed text of turns. As single tokens, these strings halve the length of an episode.
 TEMPLATE_TOKENS = (
@@ -47,21 +43,10 @@ def module(env: str) -> Any:
     return importlib.import_module(f"envs.{env}.demos")
 
 
-def make(env: str, n: int, seed: int, explored: str = "", **kwargs: Any) -> list[dict[str, Any]]:
-    """Return `n` demonstrated episodes, made by two worker processes. They depend on `seed` only.
-
-    They are those of `module(env)`; with a file of `explored` tasks every other one shows a
-    solution of these, and all do if the environment has no demonstrations of its own.
-    """
-    seeds = [seed_of(seed, "demonstration", i) for i in range(n)]
-    shown = [bool(explored) and (i % 2 == 1 or env not in known()) for i in range(n)]
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as workers:
-        return list(workers.map(_Demonstrate(env, explored, kwargs), seeds, shown, chunksize=200))
-
-
 @dataclasses.dataclass
-class _Demonstrate:
-    """A call that can be pickled."""
+class Demonstrate:
+    """A demonstrated episode of a seed, as a call that can be pickled; of the world's own, or with
+    `explored` a solution of a task in these files."""
 
     env: str
     explored: str
@@ -75,6 +60,21 @@ class _Demonstrate:
 
         kwargs = {name: value for name, value in self.kwargs.items() if name != "hint"}
         return demonstrate(rng, self.explored, self.env, **kwargs)
+
+
+def demonstrate_of(config: Any, care: float) -> Demonstrate:
+    """Return the call that makes a config's demonstrations of an agent that takes this care."""
+    c = config
+    return Demonstrate(
+        c.env.name, c.explored, {"care": care, "hint": c.hint, **c.env.args.to_dict()}
+    )
+
+
+def shown(config: Any) -> list[bool]:
+    """Return for each demonstration of a config whether it is of an explored task: every other one
+    if there are any, and all if the environment has no demonstrations of its own."""
+    c, own = config, config.env.name in known()
+    return [bool(c.explored) and (i % 2 == 1 or not own) for i in range(c.demonstrations)]
 
 
 def texts_of(episode: dict[str, Any]) -> list[str]:
@@ -109,16 +109,16 @@ def problems(config: Any) -> Iterator[str]:
             "and any world whose tasks were explored (config.explored)"
         )
         return
-    show = _Demonstrate(name, explored, {"care": config.care, "hint": config.hint, **args})
-    for shown in [False] * (name in known()) + [True] * bool(explored):
+    show = demonstrate_of(config, config.care)
+    for theirs in [False] * (name in known()) + [True] * bool(explored):
         try:  # one episode in this process: what fails in it would fail in a worker
-            show(0, shown)
+            show(0, theirs)
         except (
             Exception
         ) as error:  # an environment may raise anything, and its message is for the user
             yield (
                 f"config.env.name={name} cannot be demonstrated with config.env.args={args}, "
-                f"care={config.care}, hint={config.hint}{f' and explored={explored}' * shown}: "
+                f"care={config.care}, hint={config.hint}{f' and explored={explored}' * theirs}: "
                 f"{error}"
             )
             return

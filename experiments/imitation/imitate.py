@@ -9,24 +9,22 @@ import itertools
 import re
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from evolver.config import plugs
 from evolver.config.paths import model_folder
 from evolver.files.workdir import Workdir
-from evolver.imitating import samples_of, train
+from evolver.imitating import NothingFits, train
 from experiments.imitation import demonstrations
 from experiments.imitation.induction import with_induction
+from experiments.imitation.tokenized import tokenized
 from models import hf, qwen
 from models.tokenizer import Tokenizer, train_bpe
 from rl.checkpoint import Checkpoints
 from rl.seeds import seed_of
 
 WORD = re.compile(r"[^\W\d_]+")
+LAST = "chat_template.jinja"  # of the files that a tokenizer writes
 WORDS_FROM = 50_000  # texts that a tokenizer of words is trained on
 
 
@@ -38,57 +36,63 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
     Raises NothingFits, Diverged, and CheckpointError if no checkpoint there can be read.
     """
     c, started = config, time.monotonic()
-    careful = demonstrated(c, 1.0)
-    careless = demonstrated(c, c.care) if c.careful < 1 else careful
-    unhinted = [episode for episode in careless if not episode["hinted"]]
-    success = float(np.mean([episode["success"] for episode in unhinted or careless]))
-    hints = "without a hint" if unhinted else "with a hint"
+    Workdir(workdir).claim(c.to_dict(), c.seed, "imitation")
+    made, folder = Path(workdir) / "demonstrations", Path(workdir) / "checkpoints"
+    made.mkdir(exist_ok=True)
+    if c.model.path:
+        origin = model_folder(c.model.path, weights=True)
+        shape, params = hf.load(origin)
+    if not (made / LAST).exists():
+        (Tokenizer.load(origin) if c.model.path else trained_tokenizer(c)).save(made)
+    tokenizer = Tokenizer.load(made)
+    try:
+        careful = careless = tokenized(c, 1.0, made)
+        if c.careful < 1:
+            careless = tokenized(c, c.care, made)
+    except NothingFits:  # another config may use the workdir
+        shutil.rmtree(made)
+        (Path(workdir) / "config.imitation.json").unlink()
+        raise
+    success = careless.described()
     seconds = time.monotonic() - started
     print(
         f"{c.demonstrations} demonstrations{' twice' * (c.careful < 1)} in {seconds:.0f} s; "
-        f"the last ones {hints} succeed in {success:.1%}",
+        f"the last ones succeed in {success}",
         flush=True,
     )
-    if c.model.path:
-        folder = model_folder(c.model.path, weights=True)
-        tokenizer, (shape, params) = Tokenizer.load(folder), hf.load(folder)
-    else:
-        texts: Iterator[str] = itertools.chain.from_iterable(map(demonstrations.texts_of, careless))
-        if c.words:
-            pieces = (WORD.findall(text) for text in itertools.islice(texts, WORDS_FROM))
-            texts = itertools.chain.from_iterable(pieces)
-        tokenizer = train_bpe(texts, c.vocab, demonstrations.extra_tokens(c.env.name))
+    if not c.model.path:
         shape = dataclasses.replace(qwen.PRESETS[c.model.preset], vocab=tokenizer.vocab_size)
         params = qwen.init(shape, seed_of(c.seed, "init") % 2**31)
         if c.induction:
             params = with_induction(shape, params, seed_of(c.seed, "induction"))
-    template = plugs.plug("template", c.template.name, c.template.args.to_dict())
-    careful_samples = samples_of(careful, tokenizer, c.row, template)
-    careless_samples = careful_samples
-    if careless is not careful:
-        careless_samples = samples_of(careless, tokenizer, c.row, template)
-    Workdir(workdir).claim(c.to_dict(), c.seed, "imitation")
-    folder = Path(workdir) / "checkpoints"
     with contextlib.closing(Checkpoints(folder, keep=1)) as checkpoints:
-        params = train(c, shape, params, careful_samples, careless_samples, checkpoints)
+        params = train(c, shape, params, careful.samples, careless.samples, checkpoints)
     policy = Path(workdir) / "policy"
     text = card(
         c,
         shape,
         command,
-        f"{len(careless_samples):,} careless ones, which succeed in {success:.0%} {hints}",
+        f"{len(careless.samples):,} careless ones, which succeed in {success}",
     )
-    hf.save(policy, shape, params, tokenizer=tokenizer, card=text)
-    shutil.rmtree(folder)
+    hf.save(policy, shape, params, tokenizer=tokenizer, card=text, dtype=c.model.dtype)
+    for used in (folder, made):
+        shutil.rmtree(used)
     print(f"{qwen.parameter_count(shape):,} parameters written to {policy}")
 
 
-def demonstrated(config: Any, care: float) -> list[dict[str, Any]]:
-    """Return the demonstrations of an agent that takes this care."""
-    c, args = config, config.env.args.to_dict()
-    return demonstrations.make(
-        c.env.name, c.demonstrations, c.seed, c.explored, care=care, hint=c.hint, **args
+def trained_tokenizer(config: Any) -> Tokenizer:
+    """Return a tokenizer that was trained on the careless demonstrations."""
+    c = config
+    show = demonstrations.demonstrate_of(c, c.care if c.careful < 1 else 1.0)
+    episodes = (
+        show(seed_of(c.seed, "demonstration", i), explored)
+        for i, explored in enumerate(demonstrations.shown(c))
     )
+    texts = itertools.chain.from_iterable(map(demonstrations.texts_of, episodes))
+    if c.words:
+        pieces = (WORD.findall(text) for text in itertools.islice(texts, WORDS_FROM))
+        texts = itertools.chain.from_iterable(pieces)
+    return train_bpe(texts, c.vocab, demonstrations.extra_tokens(c.env.name))
 
 
 def card(config: Any, shape: qwen.Config, command: str, careless: str) -> str:

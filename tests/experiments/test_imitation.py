@@ -29,11 +29,11 @@ from evolver.imitating import (
     shares,
     whole_of,
 )
-from experiments.imitation import demonstrations
+from experiments.imitation import demonstrations, tokenized
 from experiments.imitation.__main__ import main, problems
 from experiments.imitation.induction import with_induction
 from models import hf, qwen
-from models.tokenizer import TokenizerError, train_bpe
+from models.tokenizer import Tokenizer, TokenizerError, train_bpe
 from rl import optim
 from rl.samples import Sample
 from rl.seeds import seed_of
@@ -325,7 +325,7 @@ def test_half_of_the_demonstrations_are_worded_by_the_tools_unless_the_config_sa
     seeds = [seed_of(0, "demonstration", i) for i in range(60)]
     shares = []
     for args in ({}, {"plain": 1.0}, {"plain": 0.0}):
-        show = demonstrations._Demonstrate("travel", "", {"care": 1.0, "hint": 0.2, **args})
+        show = demonstrations.Demonstrate("travel", "", {"care": 1.0, "hint": 0.2, **args})
         shares.append(np.mean([show(seed)["template"].startswith("plain/") for seed in seeds]))
     assert 0.3 < shares[0] < 0.7 and shares[1:] == [1.0, 0.0]
 
@@ -355,10 +355,10 @@ def explored(tmp_path):
 def test_solutions_of_explored_tasks_are_demonstrated_in_any_world(explored, tmp_path):
     config = config_of(env__name="tests.evolver.toy:Library", explored=explored, hint=0.0)
     assert problems(config, f"{tmp_path}/run") == []
-    episodes = demonstrations.make("tests.evolver.toy:Library", 20, 0, explored, care=1.0, hint=0.0)
+    episodes = demonstrated(config, 20, 1.0)
     assert all(episode["success"] and not episode["hinted"] for episode in episodes)
     assert {episode["messages"][-1]["content"] for episode in episodes} == {"done", "Kim"}
-    slips = demonstrations.make("tests.evolver.toy:Library", 60, 0, explored, care=0.0, hint=0.0)
+    slips = demonstrated(config, 60, 0.0)
     assert 0.1 < np.mean([episode["success"] for episode in slips]) < 0.9
     for episode in slips:  # an answer that was not looked up is not given
         looked = any(
@@ -367,14 +367,41 @@ def test_solutions_of_explored_tasks_are_demonstrated_in_any_world(explored, tmp
         assert looked or episode["messages"][-1]["content"] != "Kim"
 
 
+def demonstrated(config, n, care):
+    """Return the first demonstrations of a config."""
+    config.demonstrations = n
+    show = demonstrations.demonstrate_of(config, care)
+    seeds = [seed_of(config.seed, "demonstration", i) for i in range(n)]
+    return list(map(show, seeds, demonstrations.shown(config)))
+
+
 def test_half_of_the_demonstrations_are_a_worlds_own(explored):
-    own = demonstrations.make("travel", 4, 0, care=1.0, hint=0.0)
-    assert (
-        demonstrations._Demonstrate("travel", explored, {"care": 1.0, "hint": 0.0})(
-            seed_of(0, "demonstration", 2)
-        )
-        == own[2]
-    )
+    config = config_of(explored=explored, hint=0.0)
+    config.env.name = "tests.evolver.toy:Library"
+    assert all(demonstrations.shown(config)), "it has none of its own"
+    config.env.name = "travel"
+    assert demonstrations.shown(config) == [False, True] * 4
+    config.explored = ""
+    assert not any(demonstrations.shown(config))
+
+
+def test_demonstrations_are_made_once_and_do_not_depend_on_the_processes(
+    monkeypatch, tmp_path, tiny
+):
+    config = config_of(demonstrations=7, row=512)
+    tokenizer = tiny_policy(tmp_path / "policy")
+    monkeypatch.setattr(tokenized, "CHUNK", 3)
+    made = tokenized.tokenized(config, 0.5, tokenizer)
+    monkeypatch.setattr(tokenized, "_made", None)
+    again = tokenized.tokenized(config, 0.5, tokenizer)
+    episodes = demonstrated(config, 7, 0.5)
+    template = plugs.plug("template", "causal", {})
+    alone = samples_of(episodes, Tokenizer.load(tokenizer), 512, template)
+    assert len(alone) == len(made.samples) == len(again.samples) > 0
+    for one, other, third in zip(alone, made.samples, again.samples):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_array_equal(one.mask, third.mask)
+    assert list(made.success_N) == [episode["success"] for episode in episodes]
 
 
 def test_files_without_solved_tasks_are_a_problem(tmp_path):

@@ -1,0 +1,107 @@
+"""Demonstrations as tokens: made and tokenized by one process per core, and kept in a folder until
+a policy has imitated them."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from evolver.config import plugs
+from evolver.imitating import NothingFits, samples_of
+from experiments.imitation import demonstrations
+from models.tokenizer import Tokenizer
+from rl.samples import Sample
+from rl.seeds import seed_of
+
+CHUNK = 200  # demonstrations that a process makes at a time
+NAMES = ("tokens_n", "mask_n", "lengths_S", "flags_N2")  # of the arrays in a file
+
+
+class Tokenized(NamedTuple):
+    """Samples of demonstrations; the flags of all demonstrations, also of those that do not fit a
+    row."""
+
+    samples: list[Sample]
+    success_N: np.ndarray
+    hinted_N: np.ndarray
+
+    def described(self) -> str:
+        """Return how many of them succeed, with or without a hint."""
+        without = ~self.hinted_N if (~self.hinted_N).any() else self.hinted_N
+        hints = "without" if without is not self.hinted_N else "with"
+        return f"{self.success_N[without].mean():.1%} {hints} a hint"
+
+
+def tokenized(config: Any, care: float, folder: Path) -> Tokenized:
+    """Return the demonstrations of an agent that takes this care, with the tokenizer of a folder,
+    where they are written; or read, if they were. Raises NothingFits."""
+    path = folder / f"care-{care:g}.npz"
+    if not path.exists():
+        partial = path.with_suffix(".part.npz")
+        np.savez_compressed(partial, **dict(zip(NAMES, _made(config, care, folder))))
+        partial.replace(path)
+    with np.load(path) as there:
+        ends_S = np.cumsum(there["lengths_S"])[:-1]
+        tokens, masks = (np.split(there[name], ends_S) for name in ("tokens_n", "mask_n"))
+        success_N, hinted_N = there["flags_N2"].T
+    return Tokenized(list(map(Sample, tokens, masks)), success_N, hinted_N)
+
+
+def _made(config: Any, care: float, folder: Path) -> list[np.ndarray]:
+    """Make the demonstrations. They depend on the config and the tokenizer only."""
+    c = config
+    show = demonstrations.demonstrate_of(c, care)
+    seeds = [seed_of(c.seed, "demonstration", i) for i in range(c.demonstrations)]
+    pairs = list(zip(seeds, demonstrations.shown(c)))
+    work = [pairs[i : i + CHUNK] for i in range(0, len(pairs), CHUNK)]
+    processes = min(len(work), len(os.sched_getaffinity(0)))
+    tokenize = _Tokenize(show, str(folder), c.row, c.template.name, c.template.args.to_dict())
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as workers:
+        parts = list(zip(*workers.map(tokenize, work)))
+    tokens_n, mask_n, lengths_S, flags_N2 = map(np.concatenate, parts)
+    if not len(lengths_S):
+        tokenize.fit([show(*one) for one in work[0]])  # raises NothingFits
+    return [tokens_n, mask_n, lengths_S, flags_N2]
+
+
+@dataclass
+class _Tokenize:
+    """A call that can be pickled: (seed, whether an explored task is shown) of demonstrations to
+    their tokens."""
+
+    show: demonstrations.Demonstrate
+    folder: str
+    row: int
+    template: str
+    arguments: dict[str, Any]
+
+    def __call__(self, work: Sequence[tuple[int, bool]]) -> list[np.ndarray]:
+        episodes = [self.show(*one) for one in work]
+        try:
+            samples = self.fit(episodes)
+        except NothingFits:
+            samples = []
+        none = np.empty(0, np.int32)
+        return [
+            np.concatenate([none, *(sample.tokens for sample in samples)]).astype(np.int32),
+            np.concatenate([none, *(sample.mask for sample in samples)]).astype(bool),
+            np.array([len(sample) for sample in samples], np.int64),
+            np.array([(episode["success"], episode["hinted"]) for episode in episodes], bool),
+        ]
+
+    def fit(self, episodes: Sequence[dict[str, Any]]) -> list[Sample]:
+        template = plugs.plug("template", self.template, self.arguments)
+        return samples_of(episodes, _tokenizer(self.folder), self.row, template)
+
+
+@functools.lru_cache(maxsize=1)
+def _tokenizer(folder: str) -> Tokenizer:
+    return Tokenizer.load(folder)
