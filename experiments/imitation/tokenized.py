@@ -22,7 +22,6 @@ from rl.samples import Sample
 from rl.seeds import seed_of
 
 CHUNK = 200  # demonstrations that a process makes at a time
-NAMES = ("tokens_n", "mask_n", "lengths_S", "flags_N2")  # of the arrays in a file
 
 
 class Tokenized(NamedTuple):
@@ -46,7 +45,10 @@ def tokenized(config: Any, care: float, folder: Path) -> Tokenized:
     path = folder / f"care-{care:g}.npz"
     if not path.exists():
         partial = path.with_suffix(".part.npz")
-        np.savez_compressed(partial, **dict(zip(NAMES, _made(config, care, folder))))
+        tokens_n, mask_n, lengths_S, flags_N2 = _made(config, care, folder)
+        np.savez_compressed(
+            partial, tokens_n=tokens_n, mask_n=mask_n, lengths_S=lengths_S, flags_N2=flags_N2
+        )
         partial.replace(path)
     with np.load(path) as there:
         ends_S = np.cumsum(there["lengths_S"])[:-1]

@@ -13,8 +13,10 @@ from envs.made_up import MadeUp, demos, plan, words
 from envs.made_up.demos import demonstrate, reading
 from envs.made_up.plan import plan_of
 from envs.made_up.tasks import own_task
-from envs.made_up.world import STARTS
+from envs.made_up.world import STARTS, start_of, text_of
 from envs.source import Source
+from envs.toolcalls import parse
+from envs.wording import summaries
 from evolver.replaying import play
 from models.tokenizer import Tokenizer
 from rl.contexts import brief
@@ -38,6 +40,41 @@ def test_references_solve_the_tasks_and_nothing_less_does():
         assert play(MadeUp(), task, 0, task.reference)["success"], task
         if task.verifier["state"]:
             assert not play(MadeUp(), task, 0, task.reference[-1:])["success"], task
+
+
+def test_a_query_tells_all_that_its_goals_need_and_no_id_that_has_to_be_looked_up():
+    looked_up = 0
+    for task in tasks():
+        calls = [call for action in task.reference for call in parse(action).calls]
+        state = start_of(plan_of(task.seed // STARTS), task.seed)
+        names = {id: e["name"] for entities in state for id, e in entities.items()}
+        looks = [call for call in calls if not call.arguments]
+        for n, call in enumerate(calls):
+            for value in map(text_of, call.arguments.values()):
+                told = value in task.query or n in task.meta["needed"]
+                assert told or names[value] in task.query, task
+                looked_up += not told
+                assert told or looks, task
+    assert looked_up > 100
+
+
+def test_half_of_the_tasks_are_in_the_explorers_words():
+    """They name a tool by its description, with its arguments behind it or inside it."""
+    described = 0
+    for task in tasks():
+        plan_ = plan_of(task.seed // STARTS)
+        texts = summaries({op.name: op.description for op in plan_.operations}).values()
+        words_ = re.sub(r"^Please ", "", task.query).lower()
+        described += any(words_.startswith(text.lower().split(" a ")[0][:9]) for text in texts)
+    assert 100 < described < 200
+
+
+def test_no_parameter_has_the_name_of_another():
+    for number in NUMBERS:
+        for op in plan_of(number).operations:
+            roles = {"set": 2, "link": 2, "which": 1, "add": 1, "list": 0}.get(op.does, 1)
+            single = op.kind >= 0 and plan_of(number).kinds[op.kind].single
+            assert len(op.parameters) == roles - (single and op.does not in ("which", "list"))
 
 
 def test_a_goal_is_refused_until_the_call_that_its_rule_needs():
