@@ -38,8 +38,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.learner.row = 2048
     config.learner.micro = 4
     config.learner.share_prompts = True
-    config.optim.lr = 5e-4
+    config.optim.lr = 1e-4
     config.optim.warmup = 2
+    config.optim.schedule = "cosine"
     config.loss.kl_coef = 0.0
     config.loss.old_logp = "sampled"  # saves a forward pass of every step
 
@@ -64,7 +65,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.eval.temperatures = (0.3, 0.6)
     config.eval.every = 20
     config.checkpoint.every = 5
-    config.evolve.updates = 100
+    config.evolve.updates = 60
     config.evolve.rows = 8
-    config.evolve.lr = 1e-3
+    config.evolve.lr = 3e-4
     return config

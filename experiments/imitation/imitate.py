@@ -9,8 +9,12 @@ import itertools
 import re
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import jax
+import numpy as np
 
 from evolver.config.paths import model_folder
 from evolver.files.workdir import Workdir
@@ -21,10 +25,12 @@ from experiments.imitation.tokenized import tokenized
 from models import hf, qwen
 from models.tokenizer import Tokenizer, train_bpe
 from rl.checkpoint import Checkpoints
+from rl.samples import Sample
 from rl.seeds import seed_of
 
 WORD = re.compile(r"[^\W\d_]+")
 LAST = "chat_template.jinja"  # of the files that a tokenizer writes
+MIXED = 8  # embeddings in the mixture for an id that no sample holds
 WORDS_FROM = 50_000  # texts that a tokenizer of words is trained on
 
 
@@ -67,6 +73,8 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
             params = with_induction(shape, params, seed_of(c.seed, "induction"))
     with contextlib.closing(Checkpoints(folder, keep=1)) as checkpoints:
         params = train(c, shape, params, careful.samples, careless.samples, checkpoints)
+    if not c.model.path:
+        params = params | {"embed": with_unseen(params["embed"], careful.samples, c.seed)}
     policy = Path(workdir) / "policy"
     text = card(
         c,
@@ -93,6 +101,27 @@ def trained_tokenizer(config: Any) -> Tokenizer:
         pieces = (WORD.findall(text) for text in itertools.islice(texts, WORDS_FROM))
         texts = itertools.chain.from_iterable(pieces)
     return train_bpe(texts, c.vocab, demonstrations.extra_tokens(c.env.name))
+
+
+def with_unseen(embed_VD: jax.Array, samples: Sequence[Sample], seed: int) -> jax.Array:
+    """Return the embeddings with others for the ids that no sample holds: mixtures of those that
+    are common, with their mean and their spread.
+
+    These ids have learned nothing but to be unlikely, and are never copied: a tool's parameter that
+    is spelled with one of them cannot be named. What copies an id works for any direction.
+    """
+    times_V = np.bincount(
+        np.concatenate([sample.tokens for sample in samples]), minlength=len(embed_VD)
+    )
+    common = np.flatnonzero(times_V >= np.median(times_V[times_V > 0]))
+    there_CD = np.asarray(embed_VD, np.float32)[common]
+    mean_D = there_CD.mean(0)
+    draw = np.random.default_rng(seed_of(seed, "unseen"))
+    unseen = np.flatnonzero(times_V == 0)
+    signs_UC = draw.choice([-1.0, 1.0], (len(unseen), MIXED)) / np.sqrt(MIXED)
+    chosen_UC = draw.integers(0, len(common), (len(unseen), MIXED))
+    mixed_UD = mean_D + np.einsum("uc,ucd->ud", signs_UC, there_CD[chosen_UC] - mean_D)
+    return embed_VD.at[unseen].set(mixed_UD.astype(embed_VD.dtype))
 
 
 def card(config: Any, shape: qwen.Config, command: str, careless: str) -> str:
