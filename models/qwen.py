@@ -21,6 +21,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -539,8 +540,8 @@ def init(config: Config, seed: int, dtype: Any = jnp.float32) -> Params:
 def draw(declared: Any, seed: int, dtype: Any = jnp.float32) -> Any:
     """Return random arrays for a tree of `Weight`s.
 
-    They are drawn by NumPy, with one stream per weight and layer, because XLA would take seconds to
-    compile a draw for each shape.
+    They are drawn by NumPy, with one stream and one thread per weight and layer, because XLA would
+    take seconds to compile a draw for each shape.
     """
     index = {name: number for number, name in enumerate(by_name(declared))}
 
@@ -549,12 +550,16 @@ def draw(declared: Any, seed: int, dtype: Any = jnp.float32) -> Any:
             value = np.full(weight.shape, float(weight.std is None), np.float32)
             return jnp.asarray(value, dtype)
         layers = weight.shape[0] if weight.axes[0] == "layers" else 1
-        key = seed, index[name_of(path)]
-        streams = (np.random.default_rng((*key, layer)) for layer in range(layers))
-        drawn = np.stack(
-            [s.standard_normal(math.prod(weight.shape) // layers, np.float32) for s in streams]
-        )
-        return jnp.asarray(np.float32(weight.std) * drawn.reshape(weight.shape), dtype)
+        size, key = math.prod(weight.shape) // layers, (seed, index[name_of(path)])
+
+        def of_layer(layer: int) -> np.ndarray:
+            drawn = np.random.default_rng((*key, layer)).standard_normal(size, np.float32)
+            drawn *= np.float32(weight.std)
+            return drawn.astype(dtype, copy=False)
+
+        with ThreadPoolExecutor() as threads:
+            value = np.stack(list(threads.map(of_layer, range(layers))))
+        return jnp.asarray(value.reshape(weight.shape))
 
     return jax.tree.map_with_path(array, declared)
 

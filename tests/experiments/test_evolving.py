@@ -1,11 +1,8 @@
-"""The table of worlds that were evolved in, and the explorer's tasks of made-up worlds."""
-
-import json
+"""The table of worlds that were evolved in."""
 
 import pytest
 
 from experiments import evolving
-from experiments.imitation import made_up
 from rl.evaluation import Scores
 
 
@@ -40,17 +37,3 @@ def test_each_world_has_a_workdir_of_its_own_or_nothing_starts(tmp_path, capsys)
         with pytest.raises(SystemExit):
             evolving.main(["evolving", "--out", str(tmp_path / "out"), "--", *worlds])
         assert words in capsys.readouterr().err and not (tmp_path / "out").exists()
-
-
-def test_exploring_made_up_worlds_goes_on_where_it_was_cut_off(tmp_path):
-    def explored(name, worlds):
-        path = tmp_path / name
-        assert made_up.main(["", "--worlds", str(worlds), "--budget", "3", "--out", str(path)]) == 0
-        return path
-
-    whole = explored("whole.jsonl", 4).read_text()
-    cut = explored("cut.jsonl", 3)
-    cut.write_text(cut.read_text()[:-40])  # within a line
-    assert explored("cut.jsonl", 4).read_text() == whole
-    seeds = [json.loads(line)["seed"] // made_up.STARTS for line in whole.splitlines()]
-    assert set(seeds) == {0, 1, 2, 3} and seeds == sorted(seeds)
