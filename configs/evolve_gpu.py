@@ -1,22 +1,21 @@
-"""Your world with a pretrained model on one GPU of 80 GB, by default SmolLM2-135M.
+"""Your world on one GPU of 80 GB: with the default policy, or with a pretrained one.
 
-    make pretrained
     python run.py --mode=evolve --config=configs/evolve_gpu.py:lending:Lending
+    make pretrained
     python run.py --mode=evolve --config=configs/evolve_gpu.py:lending:Lending \
-        --config.model.path=/dir/of/a/checkpoint
+        --config.model.path=.cache/smollm2-135m-instruct --config.optim.lr=2e-5 --config.rollout.max_tokens=64
 
-Larger batches than those of configs/evolve_pretrained.py, in bfloat16. docs/speed.md says what was
-measured; a whole run has not been seen.
+Larger batches than those of configs/evolve.py, in bfloat16. docs/results.md and docs/speed.md say
+what was measured with the default policy; no whole run of a pretrained one was seen.
 """
 
 from ml_collections import ConfigDict
 
-from configs import evolve_pretrained
+from configs import evolve
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    config = evolve_pretrained.get_config(arg)
-    config.steps = 60
+    config = evolve.get_config(arg)
     config.model.dtype = "bfloat16"
     config.engine.cache_dtype = "bfloat16"
     config.engine.slots = 128
@@ -26,7 +25,5 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.learner.most_segments = 8
     config.learner.micro = 8
     config.learner.chunk = 1024
-    config.optim.lr = 2e-5
-    config.evolve.updates = 100
     config.evolve.rows = 16
     return config

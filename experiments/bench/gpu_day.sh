@@ -30,13 +30,12 @@ train() {
 
 decode() { bench decode --contexts 2048 16384; }
 
-# needs SmolLM2-135M (`make pretrained`)
 evolve() {
   PYTHONPATH="$PYTHONPATH:docs/examples" "$PYTHON" run.py --mode=evolve --config=configs/evolve_gpu.py:lending:Lending \
     --workdir="$OUT/evolve"
 }
 
-# SmolLM2 learns to read tools in made-up worlds, and is measured in others
+# SmolLM2-135M (`make pretrained`) learns to read tools in made-up worlds, and is measured in others
 reader() {
   "$PYTHON" -m experiments.imitation --config=configs/reader_base.py:smollm2 --workdir="$OUT/reader"
   "$PYTHON" run.py --mode=eval --config=configs/evolve_gpu.py:made_up --config.questioning.enabled=False \

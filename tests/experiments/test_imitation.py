@@ -31,6 +31,7 @@ from evolver.imitating import (
 )
 from experiments.imitation import demonstrations, tokenized
 from experiments.imitation.__main__ import main, problems
+from experiments.imitation.imitate import with_unseen
 from experiments.imitation.induction import with_induction
 from models import hf, qwen
 from models.tokenizer import Tokenizer, TokenizerError, train_bpe
@@ -400,6 +401,18 @@ def test_demonstrations_are_made_once_and_do_not_depend_on_the_processes(
         np.testing.assert_array_equal(one.tokens, other.tokens)
         np.testing.assert_array_equal(one.mask, third.mask)
     assert list(made.success_N) == [episode["success"] for episode in episodes]
+
+
+def test_ids_that_no_sample_holds_get_embeddings_like_those_of_the_others():
+    draw = np.random.default_rng(0)
+    embed_VD = draw.normal(0.5, 2.0, (300, 16)).astype(np.float32)
+    embed_VD[250:] = draw.normal(-9.0, 0.1, (50, 16))  # all they have learned is to be unlikely
+    samples = [Sample(draw.integers(0, 250, 2000), np.arange(2000) > 0)]
+    got_VD = np.asarray(with_unseen(jax.numpy.asarray(embed_VD), samples, seed=0))
+    np.testing.assert_array_equal(got_VD[:250], embed_VD[:250])
+    np.testing.assert_allclose(got_VD[250:].mean(), 0.5, atol=0.2)
+    np.testing.assert_allclose(got_VD[250:].std(), 2.0, rtol=0.2)
+    assert len(np.unique(got_VD[250:].round(3), axis=0)) == 50
 
 
 def test_files_without_solved_tasks_are_a_problem(tmp_path):
