@@ -116,14 +116,13 @@ def train(
                 " is not finite. Lower the learning rate, or compute in float32"
             )
         late = time.monotonic() - said > LOG_EVERY
-        if step % 20 == 0 or step == c.steps or late:
+        if losses and (step % 20 == 0 or step == c.steps or late):
             said = time.monotonic()
             seconds = said - started
             speed = (step - done) * c.rows * c.row / seconds
             left = seconds / (step - done) * (c.steps - step)
-            mean = np.mean(losses[-20:]) if losses else np.nan
             print(
-                f"imitate {step}/{c.steps}  loss {mean:.4f}  "
+                f"imitate {step}/{c.steps}  loss {np.mean(losses[-20:]):.4f}  "
                 f"{speed:,.0f} tokens/s  {left:.0f} s left",
                 flush=True,
             )
