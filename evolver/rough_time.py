@@ -13,7 +13,7 @@ from models import hf_config, qwen
 
 LENGTH = 400  # tokens of an episode
 TASKS = 64  # of a split of unknown size
-EFFICIENCY = 0.4  # of a whole step, relative to a product of matrices, on a CPU
+EFFICIENCY = 0.15  # of a whole run, relative to a product of matrices, on a CPU
 # The same on an accelerator, of imitation of a model of 135 million parameters on an H100, and the
 # seconds in which its programs compile (docs/speed.md).
 ACCELERATED, COMPILING = 0.05, 300.0
