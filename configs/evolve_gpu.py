@@ -3,7 +3,7 @@
     python run.py --mode=evolve --config=configs/evolve_gpu.py:lending:Lending
     make pretrained
     python run.py --mode=evolve --config=configs/evolve_gpu.py:lending:Lending \
-        --config.model.path=.cache/smollm2-135m-instruct --config.optim.lr=2e-5 --config.rollout.max_tokens=64
+        --config.model.path=.cache/smollm2-135m-instruct --config.optim.lr=2e-5
 
 Larger batches than those of configs/evolve.py, in bfloat16. docs/results.md and docs/speed.md say
 what was measured with the default policy; no whole run of a pretrained one was seen.

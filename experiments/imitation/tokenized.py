@@ -66,9 +66,12 @@ def _made(config: Any, care: float, folder: Path) -> list[np.ndarray]:
     work = [pairs[i : i + CHUNK] for i in range(0, len(pairs), CHUNK)]
     processes = min(len(work), len(os.sched_getaffinity(0)))
     tokenize = _Tokenize(show, str(folder), c.row, c.template.name, c.template.args.to_dict())
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as workers:
-        parts = list(zip(*workers.map(tokenize, work)))
-    tokens_n, mask_n, lengths_S, flags_N2 = map(np.concatenate, parts)
+    if processes == 1:
+        made = list(map(tokenize, work))
+    else:
+        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as workers:
+            made = list(workers.map(tokenize, work))
+    tokens_n, mask_n, lengths_S, flags_N2 = map(np.concatenate, zip(*made))
     if not len(lengths_S):
         tokenize.fit([show(*one) for one in work[0]])  # raises NothingFits
     return [tokens_n, mask_n, lengths_S, flags_N2]
