@@ -64,7 +64,7 @@ def _made(config: Any, care: float, folder: Path) -> list[np.ndarray]:
     seeds = [seed_of(c.seed, "demonstration", i) for i in range(c.demonstrations)]
     pairs = list(zip(seeds, demonstrations.shown(c)))
     work = [pairs[i : i + CHUNK] for i in range(0, len(pairs), CHUNK)]
-    processes = min(len(work), len(os.sched_getaffinity(0)))
+    processes = min(len(work), os.cpu_count() or 1)
     tokenize = _Tokenize(show, str(folder), c.row, c.template.name, c.template.args.to_dict())
     if processes == 1:
         made = list(map(tokenize, work))

@@ -448,6 +448,7 @@ def test_demonstrations_longer_than_a_row_end_the_run_with_a_message(capsys, tin
         "none of 6 demonstrations fits config.row=16: the shortest sample has" in err
         and "Traceback" not in err
     )
+    assert main([*tiny, "--config.steps=4"]) == 0, "another config may use the workdir"
 
 
 def test_imitation_that_diverges_ends_with_a_message_and_writes_no_policy(
