@@ -1,7 +1,5 @@
 """The command line of a function: its parameters are the words and the flags."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import re
@@ -9,7 +7,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from evolver.processes.streams import open_streams
 
@@ -36,6 +34,12 @@ def run(main: Callable[..., int | None], argv: Sequence[str] | None = None) -> i
         from run import refused  # whose packages the interpreters of peers lack
 
         return refused(list(problems.args))
+
+
+def program(main: Callable[..., int | None]) -> NoReturn:
+    """Call a function with the words of the command line, and end the process with its exit
+    code."""
+    sys.exit(run(main))
 
 
 def parser_of(

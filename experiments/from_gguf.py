@@ -7,8 +7,6 @@ The folder gets config.json, float32 safetensors, and tokenizer files with a Cha
 lists tools. Needs `pip install -r requirements/gguf.txt` (the extra gguf).
 """
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import sys
@@ -65,23 +63,19 @@ def convert(source: str | Path, folder: str | Path) -> qwen.Config:
     tokenizer = _tokenizer(source, values)
     _check(source, config, tensors, dequantize)
 
-    def leaf(name: str, weight: qwen.Weight) -> np.ndarray:
-        layers = range(weight.shape[0]) if name.startswith("layers.") else (None,)
-        out = np.empty(weight.shape, np.float32)
-        for layer in layers:
-            stored = tensors[GGUF_NAMES[name].format(layer)]
-            array = dequantize(stored.data, stored.tensor_type)
-            if name in ("layers.q", "layers.k"):
-                array = _halves(array, weight.shape[2])
-            array = array.T if name in hf.INPUTS else array
-            out[... if layer is None else layer] = array.reshape(weight.shape[layer is not None :])
-        return out
-
-    declared = qwen.by_name(qwen.weights(config))
-    params = qwen.nested(config, {name: leaf(name, weight) for name, weight in declared.items()})
+    weights = qwen.by_name(qwen.weights(config))
+    arrays = {name: np.empty(weight.shape, np.float32) for name, weight in weights.items()}
+    for tensor in hf.tensors_of(config):
+        stored = tensors[_name(tensor)]
+        array = dequantize(stored.data, stored.tensor_type)
+        if tensor.ours in ("layers.q", "layers.k"):
+            array = _halves(array, weights[tensor.ours].shape[2])
+        place = arrays[tensor.ours][... if tensor.layer is None else tensor.layer]
+        place[...] = (array.T if tensor.ours in hf.INPUTS else array).reshape(place.shape)
     licence = values.get("general.license", "not stated in the file")
     title = values.get("general.name", source.stem)
     card = f"# {title}\n\nDequantised from {source.name}. Licence: {licence}.\n"
+    params = qwen.nested(config, arrays)
     hf.save(folder, config, params, tokenizer=tokenizer, card=card)
     return config
 
@@ -161,13 +155,10 @@ def _check(
 ) -> None:
     """Raise ModelError naming every tensor that is missing, unexpected, of the wrong shape or
     quantised in a way that is not read."""
-    expected = dict(zip(_names(config), (shape for _, shape in hf.shapes(config))))
+    expected = {_name(tensor): tensor.shape for tensor in hf.tensors_of(config)}
     given = {name: tuple(map(int, tensor.shape[::-1])) for name, tensor in tensors.items()}
-    shapes, kinds = [], {}
-    for name in (name for name in expected if name in given):
-        kinds[tensors[name].tensor_type] = tensors[name].data
-        if given[name] != expected[name]:
-            shapes.append(f"{name} {given[name]} instead of {expected[name]}")
+    held = [name for name in expected if name in given]
+    kinds = {tensors[name].tensor_type: tensors[name].data for name in held}
     unread = []
     for kind, data in kinds.items():
         try:
@@ -177,7 +168,11 @@ def _check(
     problems = {
         "tensors missing": [name for name in expected if name not in given],
         "unexpected tensors": [name for name in given if name not in expected],
-        "tensors of the wrong shape": shapes,
+        "tensors of the wrong shape": [
+            f"{name} {given[name]} instead of {expected[name]}"
+            for name in held
+            if given[name] != expected[name]
+        ],
         "quantisations that the gguf package cannot read (take a file of F16, Q8_0, Q4_0, Q4_1 or a"
         " K type)": unread,
     }
@@ -186,17 +181,9 @@ def _check(
         raise ModelError(f"{source}: {'; '.join(messages)} ({SUPPORTED})")
 
 
-def _names(config: qwen.Config) -> list[str]:
-    """Return GGUF's names of all tensors, in the order of `hf.shapes`."""
-    ours = {theirs: name for name, theirs in hf.HF_NAMES.items()}
-
-    def gguf_name(hf_name: str) -> str:
-        parts = hf_name.split(".")
-        layer = next((part for part in parts if part.isdigit()), None)
-        pattern = ".".join("{}" if part == layer else part for part in parts)
-        return GGUF_NAMES[ours[pattern]].format(layer)
-
-    return [gguf_name(name) for name, _ in hf.shapes(config)]
+def _name(tensor: hf.Tensor) -> str:
+    """Return GGUF's name of a tensor."""
+    return GGUF_NAMES[tensor.ours].format(tensor.layer)
 
 
 def _halves(array: np.ndarray, heads: int) -> np.ndarray:
@@ -272,4 +259,4 @@ def main(source: str, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

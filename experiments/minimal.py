@@ -7,8 +7,6 @@ pipeline, no evaluation. Comments name the folder of each idea; docs/extending.m
 replace one in a real run.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import functools

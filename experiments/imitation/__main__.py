@@ -11,8 +11,6 @@ configs/imitation.py documents every key. All mistakes in a config are reported 
 computation.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys
@@ -32,6 +30,7 @@ from evolver.files.workdir import Workdir, WorkdirInUse
 from experiments.imitation import demonstrations
 from models.tokenizer import train_bpe
 from rl.contexts import Context, Opening
+from run import refused
 
 CARD = "policy/README.md"  # the last file that is written
 
@@ -46,22 +45,10 @@ def main(argv: list[str]) -> int:
         print(__doc__)
         return 0
     if config is not None:
-        modes = (
-            [f"--mode={mode} is a flag of run.py; imitation has no modes"]
-            if mode != "train"
-            else []
-        )
-        found = [*found, *modes, *problems(config, workdir)]
+        modes = [f"--mode={mode} is a flag of run.py; imitation has no modes"]
+        found = [*found, *(modes if mode != "train" else []), *problems(config, workdir)]
     if found:
-        print(
-            f"{len(found)} problem{'s' * (len(found) > 1)}; nothing was started.\n", file=sys.stderr
-        )
-        print(
-            *(f"  {number}. {problem}" for number, problem in enumerate(found, 1)),
-            sep="\n",
-            file=sys.stderr,
-        )
-        return 2
+        return refused([*found])
     if begun(config, workdir) and (Path(workdir) / CARD).is_file():
         print(f"{Path(workdir) / 'policy'} was already made with this config")
         return 0

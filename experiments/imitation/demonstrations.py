@@ -1,18 +1,17 @@
 """Scripted demonstrations, and the checks of their config keys. Imports no jax."""
 
-from __future__ import annotations
-
-import dataclasses
+import functools
 import importlib
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import envs
 from models.tokenizer import QWEN_TOKENS
 
+Demonstrate = Callable[..., dict[str, Any]]  # (seed, explored) -> episode
 # Fixed text of turns. As single tokens, these strings halve the length of an episode.
 TEMPLATE_TOKENS = (
     '\n{"name": "',
@@ -43,31 +42,26 @@ def module(env: str) -> Any:
     return importlib.import_module(f"envs.{env}.demos")
 
 
-@dataclasses.dataclass
-class Demonstrate:
-    """A demonstrated episode of a seed, as a call that can be pickled; of the world's own, or with
-    `explored` a solution of a task in these files."""
+def demonstrate(
+    env: str, files: str, arguments: dict[str, Any], seed: int, explored: bool = False
+) -> dict[str, Any]:
+    """Return the demonstrated episode of a seed: of the world's own, or a solution of an explored
+    task in these files. arguments: those of the world, with `care` and `hint`."""
+    rng = random.Random(seed)
+    if not explored:
+        return module(env).demonstrate(rng, **arguments)
+    from experiments.imitation import explored as solutions
 
-    env: str
-    explored: str
-    kwargs: dict[str, Any]
-
-    def __call__(self, seed: int, explored: bool = False) -> dict[str, Any]:
-        rng = random.Random(seed)
-        if not explored:
-            return module(self.env).demonstrate(rng, **self.kwargs)
-        from experiments.imitation.explored import demonstrate
-
-        kwargs = {name: value for name, value in self.kwargs.items() if name != "hint"}
-        return demonstrate(rng, self.explored, self.env, **kwargs)
+    given = {name: value for name, value in arguments.items() if name != "hint"}
+    return solutions.demonstrate(rng, files, env, **given)
 
 
 def demonstrate_of(config: Any, care: float) -> Demonstrate:
-    """Return the call that makes a config's demonstrations of an agent that takes this care."""
+    """Return the call that makes a config's demonstrations of an agent that takes this care. It can
+    be pickled."""
     c = config
-    return Demonstrate(
-        c.env.name, c.explored, {"care": care, "hint": c.hint, **c.env.args.to_dict()}
-    )
+    arguments = {"care": care, "hint": c.hint, **c.env.args.to_dict()}
+    return functools.partial(demonstrate, c.env.name, c.explored, arguments)
 
 
 def shown(config: Any) -> list[bool]:
@@ -91,13 +85,10 @@ def extra_tokens(env: str) -> tuple[str, ...]:
 
 def origin(env: str, explored: str) -> str:
     """Return sentences on the demonstrated tasks, for the model card."""
-    own = [module(env).ORIGIN] if env in known() else []
-    return " ".join(
-        [
-            *own,
-            *["The explorer's solutions of its own tasks are demonstrated, too."] * bool(explored),
-        ]
-    )
+    sentences = [module(env).ORIGIN] if env in known() else []
+    if explored:
+        sentences.append("The explorer's solutions of its own tasks are demonstrated, too.")
+    return " ".join(sentences)
 
 
 def problems(config: Any) -> Iterator[str]:

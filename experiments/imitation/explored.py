@@ -3,8 +3,6 @@
 Any world that an explorer knows has them, without a line of code for it.
 """
 
-from __future__ import annotations
-
 import functools
 import glob
 import json

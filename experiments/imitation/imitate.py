@@ -1,8 +1,6 @@
 """Write a policy that has imitated demonstrations: a small model with a tokenizer of its own, or a
 pretrained one."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -76,12 +74,8 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
     if not c.model.path:
         params = params | {"embed": with_unseen(params["embed"], careful.samples, c.seed)}
     policy = Path(workdir) / "policy"
-    text = card(
-        c,
-        shape,
-        command,
-        f"{len(careless.samples):,} careless ones, which succeed in {success}",
-    )
+    shown = f"{len(careless.samples):,} careless ones, which succeed in {success}"
+    text = card(c, shape, command, shown)
     hf.save(policy, shape, params, tokenizer=tokenizer, card=text, dtype=c.model.dtype)
     for used in (folder, made):
         shutil.rmtree(used)

@@ -8,8 +8,6 @@ pairs. Laying structure out in initial weights is "mimetic initialisation" (Troc
 2023).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

@@ -1,13 +1,10 @@
 """Demonstrations as tokens: made and tokenized by one process per core, and kept in a folder until
 a policy has imitated them."""
 
-from __future__ import annotations
-
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +18,8 @@ from models.tokenizer import Tokenizer
 from rl.samples import Sample
 from rl.seeds import seed_of
 
+NAMES = ("tokens_n", "mask_n", "lengths_S", "flags_N2")  # of the arrays in a file
+Fit = Callable[[Sequence[dict[str, Any]]], list[Sample]]
 CHUNK = 200  # demonstrations that a process makes at a time
 
 
@@ -45,14 +44,12 @@ def tokenized(config: Any, care: float, folder: Path) -> Tokenized:
     path = folder / f"care-{care:g}.npz"
     if not path.exists():
         partial = path.with_suffix(".part.npz")
-        tokens_n, mask_n, lengths_S, flags_N2 = _made(config, care, folder)
-        np.savez_compressed(
-            partial, tokens_n=tokens_n, mask_n=mask_n, lengths_S=lengths_S, flags_N2=flags_N2
-        )
+        arrays: dict[str, Any] = dict(zip(NAMES, _made(config, care, folder)))
+        np.savez_compressed(partial, **arrays)
         partial.replace(path)
     with np.load(path) as there:
         ends_S = np.cumsum(there["lengths_S"])[:-1]
-        tokens, masks = (np.split(there[name], ends_S) for name in ("tokens_n", "mask_n"))
+        tokens, masks = (np.split(there[name], ends_S) for name in NAMES[:2])
         success_N, hinted_N = there["flags_N2"].T
     return Tokenized(list(map(Sample, tokens, masks)), success_N, hinted_N)
 
@@ -65,46 +62,42 @@ def _made(config: Any, care: float, folder: Path) -> list[np.ndarray]:
     pairs = list(zip(seeds, demonstrations.shown(c)))
     work = [pairs[i : i + CHUNK] for i in range(0, len(pairs), CHUNK)]
     processes = min(len(work), os.cpu_count() or 1)
-    tokenize = _Tokenize(show, str(folder), c.row, c.template.name, c.template.args.to_dict())
+    fit = functools.partial(_fit, str(folder), c.row, c.template.name, c.template.args.to_dict())
+    tokenize = functools.partial(_tokenize, show, fit)
     if processes == 1:
         made = list(map(tokenize, work))
     else:
         with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as workers:
             made = list(workers.map(tokenize, work))
-    tokens_n, mask_n, lengths_S, flags_N2 = map(np.concatenate, zip(*made))
-    if not len(lengths_S):
-        tokenize.fit([show(*one) for one in work[0]])  # raises NothingFits
-    return [tokens_n, mask_n, lengths_S, flags_N2]
+    arrays = list(map(np.concatenate, zip(*made)))
+    if not len(arrays[2]):
+        fit([show(*one) for one in work[0]])  # raises NothingFits
+    return arrays
 
 
-@dataclass
-class _Tokenize:
-    """A call that can be pickled: (seed, whether an explored task is shown) of demonstrations to
-    their tokens."""
+def _tokenize(show: demonstrations.Demonstrate, fit: Fit, work: Any) -> list[np.ndarray]:
+    """Return the arrays of demonstrations. work: (seed, whether an explored task is shown) of
+    each."""
+    episodes = [show(*one) for one in work]
+    try:
+        samples = fit(episodes)
+    except NothingFits:
+        samples = []
+    none = np.empty(0, np.int32)
+    return [
+        np.concatenate([none, *(sample.tokens for sample in samples)]).astype(np.int32),
+        np.concatenate([none, *(sample.mask for sample in samples)]).astype(bool),
+        np.array([len(sample) for sample in samples], np.int64),
+        np.array([(episode["success"], episode["hinted"]) for episode in episodes], bool),
+    ]
 
-    show: demonstrations.Demonstrate
-    folder: str
-    row: int
-    template: str
-    arguments: dict[str, Any]
 
-    def __call__(self, work: Sequence[tuple[int, bool]]) -> list[np.ndarray]:
-        episodes = [self.show(*one) for one in work]
-        try:
-            samples = self.fit(episodes)
-        except NothingFits:
-            samples = []
-        none = np.empty(0, np.int32)
-        return [
-            np.concatenate([none, *(sample.tokens for sample in samples)]).astype(np.int32),
-            np.concatenate([none, *(sample.mask for sample in samples)]).astype(bool),
-            np.array([len(sample) for sample in samples], np.int64),
-            np.array([(episode["success"], episode["hinted"]) for episode in episodes], bool),
-        ]
-
-    def fit(self, episodes: Sequence[dict[str, Any]]) -> list[Sample]:
-        template = plugs.plug("template", self.template, self.arguments)
-        return samples_of(episodes, _tokenizer(self.folder), self.row, template)
+def _fit(
+    folder: str, row: int, name: str, args: dict[str, Any], episodes: Sequence[dict[str, Any]]
+) -> list[Sample]:
+    """Return the samples of episodes that fit a row, with the tokenizer of a folder and the prompts
+    of a template. Raises NothingFits."""
+    return samples_of(episodes, _tokenizer(folder), row, plugs.plug("template", name, args))
 
 
 @functools.lru_cache(maxsize=1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import commands
-from experiments.from_gguf import _halves, convert, find, main
+from experiments.from_gguf import _halves, _name, convert, find, main
 from models import chat, hf, qwen
 from models.hf_config import ModelError
 from models.tokenizer import PRE_TOKENIZER, Tokenizer
@@ -62,9 +62,8 @@ def write(
     for key, value in (values or {}).items():
         kinds = {str: writer.add_string, float: writer.add_float32, list: writer.add_array}
         kinds.get(type(value), writer.add_uint32)(key, value)
-    from experiments.from_gguf import _names
-
-    for name, (hf_name, shape) in zip(_names(config), hf.shapes(config)):
+    for tensor in hf.tensors_of(config):
+        name, hf_name, shape = _name(tensor), tensor.name, tensor.shape
         array = rng.normal(size=shape).astype(np.float32) * (0.1 if len(shape) > 1 else 1.0)
         if hf_name.endswith(("q_proj.weight", "k_proj.weight")):
             array = (

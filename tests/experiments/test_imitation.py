@@ -324,8 +324,9 @@ def test_half_of_the_demonstrations_are_worded_by_the_tools_unless_the_config_sa
     seeds = [seed_of(0, "demonstration", i) for i in range(60)]
     shares = []
     for args in ({}, {"plain": 1.0}, {"plain": 0.0}):
-        show = demonstrations.Demonstrate("travel", "", {"care": 1.0, "hint": 0.2, **args})
-        shares.append(np.mean([show(seed)["template"].startswith("plain/") for seed in seeds]))
+        given = {"care": 1.0, "hint": 0.2, **args}
+        episodes = [demonstrations.demonstrate("travel", "", given, seed) for seed in seeds]
+        shares.append(np.mean([shown["template"].startswith("plain/") for shown in episodes]))
     assert 0.3 < shares[0] < 0.7 and shares[1:] == [1.0, 0.0]
 
 
