@@ -63,7 +63,7 @@ def make_engine(
         unused=shape.unused,
         context=engine_context(config),
         transfer=_transfer(config, shape),
-        score=_scorer(config, shape, mesh),
+        score=scorer(config, shape, mesh),
         in_flight=config.engine.in_flight,
         tolerance=tolerance,
         temperature=config.rollout.temperature,
@@ -148,7 +148,7 @@ def _transfer(config: Any, shape: qwen.Config) -> Transfer | None:
     return None
 
 
-def _scorer(
+def scorer(
     config: Any, shape: qwen.Config, mesh: Any
 ) -> Callable[[qwen.Params, list[int]], np.ndarray]:
     """Return (params, ids) -> log p(ids[i] | ids[:i]) for i >= 1 at temperature 1, by the learner's

@@ -1,10 +1,8 @@
 """Cases of a model's size and a length in tokens, measured on an accelerator or planned for one."""
 
-from __future__ import annotations
-
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from configs import base
@@ -12,6 +10,7 @@ from evolver.config import cli
 from evolver.config.keys import flat
 from evolver.plan import compilers, targets
 from experiments import commands
+from experiments.compare import markdown
 
 SIZES = ("0.5b", "1.5b", "7b")
 Record = dict[str, Any]
@@ -63,13 +62,16 @@ def peak_of(compiled: Mapping[str, Any], phase: str) -> Record:
     return record | {"peak_gb": peak / 1e9}
 
 
-def told(records: Iterable[Record]) -> list[Record]:
-    """Print each record as it comes, and return them."""
-    found = []
+def show(
+    head: list[str], records: Iterable[Record], cells: Callable[[Record], list[str]], planned: str
+) -> None:
+    """Print each record as it comes, and at the end the table of their cells. planned: the target,
+    "" = none."""
+    rows = [[*head, kind_of(planned)]]
     for record in records:
         print(json.dumps(record), file=sys.stderr, flush=True)
-        found.append(record)
-    return found
+        rows.append(cells(record))
+    print(markdown(rows), end="")
 
 
 def kind_of(planned: str) -> str:

@@ -6,12 +6,9 @@ training step.
 Prints the times of `adca` and of a Python loop over turns on the same arrays.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import statistics
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -75,4 +72,4 @@ def main(*, trajectories: int = 256, turns: int = 30) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

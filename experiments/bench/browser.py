@@ -4,8 +4,6 @@ Names resolve nowhere but on 127.0.0.1, so that a page cannot reach anything els
 for is written down.
 """
 
-from __future__ import annotations
-
 import base64
 import fcntl
 import json
@@ -17,7 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = (
@@ -35,6 +33,9 @@ os.dup2(reads, 3)
 os.dup2(writes, 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
+LOUD = ("error", "warning", "assert")
+SILENCE = 60.0  # seconds until a message
+PATIENCE = 30.0  # seconds until an expression holds
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39, "j": 74, "k": 75}
 
 
@@ -64,9 +65,8 @@ class Browser:
         self._write, self._read, self._unread, self._count = ours_to_write, ours_to_read, b"", 0
         self.session = ""
         self.requests: list[str] = []  # the addresses that the page asked for
-        self.complaints: list[
-            str
-        ] = []  # errors and warnings of the console, exceptions, refused requests
+        # errors and warnings of the console, exceptions, refused requests
+        self.complaints: list[str] = []
         target = next(
             t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"
         )
@@ -78,7 +78,7 @@ class Browser:
             "Emulation.setFocusEmulationEnabled", enabled=True
         )  # as in the window that the user works in
 
-    def __enter__(self) -> Browser:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -101,18 +101,18 @@ class Browser:
         message |= {"sessionId": self.session} if self.session else {}
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while True:
-            found = self._next(60.0)
+            found = self._next()
             if found.get("id") == self._count:
                 if "error" in found:
                     raise RuntimeError(f"{method}: {found['error'].get('message')}")
                 return found["result"]
 
-    def _next(self, seconds: float) -> dict[str, Any]:
+    def _next(self) -> dict[str, Any]:
         """Return the next message; events are noted."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + SILENCE
         while b"\0" not in self._unread:
             if not select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise TimeoutError(f"Chromium sent nothing for {seconds:g} s")
+                raise TimeoutError(f"Chromium sent nothing for {SILENCE:g} s")
             part = os.read(self._read, 1 << 20)
             if not part:
                 raise OSError("Chromium has ended")
@@ -127,11 +127,7 @@ class Browser:
             self.requests.append(params["request"]["url"])
         elif event == "Runtime.exceptionThrown":
             self.complaints.append(json.dumps(params["exceptionDetails"])[:500])
-        elif event == "Runtime.consoleAPICalled" and params["type"] in (
-            "error",
-            "warning",
-            "assert",
-        ):
+        elif event == "Runtime.consoleAPICalled" and params["type"] in LOUD:
             self.complaints.append(json.dumps(params["args"])[:500])
         elif event == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.complaints.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
@@ -147,14 +143,13 @@ class Browser:
             raise RuntimeError(json.dumps(found["exceptionDetails"])[:1000])
         return found["result"].get("value")
 
-    def until(self, script: str, seconds: float = 30.0) -> None:
+    def until(self, script: str) -> None:
         """Wait until an expression holds. Raises TimeoutError."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + PATIENCE
         while not self.run(f"Boolean({script})"):
             if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"{script}: not true within {seconds:g} s; the page: {self.text()[:400]}"
-                )
+                shown = self.text()[:400]
+                raise TimeoutError(f"{script}: not true within {PATIENCE:g} s; the page: {shown}")
             time.sleep(0.02)
 
     def text(self) -> str:
@@ -168,37 +163,30 @@ class Browser:
             raise RuntimeError(f"{address}: {found['errorText']}")
         self.until("document.readyState === 'complete'")
 
-    def look(self, width: int, height: int = 900, *, dark: bool = False) -> None:
-        """Give the page a size and a colour scheme."""
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
+    def look(self, width: int, *, dark: bool = False) -> None:
+        """Give the page a width and a colour scheme."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
-    def press(self, key: str, *, shift: bool = False) -> None:
+    def press(self, key: str) -> None:
         """Press and release a key."""
         text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
-        code = {"key": key, "windowsVirtualKeyCode": KEYS[key], "modifiers": 8 * shift}
-        self.call(
-            "Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **code
-        )
+        code = {"key": key, "windowsVirtualKeyCode": KEYS[key]}
+        down = "keyDown" if text else "rawKeyDown"
+        self.call("Input.dispatchKeyEvent", type=down, text=text, **code)
         self.call("Input.dispatchKeyEvent", type="keyUp", **code)
 
     def type(self, text: str) -> None:
         """Write text where the focus is."""
         self.call("Input.insertText", text=text)
 
-    def photograph(self, path: Path, *, whole: bool = False) -> None:
-        """Write what the page shows, or all of it, to a .png file."""
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)[
-            "data"
-        ]
-        path.write_bytes(base64.b64decode(data))
+    def photograph(self, path: Path) -> None:
+        """Write what the page shows to a .png file."""
+        path.write_bytes(
+            base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+        )
 
 
 def _high(descriptor: int) -> int:

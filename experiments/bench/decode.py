@@ -11,12 +11,13 @@ two that fits, at most 256. Planned figures are not
 measured: memory is that of the compiled program, speed is the roofline.
 """
 
-from __future__ import annotations
-
 import itertools
-import sys
 from collections.abc import Iterator
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from evolver.plan import analytic, targets
 from experiments import commands
@@ -26,12 +27,11 @@ from experiments.bench.accelerator import (
     bfloat16_config,
     chip_of,
     compiled_for,
-    kind_of,
-    told,
+    show,
 )
 from experiments.bench.harness import clocked
-from experiments.compare import markdown
-from models import qwen
+from models import kv_cache, qwen
+from rl.engines.jax import decoding
 
 CONTEXTS = (2048, 8192, 16384)
 BLOCK = 32  # tokens decoded in one call
@@ -66,19 +66,12 @@ def roofline(size: str, context: int, batch: int, chip: Any) -> float:
 def measure(size: str, context: int, batch: int, repeats: int) -> float:
     """Return the tokens/s of the fastest block of `BLOCK` steps that ends at `context`, after two
     warm-up blocks."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    from models import kv_cache
-    from rl.engines.jax import decoding
-
     shape = qwen.PRESETS[size]
     convert = jax.jit(lambda params: kv_cache.for_decoding(shape, params, jnp.bfloat16))
     weights = convert(qwen.init(shape, 0, jnp.bfloat16))
     cache = kv_cache.init_cache(shape, batch, context, jnp.bfloat16)
-    ones = np.ones(batch, np.int32)
-    float_ones, seeds = ones.astype(np.float32), np.ones((batch, 2), np.uint32)
+    ones, float_ones = np.ones(batch, np.int32), np.ones(batch, np.float32)
+    seeds = np.ones((batch, 2), np.uint32)
     draw = decoding.Draw(float_ones, float_ones, 0 * ones, seeds, ones)
     rows = decoding.Rows(
         np.arange(batch, dtype=np.int32), ones, ones * (context - BLOCK), ones * BLOCK,
@@ -110,8 +103,6 @@ def cells(record: Record) -> list[str]:
 
 def chip_here() -> targets.Chip:
     """Return the accelerator of this machine. Raises commands.Problems."""
-    import jax
-
     chip = chip_of(jax.devices()[0].device_kind)
     if chip is None:
         hint = "plan for one with --planned h100:1"
@@ -149,9 +140,8 @@ def main(
             else:
                 yield record | {"tokens_per_s": measure(size, context, rows, repeats)}
 
-    head = ["model", "context", "batch", "roofline tokens/s", kind_of(planned)]
-    print(markdown([head, *map(cells, told(records()))]), end="")
+    show(["model", "context", "batch", "roofline tokens/s"], records(), cells, planned)
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

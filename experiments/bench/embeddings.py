@@ -8,12 +8,9 @@ A text's vector is the mean of its tokens' vectors. No other server of embedding
 package index alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json
-import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -91,4 +88,4 @@ def main(*, port: int = 8012) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

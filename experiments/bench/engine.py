@@ -10,8 +10,6 @@ counts. `make bench-peers` installs the peers. With a checkpoint, ours and vLLM 
 in bfloat16, vLLM its keys and values too. Peaks of memory include what compiling takes.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 
@@ -59,4 +57,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

@@ -8,8 +8,6 @@ time is that of a row with the heads of Qwen2.5-7B, in bfloat16; "segments only"
 products within segments, the part of the work that is useful.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections.abc import Callable
@@ -109,15 +107,14 @@ def main(
             try:
                 wrong = error(kernel, count)
                 ms = milliseconds(kernel, timed, repeats)
+                rate = useful_flops(timed) / ms / 1e9
+                cells = [f"{wrong:.1e}", f"{ms:.2f}", f"{rate:,.0f}"]
             except Exception as problem:  # a kernel of another platform, or out of memory
-                rows.append([kernel, str(count), str(problem).splitlines()[0][:70], "", ""])
-                print(rows[-1], file=sys.stderr, flush=True)
-                continue
-            rate = useful_flops(timed) / ms / 1e9
-            rows.append([kernel, str(count), f"{wrong:.1e}", f"{ms:.2f}", f"{rate:,.0f}"])
+                cells = [str(problem).splitlines()[0][:70], "", ""]
+            rows.append([kernel, str(count), *cells])
             print(rows[-1], file=sys.stderr, flush=True)
     print(markdown(rows), end="")
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

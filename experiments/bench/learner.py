@@ -7,8 +7,6 @@ runs in its own process, and its fastest setting counts. A step is loss, gradien
 AdamW; ours includes packing the rows. `make bench-peers` installs the peers.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 
@@ -52,4 +50,4 @@ def main(*, batches: tuple[str, ...] = tuple(MAKERS), repeats: int = 5) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

@@ -1,16 +1,13 @@
 """Generated tokens/s of the JAX engine on a workload, as `experiments.bench.engine` runs it."""
 
-from __future__ import annotations
-
 import asyncio
-import sys
 from typing import Literal
 
 import jax.numpy as jnp
 
 from experiments import commands
 from experiments.bench.harness import clocked, report
-from experiments.bench.workload import Episode, Workload, load
+from experiments.bench.workload import Episode, Workload, extend, load
 from models import hf
 from rl.engines import Engine
 from rl.engines.jax.engine import JaxEngine
@@ -28,8 +25,7 @@ async def play(engine: Engine, workload: Workload, mark: int = 0) -> None:
         for number, turn in enumerate(script.turns):
             sampling = Sampling(max_tokens=turn.new_tokens, seed=100 * row + number)
             completion = await engine.generate(history, sampling, session=str(row))
-            assert len(completion.tokens) == turn.new_tokens
-            history += [*completion.tokens, *turn.observation]
+            extend(history, completion.tokens, turn)
         await engine.release(str(row))
 
     await asyncio.gather(*(episode(*numbered) for numbered in enumerate(workload.episodes)))
@@ -64,4 +60,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

@@ -1,9 +1,6 @@
 """Trained tokens/s of our learner on a batch, as `experiments.bench.learner` runs it."""
 
-from __future__ import annotations
-
 import functools
-import sys
 
 import jax
 
@@ -47,4 +44,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

@@ -9,50 +9,38 @@ log-probabilities are computed, which favours this peer. Rows never stop early, 
 the workload count.
 """
 
-from __future__ import annotations
-
 import os
-import sys
 
 import torch
 import transformers
 
 from experiments import commands
 from experiments.bench.harness import clocked, report
-from experiments.bench.workload import Workload, load, padded
+from experiments.bench.workload import Ids, Turn, Workload, extend, load, padded, turns_of
 
 
 @torch.inference_mode()
 def play(model: transformers.PreTrainedModel, workload: Workload, batch: int) -> None:
     """Generate every turn of every episode, `batch` episodes at a time."""
-    histories = [list(episode.prompt) for episode in workload.episodes]
-    for turn in range(max(len(episode.turns) for episode in workload.episodes)):
-        rows = [row for row, episode in enumerate(workload.episodes) if turn < len(episode.turns)]
-        rows.sort(key=lambda row: len(histories[row]))
-        for first in range(0, len(rows), batch):
-            generate(model, workload, histories, turn, rows[first : first + batch])
+    for going_on in turns_of(workload):
+        going_on.sort(key=lambda pair: len(pair[0]))
+        for first in range(0, len(going_on), batch):
+            generate(model, going_on[first : first + batch])
 
 
-def generate(
-    model: transformers.PreTrainedModel,
-    workload: Workload,
-    histories: list[list[int]],
-    turn: int,
-    rows: list[int],
-) -> None:
-    """Generate one turn of the episodes `rows` as one batch and append it to their histories."""
-    tokens = torch.tensor(padded([histories[row] for row in rows], left=True))
-    mask = torch.tensor(padded([[1] * len(histories[row]) for row in rows], left=True))
-    width = tokens.shape[1]
-    longest = max(workload.episodes[row].turns[turn].new_tokens for row in rows)
+def generate(model: transformers.PreTrainedModel, rows: list[tuple[Ids, Turn]]) -> None:
+    """Generate one turn of these episodes as one batch and append it to their histories."""
+    histories = [history for history, _ in rows]
+    tokens = torch.tensor(padded(histories, left=True))
+    mask = torch.tensor(padded([[1] * len(history) for history in histories], left=True))
+    width, longest = tokens.shape[1], max(turn.new_tokens for _, turn in rows)
     out = model.generate(
         input_ids=tokens, attention_mask=mask, max_new_tokens=longest, do_sample=True,
         temperature=1.0, top_k=0, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     assert out.shape[1] == width + longest, "a row ended early"
-    for row, generated in zip(rows, out[:, width:].tolist()):
-        wanted = workload.episodes[row].turns[turn]
-        histories[row] += generated[: wanted.new_tokens] + wanted.observation
+    for (history, turn), generated in zip(rows, out[:, width:].tolist()):
+        extend(history, generated[: turn.new_tokens], turn)
 
 
 def main(model: str, workload: str, *, batch: int = 0, repeats: int = 3) -> None:
@@ -72,4 +60,4 @@ def main(model: str, workload: str, *, batch: int = 0, repeats: int = 3) -> None
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

@@ -7,10 +7,7 @@ pass, clipping and AdamW. Configured for speed: no gradient checkpointing, no re
 old log-probabilities from the same forward pass. The last line of the output is one JSON object.
 """
 
-from __future__ import annotations
-
 import os
-import sys
 import tempfile
 import time
 from typing import Any
@@ -104,4 +101,4 @@ def main(model: str, batch: str, *, micro: int = 0, repeats: int = 5) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

@@ -9,11 +9,8 @@ Configured for speed: no reference model, old log-probabilities from the same fo
 JSON object.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -122,4 +119,4 @@ def main(model: str, batch: str, *, packed: int = 0, micro: int = 0, repeats: in
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

@@ -8,18 +8,14 @@ engine in this process. The comparison uses the faster one. The last line of the
 object. No log-probabilities are computed, which favours this peer, and end tokens are ignored.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
-import sys
 import time
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from experiments import commands
 from experiments.bench.harness import clocked, report
-from experiments.bench.workload import Episode, Turn, Workload, load
+from experiments.bench.workload import Episode, Workload, extend, load, turns_of
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB
 os.environ.setdefault(
@@ -58,14 +54,6 @@ def sampling(new_tokens: int) -> Any:
     )
 
 
-def extend(history: list[int], generated: Sequence[int], turn: Turn) -> None:
-    """Append a turn to a history."""
-    assert len(generated) == turn.new_tokens, (
-        f"{len(generated)} tokens instead of {turn.new_tokens}"
-    )
-    history += [*generated, *turn.observation]
-
-
 def offline(options: dict[str, Any], workload: Workload, rounds: int) -> list[float]:
     """Return the seconds of each round."""
     from vllm import LLM
@@ -74,20 +62,14 @@ def offline(options: dict[str, Any], workload: Workload, rounds: int) -> list[fl
 
     def play() -> None:
         llm.reset_prefix_cache()
-        histories = [list(episode.prompt) for episode in workload.episodes]
-        for turn in range(max(len(episode.turns) for episode in workload.episodes)):
-            going_on = [
-                (history, episode.turns[turn])
-                for history, episode in zip(histories, workload.episodes)
-                if turn < len(episode.turns)
-            ]
+        for going_on in turns_of(workload):
             outputs = llm.generate(
                 [{"prompt_token_ids": history} for history, _ in going_on],
-                [sampling(wanted.new_tokens) for _, wanted in going_on],
+                [sampling(turn.new_tokens) for _, turn in going_on],
                 use_tqdm=False,
             )
-            for (history, wanted), output in zip(going_on, outputs):
-                extend(history, output.outputs[0].token_ids, wanted)
+            for (history, turn), output in zip(going_on, outputs):
+                extend(history, output.outputs[0].token_ids, turn)
 
     return clocked(play, rounds)
 
@@ -133,11 +115,10 @@ def main(
 
     dtype: of everything
     """
-    if mode == "offline":
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     work = load(workload)
     options = engine_options(model, dtype, work)
     if mode == "offline":
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # before vllm is imported
         seconds = offline(options, work, repeats + 1)
     else:
         seconds = asyncio.run(online(options, work, repeats + 1))
@@ -148,4 +129,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

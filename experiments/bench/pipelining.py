@@ -11,13 +11,10 @@ the last steps, in which no further rollouts can be started ahead, are included.
 object.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -133,4 +130,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

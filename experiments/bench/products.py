@@ -7,9 +7,6 @@ The last lines are of a product of large square matrices: the operations per sec
 step exceeds.
 """
 
-from __future__ import annotations
-
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -73,4 +70,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

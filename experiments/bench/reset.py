@@ -10,12 +10,9 @@ tool's step is timed in this process, and the actions are those of the tasks' re
 world with tools, those of the `curiosity` explorer's walks, which include calls that fail.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
-import sys
 import time
 from collections import defaultdict
 from typing import Any
@@ -130,4 +127,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

@@ -3,8 +3,6 @@
 NumPy and the standard library only, because a peer packs its rows in the same way.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from experiments.bench.workload import Batch

@@ -11,27 +11,23 @@ warm-up round and `--repeats` rounds, of which the best counts; no round repeats
 earlier one. Prints one JSON object per size.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from configs import base
+from evolver.engines import scorer
 from experiments import commands
 from experiments.bench.our_engine import play
 from experiments.bench.workload import Workload, flat
 from models import hf, qwen
-from models.logp import token_logp
 from models.tokenizer import train_bpe
 from rl.engines import Engine
 from rl.engines.jax.engine import JaxEngine
@@ -50,19 +46,6 @@ SHAPES = {
 def params_of(shape: qwen.Config, seed: int) -> qwen.Params:
     """Return random weights on the host."""
     return jax.tree.map(np.asarray, qwen.init(shape, seed))
-
-
-def learner_score(shape: qwen.Config) -> Callable[[qwen.Params, list[int]], np.ndarray]:
-    """Return (params, ids) -> log p of each token but the first."""
-
-    def score(params: qwen.Params, ids_T: jax.Array) -> jax.Array:
-        positions_RT = jnp.arange(len(ids_T), dtype=jnp.int32)[None]
-        ones_RT = jnp.ones((1, len(ids_T)), jnp.int32)
-        h_RTD = qwen.hidden(shape, params, ids_T[None], positions_RT, ones_RT)
-        return token_logp(h_RTD[0, :-1], qwen.unembed(shape, params), ids_T[1:])[0]
-
-    jitted = jax.jit(score)
-    return lambda params, ids: np.asarray(jitted(params, np.asarray(ids, np.int32)))
 
 
 async def tokens_per_second(engine: Engine, workload: Workload, repeats: int) -> float:
@@ -117,8 +100,8 @@ async def measure(
     )  # fmt: skip
     transfer = SharedMemory(shape, dtype="float32", folder="/dev/shm")
     engine = VllmEngine(
-        servers, vocab=shape.vocab, context=context, transfer=transfer, score=learner_score(shape),
-        tolerance=1e-2,
+        servers, vocab=shape.vocab, context=context, transfer=transfer,
+        score=scorer(base.get_config(), shape, None), tolerance=1e-2,
     )  # fmt: skip
     try:
         await engine.start()
@@ -169,4 +152,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

@@ -7,12 +7,9 @@ were generating (--think seconds on average, exponentially distributed); under `
 wait.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import os
 import random
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -144,4 +141,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

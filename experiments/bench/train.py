@@ -12,8 +12,6 @@ in evolver/plan/targets.py. Planned figures are not measured: memory is that of 
 program, speed is the chip's roofline.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess
@@ -21,6 +19,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+
+from evolver.learner import initial_policy, make_layout, make_optimizer, make_programs
+from evolver.plan import analytic, estimate
+from evolver.plan.case import case_of
 from experiments import commands
 from experiments.bench.accelerator import (
     SIZES,
@@ -29,11 +33,12 @@ from experiments.bench.accelerator import (
     changes_of,
     chip_of,
     compiled_for,
-    kind_of,
-    told,
+    show,
 )
 from experiments.bench.harness import ROOT, clocked
-from experiments.compare import markdown
+from models.mesh import make_mesh
+from rl import learner
+from rl.packing import Packed
 
 ROWS = (4096, 16384, 32768)
 SEQUENCES = 4  # per row
@@ -57,10 +62,6 @@ def config_of(size: str, row: int, micro_batches: int, changes: dict[str, Any]) 
 
 def packed(config: Any, vocab: int) -> Any:
     """Return full rows of random tokens; the second half of each sequence is trained."""
-    import numpy as np
-
-    from rl.packing import Packed
-
     rows, row = config.rollout.tasks, config.learner.row
     rng, length = np.random.default_rng(0), row // SEQUENCES
     positions = np.tile(np.arange(length, dtype=np.int32), SEQUENCES)
@@ -77,8 +78,6 @@ def packed(config: Any, vocab: int) -> Any:
 
 def model_flops(config: Any, shape: Any, tokens: float) -> float:
     """Return the FLOPs of forward and backward pass over `tokens` tokens, half of them trained."""
-    from evolver.plan import analytic
-
     return analytic.update_flops(
         shape, tokens, config.learner.row / SEQUENCES, tokens / 2, remat=False
     )
@@ -87,13 +86,6 @@ def model_flops(config: Any, shape: Any, tokens: float) -> float:
 def measure(config: Any, repeats: int) -> Record:
     """Return tokens/s and FLOP/s of a device, and peak memory, of the fastest update after two
     warm-up updates."""
-    import jax
-    import numpy as np
-
-    from evolver.learner import initial_policy, make_layout, make_optimizer, make_programs
-    from models.mesh import make_mesh
-    from rl import learner
-
     mesh = make_mesh(config.mesh.to_dict())
     shape, params = initial_policy(config, mesh)
     optimizer = make_optimizer(config)
@@ -119,8 +111,6 @@ def measure(config: Any, repeats: int) -> Record:
 
 def measured_case(config: Any, repeats: int) -> Record:
     """Measure an update in this process and return its figures, or a note."""
-    import jax
-
     if jax.default_backend() == "cpu":
         raise commands.Problems("this machine has no accelerator: plan with --planned h100:1")
     try:
@@ -143,20 +133,8 @@ def measured(size: str, row: int, flags: Sequence[str]) -> Record:
     return json.loads(process.stdout.splitlines()[-1])
 
 
-def planned_case(config: Any, target: str, micro_batches: int) -> Record:
-    """Return the peak memory of the compiled update, and its roofline."""
-    from evolver.plan.case import case_of
-
-    case = case_of(config, target)
-    return roofline(
-        case, compiled_for(case.config, case.target, "update", 1, micro_batches), micro_batches
-    )
-
-
 def roofline(case: Any, record: Record, micro_batches: int) -> Record:
     """Return the peak memory of the compiled update, and upper bounds on its tokens/s and MFU."""
-    from evolver.plan import analytic, estimate
-
     if "note" in record:
         return record
     devices = case.target.count
@@ -222,16 +200,17 @@ def main(
     def records() -> Iterator[Record]:
         for size, row in itertools.product(sizes, rows):
             config = config_of(size, row, micro_batches, changes)
-            found = (
-                planned_case(config, planned, micro_batches)
-                if planned
-                else measured(size, row, flags)
-            )
-            yield {"size": size, "row": row} | found
+            record: Record = {"size": size, "row": row}
+            if planned:
+                chosen = case_of(config, planned)
+                program = compiled_for(chosen.config, chosen.target, "update", 1, micro_batches)
+                yield record | roofline(chosen, program, micro_batches)
+            else:
+                yield record | measured(size, row, flags)
 
-    head = ["model", "row", "tokens/s of a device", "MFU", "peak memory, GB", kind_of(planned)]
-    print(markdown([head, *map(cells, told(records()))]), end="")
+    head = ["model", "row", "tokens/s of a device", "MFU", "peak memory, GB"]
+    show(head, records(), cells, planned)
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

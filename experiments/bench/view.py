@@ -9,8 +9,6 @@ a training step. Wall time and processor time are shown, because wall time depen
 load.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gzip
@@ -217,4 +215,4 @@ def main(run: Path, *, rollouts: int = 100_000, keep: Path | None = None) -> Non
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

@@ -5,11 +5,9 @@ forced (an engine ignores the end token and generates exactly `new_tokens`), so 
 do the same work. No id is 0, so that 0 pads.
 """
 
-from __future__ import annotations
-
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,6 +84,24 @@ def load_batch(path: str) -> Batch:
     """Read a batch that was written as JSON."""
     vocab, rows = json.loads(Path(path).read_text())
     return Batch(vocab, [Row(*row) for row in rows])
+
+
+def turns_of(workload: Workload) -> Iterator[list[tuple[Ids, Turn]]]:
+    """Yield for each turn the (history, turn) of the episodes that get so far. Whoever plays it
+    extends the histories."""
+    histories = [list(episode.prompt) for episode in workload.episodes]
+    for number in range(max(len(episode.turns) for episode in workload.episodes)):
+        yield [
+            (history, episode.turns[number])
+            for history, episode in zip(histories, workload.episodes)
+            if number < len(episode.turns)
+        ]
+
+
+def extend(history: Ids, generated: Sequence[int], turn: Turn) -> None:
+    """Append a turn to a history."""
+    assert len(generated) == turn.new_tokens, f"{len(generated)} tokens, not {turn.new_tokens}"
+    history += [*generated, *turn.observation]
 
 
 def padded(rows: list[Ids], *, left: bool = False) -> list[Ids]:
