@@ -11,15 +11,13 @@ resample the tasks alone and say so: they are then too narrow for the method, se
 tasks; `sd` is the sample standard deviation (n - 1) of the runs.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -105,10 +103,10 @@ class Estimate:
         """Return the text of the deviation."""
         return f"{self.sd:.1f}" if self.runs > 1 else ""
 
-    def minus(self, value: float) -> Estimate:
+    def minus(self, value: float) -> Self:
         """Return the difference to a number that is known exactly."""
         low, high = self.low - value, self.high - value
-        return Estimate(self.mean - value, low, high, self.sd, self.runs)
+        return replace(self, mean=self.mean - value, low=low, high=high)
 
 
 NONE = Estimate()
@@ -135,15 +133,14 @@ def collect(folder: str | Path) -> dict[int, Scores]:
 def joined(scores: Sequence[Scores]) -> Scores:
     """Return evaluations of the same tasks as one, with the rollouts of all of them."""
     first = scores[0]
+
+    def beside(name: str) -> list[list[Any]]:
+        return np.concatenate([getattr(s, name) for s in scores], axis=1).tolist()
+
     return Scores(
-        first.tasks,
-        first.difficulty_N,
-        [[x for s in scores for x in s.score_NR[n]] for n in range(len(first.tasks))],
-        [[x for s in scores for x in s.success_NR[n]] for n in range(len(first.tasks))],
-        first.greedy_N,
-        sum(s.broken for s in scores),
-        first.temperature,
-    )
+        first.tasks, first.difficulty_N, beside("score_NR"), beside("success_NR"), first.greedy_N,
+        sum(s.broken for s in scores), first.temperature,
+    )  # fmt: skip
 
 
 def estimate(values: Mapping[int, np.ndarray], least: float = 0.0) -> Estimate:
@@ -220,20 +217,13 @@ def before(rows: Sequence[Row]) -> str:
     return f"before training: {percent(means)}" if means else ""
 
 
-def over_tasks(value_N: np.ndarray) -> str:
-    """Return the mean of one value per task in percent with its interval, "" of no values."""
+def over_tasks(value_N: np.ndarray, sign: str = "") -> str:
+    """Return the mean of one value per task in percent with its interval, "" of no values. sign:
+    "+" for differences."""
     if not len(value_N):
         return ""
-    low, high = interval(value_N)
-    return f"{percent(value_N)} [{100 * low:.1f}, {100 * high:.1f}]"
-
-
-def change_over_tasks(value_N: np.ndarray) -> str:
-    """Return the same of differences, with their signs."""
-    if not len(value_N):
-        return ""
-    low, high = interval(value_N)
-    return f"{100 * np.mean(value_N):+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+    mean, low, high = (100 * value for value in (np.mean(value_N), *interval(value_N)))
+    return f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:

@@ -11,8 +11,6 @@ go to it; they have to be those of the runs that change the tasks. The runs coun
 evaluation, by greedy rollouts.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -107,4 +105,4 @@ def table(base: Scores, runs: dict[str, Scores]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

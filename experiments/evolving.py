@@ -12,13 +12,11 @@ chosen on these tasks, which favours the policy before training. Intervals resam
 where all seeds have the same tasks, the seeds.
 """
 
-from __future__ import annotations
-
-import argparse
 import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +25,7 @@ import numpy as np
 import command
 from evolver.files.report import aligned
 from evolver.files.workdir import Workdir
+from experiments import commands, compare
 from models.files import write_atomically
 from rl.evaluation import Scores, interval, interval_over_seeds
 
@@ -95,7 +94,7 @@ def cells(name: str, results: list[Result]) -> list[str]:
     same = len({tuple(r.trained.tasks) for r in results}) == 1
 
     def mean(values: list[np.ndarray]) -> str:
-        return f"{100 * np.mean([value_N.mean() for value_N in values]):.1f}"
+        return compare.percent([value_N.mean() for value_N in values])
 
     def gain(values: list[np.ndarray]) -> str:
         difference = [after_N - before_N for before_N, after_N in zip(values, trained)]
@@ -116,7 +115,7 @@ def cells(name: str, results: list[Result]) -> list[str]:
     ]  # fmt: skip
 
 
-def table(out: Path, worlds: list[str], seeds: list[int]) -> str:
+def table(out: Path, worlds: Sequence[str], seeds: Sequence[int]) -> str:
     """Return the table of the runs that are finished."""
     rows = []
     for words in worlds:
@@ -126,24 +125,31 @@ def table(out: Path, worlds: list[str], seeds: list[int]) -> str:
     return aligned(HEAD, rows, "pipe")
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("worlds", nargs="+")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=Path("runs/evolving"))
-    args = parser.parse_args(argv[1:])
-    places = [folder_of(args.out, words, 0) for words in args.worlds]  # ends if one cannot be read
+def main(
+    worlds: tuple[str, ...],
+    *,
+    seeds: tuple[int, ...] = (0, 1, 2),
+    out: Path = Path("runs/evolving"),
+) -> int:
+    """Evolve, and print and write the table after each run.
+
+    worlds: what follows `evolver evolve`
+    out: directory of all workdirs and the table
+    """
+    places = [folder_of(out, words, 0) for words in worlds]  # ends if one cannot be read
     if len(set(places)) < len(places):
-        parser.error("two of the worlds have the same workdir: give one of them a --workdir")
-    args.out.mkdir(parents=True, exist_ok=True)
+        raise commands.Problems(
+            "two of the worlds have the same workdir: give one of them a --workdir"
+        )
+    out.mkdir(parents=True, exist_ok=True)
     failed = []
-    for seed in args.seeds:
-        for words in args.worlds:
-            folder = folder_of(args.out, words, seed)
+    for seed in seeds:
+        for words in worlds:
+            folder = folder_of(out, words, seed)
             if result_of(folder) is None and (code := play(words, seed, folder)):
                 failed.append(f"{words}, seed {seed}: exit code {code}")
-            text = table(args.out, args.worlds, args.seeds)
-            write_atomically(args.out / "table.md", text + "\n")
+            text = table(out, worlds, seeds)
+            write_atomically(out / "table.md", text + "\n")
             print(f"\n{text}\n", flush=True)
     print(*failed, sep="\n", file=sys.stderr)
     return min(len(failed), 1)
@@ -151,6 +157,6 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(sys.argv))
+        sys.exit(commands.run(main))
     except KeyboardInterrupt:  # the run has said how it goes on
         sys.exit(130)

@@ -23,8 +23,6 @@ number of these episodes; the mean Jaccard similarity of the words of two querie
 sequences of goals ("templates").
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import json
@@ -47,7 +45,7 @@ from envs.process import Deadlines
 from envs.profile import tools_of
 from envs.remote import RemoteWorld
 from envs.source import Source
-from envs.toolcalls import Call, call_text, parse
+from envs.toolcalls import Call, call_text
 from envs.travel import Travel
 from envs.world import Task, World, WorldError
 from evolver.config import plugs
@@ -59,7 +57,7 @@ from evolver.processes.interrupt import RunEnds
 from evolver.questioning import EXPLORERS, WORDS, TaskPool
 from evolver.questioning.tasks import CLOSING, jaccard
 from evolver.questioning.words import ByModel
-from evolver.replaying import replay
+from evolver.replaying import calls_of, replay
 from evolver.transcripts import tool_list
 from experiments import commands, compare
 
@@ -177,9 +175,9 @@ def trials(task: Task, tasks: Sequence[Task], rng: random.Random) -> list[list[s
     """Return episodes that try a verifier: the reference, nothing, the reference without each of
     its calls, with another value in each of its calls, and three random sequences of calls that
     solve other tasks of the same world."""
-    calls = [call for action in task.reference for call in parse(action).calls]
+    calls = calls_of(task)
     here = [t for t in tasks if t.meta["source"] == task.meta["source"] and t.seed == task.seed]
-    others = [call for t in here for action in t.reference for call in parse(action).calls]
+    others = [call for t in here for call in calls_of(t)]
     made = [calls, []]
     made += [[*calls[:n], *calls[n + 1 :]] for n in range(len(calls))]
     for n, call in enumerate(calls):
@@ -192,8 +190,7 @@ def trials(task: Task, tasks: Sequence[Task], rng: random.Random) -> list[list[s
         if options:
             made.append([*calls[:n], Call(call.name, rng.choice(options)), *calls[n + 1 :]])
     made += [rng.choices(others, k=rng.randint(1, 8)) for _ in range(3)]
-    texts = [[call_text(call.name, call.arguments) for call in episode] for episode in made]
-    return [[*actions, CLOSING] for actions in texts]
+    return [[*(call_text(c.name, c.arguments) for c in episode), CLOSING] for episode in made]
 
 
 # --- a measurement --------------------------------------------------------------------------------
@@ -217,14 +214,6 @@ class Settings:
     options: dict[str, Any]
     model: str
 
-    @property
-    def explorer(self) -> str:
-        return self.by.partition("/")[0]
-
-    @property
-    def words(self) -> str:
-        return self.by.partition("/")[2]
-
 
 def measure(
     make_world: Callable[[], World], settings: Settings, seed: int, role: Role
@@ -234,16 +223,17 @@ def measure(
 
     role: the server and model of the explorer and the writer.
     """
+    by, _, words = settings.by.partition("/")
     with closing(make_world()) as world:
         starts = world.tasks("train")[: settings.seeds]
         starts = starts or [Task(f"{world.name}/0", world.name, "Use the tools.")]
         tools = tool_list(tools_of(world, starts[:8]), SHOWN)
     counted = Counted(make_world, 60 * settings.minutes, settings.steps or float("inf"))
     pool = TaskPool(starts, overlap=0.8, capacity=10**9)
-    asks = settings.explorer == "llm" or settings.words == "model"
+    asks = by == "llm" or words == "model"
     chat = Chat({"explorer": role, "writer": role}, limits=LIMITS) if asks else None
     parts = Parts(make_world=counted, client=chat, max_chars=SHOWN, task_pool=pool)
-    explorer = plugs.plug("questioning.explorer", settings.explorer, settings.options)(parts)
+    explorer = plugs.plug("questioning.explorer", by, settings.options)(parts)
     started, ended = time.monotonic(), "budget"
     try:
         if len(pool.grow(explorer, counted, settings.budget, seed)) < settings.budget:
@@ -253,9 +243,11 @@ def measure(
     figures: dict[str, Any] = {"ended": ended} | {k: counted.counts[k] for k in ("step", "reset")}
     if chat is not None:
         with closing(chat):
-            if settings.words == "model":
+            if words == "model":
                 figures["wordings"] = _reworded(pool, ByModel(parts), tools)
-            figures |= _cost(chat.ledger.metrics())
+            for name in ("calls", "unanswered"):
+                figures[name] = sum(getattr(a, name) for a in chat.ledger.total.values())
+            figures["tokens"] = chat.ledger.tokens
     tasks, explored = list(pool.tasks.values()), pool.metrics()  # which begin again once read
     rng = random.Random(seed)
     figures |= {
@@ -288,17 +280,6 @@ def _last_words(metrics: Mapping[str, float], prefix: str = "") -> dict[str, int
     return {k.rpartition("/")[2]: int(v) for k, v in metrics.items() if k.startswith(prefix)}
 
 
-def _cost(metrics: dict[str, float]) -> dict[str, int]:
-    """Return the calls, those without a usable answer, and the tokens of a client's metrics, which
-    are llm/ROLE/NAME."""
-    sums: Counter[str] = Counter()
-    for key, value in metrics.items():
-        if key.count("/") == 2:
-            sums[key.rpartition("/")[2]] += int(value)
-    tokens = sums["prompt_tokens"] + sums["completion_tokens"]
-    return {"calls": sums["calls"], "unanswered": sums["unanswered"], "tokens": tokens}
-
-
 def similarity(queries: Sequence[str], rng: random.Random) -> float:
     """Return the mean Jaccard similarity of the words of two queries; 0 for less than two."""
     bags = [frozenset(re.findall(r"\w+", query.lower())) for query in queries]
@@ -315,19 +296,20 @@ Runs = list[dict[str, Any]]  # the measurements of a row
 def table(rows: dict[str, Runs]) -> str:
     """Return the table in Markdown, one of the costs if a language model was asked, and a line on
     rejected proposals for each world. rows: {world: measurements}."""
-    text = markdown_of({world: row_of(runs) for world, runs in rows.items()})
+    text = markdown_of(row_of, rows)
     if any("calls" in run for runs in rows.values() for run in runs):
-        text += "\n" + markdown_of({world: costs_of(runs) for world, runs in rows.items()})
+        text += "\n" + markdown_of(costs_of, rows)
     for world, runs in rows.items():
         rejected, ended = counts(runs, "rejected"), Counter(run["ended"] for run in runs)
         text += f"\n{world}: rejected {listed(rejected) or 'nothing'}. Ended by: {listed(ended)}.\n"
     return text
 
 
-def markdown_of(rows: dict[str, dict[str, str]]) -> str:
-    """Return {world: {column: cell}} as a table."""
-    heads = [["world", *row] for row in rows.values()]
-    return compare.markdown([*heads[:1], *([world, *row.values()] for world, row in rows.items())])
+def markdown_of(cells: Callable[[Runs], dict[str, str]], rows: dict[str, Runs]) -> str:
+    """Return a table with the {column: cell} of each row."""
+    lines = [{"world": world} | cells(runs) for world, runs in rows.items()]
+    heads = [list(line) for line in lines[:1]]
+    return compare.markdown(heads + [list(line.values()) for line in lines])
 
 
 def total(runs: Runs, name: str) -> float:
@@ -393,7 +375,7 @@ def values_of(
     words: Sequence[str],
     known: Collection[str],
     found: list[str],
-    read: Callable[[str], Any],
+    read: Callable[[str], Any] = formats.JSON_OBJECT.validate_json,
 ) -> dict[str, Any]:
     """Return {name: value} of NAME=VALUE texts; what is wrong with them is added to `found`."""
     values = {}
@@ -409,11 +391,6 @@ def values_of(
             except ValueError:
                 found.append(f"--{option} {word} is no JSON object, such as {{}}")
     return values
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """Return the object of a text in JSON. Raises ValueError."""
-    return formats.valid(formats.JSON_OBJECT, json.loads(text))
 
 
 def world_problems(world: str, values: dict[str, Any]) -> Iterator[str]:
@@ -436,12 +413,12 @@ def measured(
     figures = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if figures.get("settings") == asdict(settings):
         return figures
-    pool: dict[str, Any] = (
-        {"mode": "worker", "workers": 2, "per_worker": 1, "python": python} if python else {}
-    )
-    with Source(ALIASES.get(world, world), settings.kwargs, deadlines=PATIENT, **pool) as source:
-        figures = measure(source.world, settings, seed, role)
-    figures["settings"] = asdict(settings)
+    source = Source(
+        ALIASES.get(world, world), settings.kwargs, mode="worker" if python else "inprocess",
+        deadlines=PATIENT, per_worker=1, python=python,
+    )  # fmt: skip
+    with source:
+        figures = measure(source.world, settings, seed, role) | {"settings": asdict(settings)}
     path.write_text(json.dumps(figures), encoding="utf-8")
     return figures
 
@@ -480,14 +457,13 @@ def main(
     key: environment variable that holds the server's key
     max_tokens: most tokens of one answer
     """
-    found: list[str] = []
     known = [f"{explorer}/{words}" for explorer in EXPLORERS for words in WORDS]
-    found += [f"--by {name}: choose {', '.join(known)}" for name in by if name not in known]
+    found = [f"--by {name}: choose {', '.join(known)}" for name in by if name not in known]
     if not url and any("llm" in name or "model" in name for name in by):
         found.append("--by with llm or model needs --url, the address of a server")
     interpreters = values_of("python", python, worlds, found, str)
-    arguments = values_of("kwargs", kwargs, worlds, found, json_object)
-    explorers = values_of("options", options, EXPLORERS, found, json_object)
+    arguments = values_of("kwargs", kwargs, worlds, found)
+    explorers = values_of("options", options, EXPLORERS, found)
     for name, values in explorers.items():
         wrong = plugs.problems("questioning.explorer", name, values)
         found += [f"--options {name}: {why}" for why in wrong]
@@ -502,10 +478,8 @@ def main(
     role = Role(url, model, key, temperature=1.0, max_tokens=max_tokens)
     for world, name, seed in itertools.product(worlds, by, seeds):
         row = world if name == "curiosity/plain" else f"{world}, {name}"
-        chosen = explorers.get(name.partition("/")[0], {})
-        settings = Settings(
-            arguments.get(world, {}), budget, tasks, minutes, steps, name, chosen, model
-        )
+        given, chosen = arguments.get(world, {}), explorers.get(name.partition("/")[0], {})
+        settings = Settings(given, budget, tasks, minutes, steps, name, chosen, model)
         path = out / f"{re.sub(r'[^a-zA-Z0-9_.]', '-', f'{row}-{seed}')}.json"
         try:
             figures = measured(path, settings, world, seed, interpreters.get(world, ""), role)
@@ -515,7 +489,7 @@ def main(
             continue
         rows.setdefault(row, []).append(figures)
         _, *cells = row_of([figures]).items()
-        said = ", ".join(f"{column} {cell}" for column, cell in cells)
+        said = ", ".join(map(" ".join, cells))
         print(f"{row}, seed {seed}: {said}", flush=True)
     text = "\n".join([table(rows), *failed])
     (out / "exploring.md").write_text(text, encoding="utf-8")
@@ -524,4 +498,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

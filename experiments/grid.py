@@ -42,8 +42,6 @@ the grid's workdir, so that a run can start from the policy of another:
     after=("train-0",))
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import itertools
@@ -56,7 +54,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,6 +62,9 @@ from typing import Any, NamedTuple, TextIO
 
 from absl import logging
 
+from configs import base
+from evolver.config import cli
+from evolver.config.checks import problems as config_problems
 from evolver.files import formats
 from evolver.files.progress import clock
 from evolver.files.workdir import Workdir
@@ -154,23 +155,18 @@ def problems(runs: Sequence[Run], folder: str | Path, flags: Sequence[str] = ())
 
     Runs of other modules, and files that only an earlier run will write, are not checked.
     """
-    from configs import base
-    from evolver.config import cli
-    from evolver.config.checks import problems as config_problems
-
-    found: dict[str, list[str]] = {}
+    found: defaultdict[str, list[str]] = defaultdict(list)
     for name, count in sorted(Counter(run.name for run in runs).items()):
         if count > 1:
-            found.setdefault("two runs have this name", []).append(name)
+            found["two runs have this name"].append(name)
     for run in (run for run in runs if not run.module):
         command = cli.parse(run.command(Path(folder), flags))
         reasons = list(command.problems)
         if command.config is not None:
             checked = config_problems(command.config, base.Config, command.workdir, run.mode)
-            later = [text for text in checked if run.after and "there is no such" in text]
-            reasons += [text for text in checked if text not in later]
+            reasons += [s for s in checked if not (run.after and "there is no such" in s)]
         for reason in reasons:
-            found.setdefault(reason.replace(run.name, "RUN"), []).append(run.name)
+            found[reason.replace(run.name, "RUN")].append(run.name)
     return [f"{reason} ({some(names)})" for reason, names in found.items()]
 
 
@@ -218,7 +214,7 @@ class Active(NamedTuple):
 
 
 class Execution:
-    """Runs the processes of a grid, `jobs` at a time."""
+    """Runs the processes of a grid, `jobs` at a time. flags: further words for every `run.py`."""
 
     def __init__(
         self,
@@ -385,20 +381,13 @@ class Execution:
             run.process.send_signal(number)
 
 
-def execute(
-    runs: Sequence[Run],
-    folder: str | Path,
-    *,
-    jobs: int = 1,
-    flags: Sequence[str] = (),
-    say: Callable[[str], None] = print,
-) -> dict[str, str]:
-    """Run everything that is not finished, `jobs` at a time, and return {name: state}.
+def execute(runs: Sequence[Run], folder: str | Path, **options: Any) -> dict[str, str]:
+    """Run everything that is not finished, and return {name: state}. options: as `Execution` takes
+    them.
 
-    flags: further words for every `run.py`. States are "done", "exit code N", "waits for NAME" (of
-    one that failed) and "interrupted".
+    States are "done", "exit code N", "waits for NAME" (of one that failed) and "interrupted".
     """
-    return Execution(runs, Path(folder).absolute(), jobs=jobs, flags=flags, say=say).run()
+    return Execution(runs, Path(folder).absolute(), **options).run()
 
 
 # --- the results ----------------------------------------------------------------------------------
@@ -584,4 +573,4 @@ if __name__ == "__main__":
     if "--trial" in sys.argv:
         words = trial([word for word in sys.argv[1:] if word != "--trial"], os.environ)
         os.execv(words[0], words)  # in place of this process: the agent's signals reach the run
-    sys.exit(commands.run(main))
+    commands.program(main)

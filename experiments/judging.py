@@ -19,8 +19,6 @@ The tables are printed and written to WORKDIR/judging.md. WORKDIR/labels.jsonl h
 its labels, WORKDIR/outcomes.jsonl every episode with its verdicts.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The record of a grid, `grid.jsonl`: a line for each attempt at a run, with the scores."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -1,7 +1,5 @@
 """The command line of a measurement that plays with the policy of a config and trains nothing."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import sys

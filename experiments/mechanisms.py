@@ -26,10 +26,7 @@ ended first), and by the mean height of their curves, which tells a faster row f
 that ends as high. Intervals resample held-out tasks and seeds.
 """
 
-from __future__ import annotations
-
 import itertools
-import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -314,4 +311,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

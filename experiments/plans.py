@@ -13,8 +13,6 @@ NAME.txt is the text that `--mode=plan` prints. A plan is out of date if the con
 inputs, if the text does not follow from the figures, or if the learner does not fit.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys
@@ -71,8 +69,11 @@ def kept_case(name: str) -> Case:
 def inputs_of(case: Case) -> dict[str, Any]:
     """Return the values that the programs are compiled from. "loss" is the resolved call of the
     plug."""
-    values = {key: value for key, value in flat(case.config).items() if key.startswith(INPUTS)}
-    values = {key: value for key, value in values.items() if not key.startswith(NOT_INPUTS)}
+    values = {
+        key: value
+        for key, value in flat(case.config).items()
+        if key.startswith(INPUTS) and not key.startswith(NOT_INPUTS)
+    }
     loss = plugs.resolved("loss", case.config.loss.name, case.config.loss.args.to_dict())
     return json.loads(json.dumps(values | {"loss": loss, "target": case.target.name}))
 
@@ -99,8 +100,8 @@ def problems(name: str) -> list[str]:
     case = replace(kept_case(name), compiled=kept["compiled"])
     now, reasons = inputs_of(case), []
     for key, value in sorted(kept["inputs"].items()):  # a key that was added later does not count
-        if value != now.get(key, "(absent)"):
-            reasons.append(f"{key}: {value!r} then, {now.get(key, '(absent)')!r} now")
+        if value != (found := now.get(key, "(absent)")):
+            reasons.append(f"{key}: {value!r} then, {found!r} now")
     written = (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
     if not reasons and text_of(name, case) != written:
         reasons.append(f"{name}.txt does not follow from the figures")
@@ -138,20 +139,19 @@ def main(names: Sequence[str] = (), *, check: bool = False, render: bool = False
     if unknown := [name for name in names if name not in KEPT]:
         raise commands.Problems(*(f"{name}: choose {', '.join(KEPT)}" for name in unknown))
     done: dict[str, Any] = {}
-    outdated = False
+    outdated = 0
     for name in names or KEPT:
         if check:
-            reasons = problems(name)
-            outdated = outdated or bool(reasons)
-            if reasons:
+            if reasons := problems(name):
+                outdated = 1
                 print(f"{name}:", *reasons, sep="\n  ")
         elif render:
             case = replace(kept_case(name), compiled=read(name)["compiled"])
             write_atomically(FOLDER / f"{name}.txt", text_of(name, case))
         else:
             make(name, done)
-    return int(outdated)
+    return outdated
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

@@ -20,14 +20,10 @@ The table is printed and written to WORKDIR/retrieval.md. Rollouts are kept as t
 command goes on where it was cut off, and another embedder plays only what is new.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
-import json
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,13 +35,14 @@ from evolver.build import Run, RunError
 from evolver.config import plugs
 from evolver.config.checks.workdir import changed
 from evolver.files.lines import read_jsonl
+from evolver.files.workdir import Workdir
 from evolver.navigating import Experience, new_experience
 from evolver.navigating.experience_pool import ExperiencePool
 from evolver.navigating.guidance import Navigating
 from evolver.phases import extraction, tasks
 from evolver.phases.rollouts import gather_rollouts, sampling_of
 from experiments import measuring
-from experiments.compare import change_over_tasks, markdown, percent
+from experiments.compare import markdown, over_tasks, percent
 from experiments.measuring import write_lines
 from rl.rollout import Job
 from rl.seeds import seed_of
@@ -287,7 +284,7 @@ def cells(
     before_N, after_N = means.T
     for value_N in (after_N > before_N, after_N < before_N, before_N, after_N):
         yield percent(value_N)
-    yield change_over_tasks(after_N - before_N)
+    yield over_tasks(after_N - before_N, "+")
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -308,15 +305,14 @@ def problems(config: Any, workdir: str, *, embedders: Sequence[str], **_: Any) -
 def other_settings(config: Any, workdir: str) -> Iterator[str]:
     """Yield why a workdir cannot be continued: its results are those of another config. Embedders,
     the refiner and the servers of language models may change."""
-    path = Path(workdir) / "config.retrieval.json"
-    if path.is_file():
-        before = json.loads(path.read_text(encoding="utf-8"))["config"]
-        for name, (then, now) in changed(before, config, base.Config).items():
-            if not name.startswith(("llm.", "navigating.embedder.", "navigating.refine.")):
-                yield (
-                    f"--workdir={workdir} has results with {name}={then!r}, not {now!r}: "
-                    "choose a new directory"
-                )
+    record = Workdir(workdir).config("retrieval")
+    before = changed(record["config"], config, base.Config) if record else {}
+    for name, (then, now) in before.items():
+        if not name.startswith(("llm.", "navigating.embedder.", "navigating.refine.")):
+            yield (
+                f"--workdir={workdir} has results with {name}={then!r}, not {now!r}: "
+                "choose a new directory"
+            )
 
 
 if __name__ == "__main__":

@@ -15,9 +15,6 @@ runs/paper-tiny. All tables share the runs of one WORKDIR. The same command goes
 off (experiments/grid.py). docs/paper.md explains the columns.
 """
 
-from __future__ import annotations
-
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -118,4 +115,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(commands.run(main))
+    commands.program(main)

@@ -1,8 +1,6 @@
 """Hours and money of the runs of a study, before they are run: from the planner, or from the
 quickstart's speed."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ also principles of what a good attempt looks like. Neither knows the reference, 
 fooled; the verifier stands for the judge that does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from envs.world import Evaluation

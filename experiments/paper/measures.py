@@ -11,8 +11,6 @@ All but steps@.9 are means of one value per task (or scenario), in percent, so t
 intervals.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 
@@ -34,11 +32,6 @@ def shown(published: Mapping[str, float], k: int) -> list[str]:
     if f"best@{k}" in names:
         names.insert(names.index(f"best@{k}") + 1, f"pass@{k}")
     return names
-
-
-def needs_curve(name: str) -> bool:
-    """Return True if a measure needs the evaluations during training."""
-    return name in ("early", "auc", "steps@.9")
 
 
 def per_task(name: str, scores: Scores | None, curve: Mapping[int, Scores]) -> np.ndarray | None:

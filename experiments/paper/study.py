@@ -1,8 +1,6 @@
 """The runs behind the cells of tables: base policies, training, experience pools, evaluations; each
 once, whoever shares it."""
 
-from __future__ import annotations
-
 import difflib
 import fnmatch
 import importlib

@@ -1,7 +1,5 @@
 """A table of the paper beside our own scores: Markdown, CSV, LaTeX, and a figure."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence
@@ -10,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tabulate import tabulate
+from tabulate import LATEX_ESCAPE_RULES, tabulate
 
 from configs.paper.cells import TABLES
 from experiments import compare
@@ -49,7 +47,7 @@ class Result(Row):
     def values(self, measure: str) -> dict[int, np.ndarray]:
         """Return {seed: one value per task} of a measure."""
         found = {}
-        for seed in self.curves if measures.needs_curve(measure) else self.scores:
+        for seed in sorted(self.curves.keys() | self.scores.keys()):
             curve = self.curves.get(seed, {})
             value_N = measures.per_task(measure, self.scores.get(seed), curve)
             if value_N is not None:
@@ -92,9 +90,7 @@ class Table:
         for name, cell in self.cells.items():
             head, end = name, self._spent(self.results[name])  # stand in the first line only
             for measure in measures.shown(cell.published, cell.k):
-                published = cell.published.get(measure)
-                text = "" if published is None else f"{published:g}"
-                rows.append([head, measure, text, *self._figures(name, measure, published), *end])
+                rows.append([head, measure, *self._figures(name, measure), *end])
                 head, end = "", [""] * len(end)
         return rows
 
@@ -111,22 +107,24 @@ class Table:
             "; ".join(dict.fromkeys(result.notes)),
         ]
 
-    def _figures(self, name: str, measure: str, published: float | None) -> list[str]:
-        """Return five cells: ours with its interval, its deviation over seeds, ours - published,
-        the success at temperature 0, the number of seeds."""
+    def _figures(self, name: str, measure: str) -> list[str]:
+        """Return six cells: the published score, ours with its interval, its deviation over seeds,
+        ours - published, the success at temperature 0, the number of seeds."""
+        published = self.cells[name].published.get(measure)
+        text = "" if published is None else f"{published:g}"
         if self.study.tiny:
             published = None  # nothing compares with it
         if measure == "steps@.9":
-            return self._steps(name, published)
+            return [text, *self._steps(name, published)]
         result = self.results[name]
         zero = at_zero(result) if measure.startswith("avg@") else ""
         value = compare.estimate(result.values(measure))
         minus = value.minus(published).signed() if published is not None else ""
-        return [str(value), value.deviation(), minus, zero, str(value.runs or "")]
+        return [text, str(value), value.deviation(), minus, zero, str(value.runs or "")]
 
     def _steps(self, name: str, published: float | None) -> list[str]:
-        """Return the same of steps@.9: steps by seed; "never" for a curve that does not reach the
-        goal."""
+        """Return the same, but for the published score, of steps@.9: steps by seed; "never" for a
+        curve that does not reach the goal."""
         baseline = self.results.get(f"{name.rpartition(',')[0]},baseline")
         goal = measures.goal_of(list(baseline.curves.values())) if baseline else math.nan
         curves = self.results[name].curves.values()
@@ -230,15 +228,8 @@ def latex(table: Sequence[Sequence[str]], caption: str) -> str:
     head, *rows = compare.filled([row[:width] for row in table])
     columns = ["left", "left"] + ["right"] * (len(head) - 2)
     body = tabulate(rows, head, "latex_booktabs", colalign=columns, disable_numparse=True)
-    title = f"\\centering\n\\caption{{{escaped(caption)}}}"
+    title = f"\\centering\n\\caption{{{caption.translate(str.maketrans(LATEX_ESCAPE_RULES))}}}"
     return f"\\begin{{table}}\n{title}\n{body}\n\\end{{table}}\n"
-
-
-def escaped(text: str) -> str:
-    """Return text in which nothing is a command of LaTeX."""
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    special |= {char: f"\\{char}" for char in "&%$#_{}"}
-    return "".join(special.get(char, char) for char in text)
 
 
 def draw(table: Table, path: Path) -> bool:

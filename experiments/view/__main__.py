@@ -11,8 +11,6 @@ judges.
 A run that is going on is followed. docs/view.md describes the pages.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -6,8 +6,6 @@ resource becomes a script that hands over its JSON, compressed and in base64, un
 name.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -5,8 +5,6 @@ For runs whose turns a language model labels. Labels by replay agree with themse
 worlds repeat.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections import defaultdict

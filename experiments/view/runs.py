@@ -5,8 +5,6 @@ Nothing here writes to a workdir. A damaged file is read as far as it goes; what
 told, with its line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

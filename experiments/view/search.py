@@ -6,8 +6,6 @@ compressed files. The index grows in the background while a run goes on, and is 
 that it covers have changed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import re

@@ -1,8 +1,6 @@
 """The pages on 127.0.0.1: static files, resources of runs as JSON, and a thread that indexes
 words."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import sqlite3

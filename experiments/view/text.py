@@ -1,8 +1,6 @@
 """Groups of rollouts as text for a terminal. Nothing that a model or a world wrote can move the
 cursor or hide."""
 
-from __future__ import annotations
-
 import itertools
 import unicodedata
 from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments import evolving
+from experiments import commands, evolving
 from rl.evaluation import Scores
 
 
@@ -33,7 +33,9 @@ def test_seeds_with_other_held_out_tasks_are_one_sample_of_tasks():
 
 def test_each_world_has_a_workdir_of_its_own_or_nothing_starts(tmp_path, capsys):
     assert evolving.folder_of(tmp_path, "--gym FrozenLake-v1", 2) == tmp_path / "FrozenLake-v1-2"
-    for worlds, words in ((["a:B", "a:B"], "same workdir"), (["--gym"], "expected one argument")):
-        with pytest.raises(SystemExit):
-            evolving.main(["evolving", "--out", str(tmp_path / "out"), "--", *worlds])
-        assert words in capsys.readouterr().err and not (tmp_path / "out").exists()
+    start = ["--out", str(tmp_path / "out"), "--"]
+    assert commands.run(evolving.main, [*start, "a:B", "a:B"]) == 2
+    assert "same workdir" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        commands.run(evolving.main, [*start, "--gym"])
+    assert "expected one argument" in capsys.readouterr().err and not (tmp_path / "out").exists()
