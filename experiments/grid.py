@@ -170,10 +170,10 @@ def problems(runs: Sequence[Run], folder: str | Path, flags: Sequence[str] = ())
     return [f"{reason} ({some(names)})" for reason, names in found.items()]
 
 
-def some(names: Sequence[str]) -> str:
-    """Return up to three names, and how many more there are."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
+def some(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 # --- running --------------------------------------------------------------------------------------

@@ -1,10 +1,8 @@
 """A headless Chromium, driven by the DevTools protocol over two pipes: no package, no port.
 
-Names resolve nowhere but on 127.0.0.1, so that a page cannot reach anything else, and what it asks
-for is written down.
+Names resolve nowhere but on 127.0.0.1, so that a page cannot reach anything else.
 """
 
-import base64
 import fcntl
 import json
 import os
@@ -14,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -33,10 +30,8 @@ os.dup2(reads, 3)
 os.dup2(writes, 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-LOUD = ("error", "warning", "assert")
 SILENCE = 60.0  # seconds until a message
 PATIENCE = 30.0  # seconds until an expression holds
-KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39, "j": 74, "k": 75}
 
 
 def chromium() -> str | None:
@@ -64,9 +59,6 @@ class Browser:
         os.close(answers)
         self._write, self._read, self._unread, self._count = ours_to_write, ours_to_read, b"", 0
         self.session = ""
-        self.requests: list[str] = []  # the addresses that the page asked for
-        # errors and warnings of the console, exceptions, refused requests
-        self.complaints: list[str] = []
         target = next(
             t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"
         )
@@ -108,7 +100,7 @@ class Browser:
                 return found["result"]
 
     def _next(self) -> dict[str, Any]:
-        """Return the next message; events are noted."""
+        """Return the next message."""
         deadline = time.monotonic() + SILENCE
         while b"\0" not in self._unread:
             if not select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -119,20 +111,11 @@ class Browser:
             self._unread += part
         line, _, self._unread = self._unread.partition(b"\0")
         message = json.loads(line)
-        self._note(message.get("method", ""), message.get("params", {}))
+        self.heard(message.get("method", ""), message.get("params", {}))
         return message
 
-    def _note(self, event: str, params: dict[str, Any]) -> None:
-        if event == "Network.requestWillBeSent":
-            self.requests.append(params["request"]["url"])
-        elif event == "Runtime.exceptionThrown":
-            self.complaints.append(json.dumps(params["exceptionDetails"])[:500])
-        elif event == "Runtime.consoleAPICalled" and params["type"] in LOUD:
-            self.complaints.append(json.dumps(params["args"])[:500])
-        elif event == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
-            self.complaints.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
-        elif event == "Page.javascriptDialogOpening":
-            self.complaints.append(f"a dialog: {params['message']}")
+    def heard(self, event: str, params: dict[str, Any]) -> None:
+        """Do nothing with an event; a subclass may note it."""
 
     def run(self, script: str) -> Any:
         """Return the value of an expression in the page, awaited if it is a promise. Raises
@@ -162,31 +145,6 @@ class Browser:
         if found.get("errorText"):
             raise RuntimeError(f"{address}: {found['errorText']}")
         self.until("document.readyState === 'complete'")
-
-    def look(self, width: int, *, dark: bool = False) -> None:
-        """Give the page a width and a colour scheme."""
-        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-        self.call("Emulation.setDeviceMetricsOverride", **size)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
-
-    def press(self, key: str) -> None:
-        """Press and release a key."""
-        text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
-        code = {"key": key, "windowsVirtualKeyCode": KEYS[key]}
-        down = "keyDown" if text else "rawKeyDown"
-        self.call("Input.dispatchKeyEvent", type=down, text=text, **code)
-        self.call("Input.dispatchKeyEvent", type="keyUp", **code)
-
-    def type(self, text: str) -> None:
-        """Write text where the focus is."""
-        self.call("Input.insertText", text=text)
-
-    def photograph(self, path: Path) -> None:
-        """Write what the page shows to a .png file."""
-        path.write_bytes(
-            base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
-        )
 
 
 def _high(descriptor: int) -> int:

@@ -41,8 +41,9 @@ MEMORY_SHARE = 0.9  # share of the memory for weights and cache; the rest is for
 def config_of(size: str, context: int, slots: int) -> Any:
     """Return a config with the engine's settings."""
     config = bfloat16_config(size)
-    config.rollout.context, config.rollout.max_tokens = context, context // 8
-    config.engine.slots, config.engine.decode_block = slots, BLOCK
+    settings = {"rollout.context": context, "rollout.max_tokens": context // 8}
+    settings |= {"engine.slots": slots, "engine.decode_block": BLOCK}
+    config.update_from_flattened_dict(settings)
     return config
 
 

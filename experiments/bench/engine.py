@@ -19,9 +19,6 @@ from experiments.bench.workload import MAKERS
 from models import hf, qwen
 
 TINY = qwen.Config(704, 128, 2, 4, 2, 32, 384)
-TRANSFORMERS = Contender(
-    ".bench/trl/bin/python", "experiments.bench.peer_transformers", ("", "--batch 16")
-)
 
 
 def contenders(large: bool) -> dict[str, Contender]:
@@ -34,7 +31,9 @@ def contenders(large: bool) -> dict[str, Contender]:
         vllm = [f"--dtype bfloat16 {setting}" for setting in vllm]
     return {
         "here": Contender(sys.executable, "experiments.bench.our_engine", tuple(here)),
-        "transformers": TRANSFORMERS,
+        "transformers": Contender(
+            ".bench/trl/bin/python", "experiments.bench.peer_transformers", ("", "--batch 16")
+        ),
         "vLLM CPU": Contender(".bench/vllm/bin/python", "experiments.bench.peer_vllm", tuple(vllm)),
     }
 

@@ -76,15 +76,15 @@ def config_of(depth: int, *, steps: int, tasks: int, turn: float, tail: float, j
     """Return the quickstart's config with the slow world and the slow judge as its only
     mechanism."""
     config = quickstart.get_config("grpo")
-    config.steps = steps + WARM_UP
     use(config.env, "experiments.bench.pipelining:SlowTravel", turn=turn, tail=tail)
-    config.rollout.tasks, config.rollout.group, config.rollout.async_depth = tasks, 4, depth
-    config.rollout.max_turns, config.rollout.max_tokens = 6, 32
-    config.learner.max_staleness = 2 * depth
-    config.eval.every, config.eval.tasks = 0, 1
-    config.checkpoint.every, config.log.trajectories = 1000, 0
-    config.attributing.enabled = True
     use(config.attributing.judge, "experiments.bench.pipelining:SlowJudge", seconds=judge)
+    settings = {
+        "steps": steps + WARM_UP, "rollout.tasks": tasks, "rollout.group": 4,
+        "rollout.async_depth": depth, "rollout.max_turns": 6, "rollout.max_tokens": 32,
+        "learner.max_staleness": 2 * depth, "eval.every": 0, "eval.tasks": 1,
+        "checkpoint.every": 1000, "log.trajectories": 0, "attributing.enabled": True,
+    }  # fmt: skip
+    config.update_from_flattened_dict(settings)
     return config
 
 

@@ -47,14 +47,13 @@ SEQUENCES = 4  # per row
 def config_of(size: str, row: int, micro_batches: int, changes: dict[str, Any]) -> Any:
     """Return a config of one update of `micro_batches` rows per device, one row at a time."""
     config = bfloat16_config(size)
-    config.model.remat = "full"
-    config.loss.kl_coef, config.loss.old_logp = 0.0, "sampled"
-    config.learner.row, config.learner.most_segments = row, SEQUENCES
-    config.rollout.context = row
-    config.rollout.max_tokens = row // 8
-    config.rollout.tasks, config.rollout.group, config.learner.updates = micro_batches, 1, 1
-    config.engine.slots = 1
-    config.update_from_flattened_dict(changes)
+    settings = {
+        "model.remat": "full", "loss.kl_coef": 0.0, "loss.old_logp": "sampled",
+        "learner.row": row, "learner.most_segments": SEQUENCES, "learner.updates": 1,
+        "rollout.context": row, "rollout.max_tokens": row // 8, "rollout.tasks": micro_batches,
+        "rollout.group": 1, "engine.slots": 1,
+    }  # fmt: skip
+    config.update_from_flattened_dict(settings | changes)
     config.learner.micro = config.mesh.data * config.mesh.fsdp
     config.rollout.tasks *= config.learner.micro
     return config

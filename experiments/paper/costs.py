@@ -11,7 +11,7 @@ from evolver.plan import calls, targets
 from evolver.plan.amounts import evaluations
 from evolver.plan.case import case_of
 from evolver.plan.estimate import overheads, phases, step_seconds
-from experiments.grid import Run
+from experiments.grid import Run, some
 from experiments.paper.study import RUNS, Study
 
 ORIGINALS = {"appworld": 90, "bfcl": 100}  # training tasks
@@ -38,7 +38,7 @@ def cost_of(study: Study, run: Run, target: str, prices: str = "") -> Cost:
     """
     if study.tiny:
         return Cost(TINY_MINUTES[run.mode] / 60, 0.0, run.mode)
-    config = config_of(run)
+    config = paper_runs.get_config(run.config.removeprefix(f"{RUNS}:"))
     config.llm.prices = prices
     world = run.config.split(",")[1]
     seconds, episode = pace(run.config, target)
@@ -60,11 +60,6 @@ def cost_of(study: Study, run: Run, target: str, prices: str = "") -> Cost:
         hours += episode * tasks * config.navigating.rollouts / 3600
     work = f"{config.steps} steps, {episodes + evaluated:,} episodes"
     return Cost(hours, priced(config, world), work)
-
-
-def config_of(run: Run) -> Any:
-    """Return the config of a run of configs/paper/runs.py, without its overrides."""
-    return paper_runs.get_config(run.config.removeprefix(f"{RUNS}:"))
 
 
 def priced(config: Any, world: str, roles: tuple[str, ...] = ()) -> float | None:
@@ -109,8 +104,7 @@ def rows(study: Study, target: str, prices: str = "") -> list[list[str]]:
     table = [["run", "what", "hours", "GPU-hours", "models, money", "of cells"]]
     found = {name: cost_of(study, run, target, prices) for name, run in study.runs.items()}
     for name, cost in found.items():
-        users = list(dict.fromkeys(study.users.get(name, [])))
-        used = ", ".join(users[:2]) + (f" and {len(users) - 2} more" if len(users) > 2 else "")
+        used = some(list(dict.fromkeys(study.users.get(name, []))), 2)
         money = spent(cost.money) if cost.money != 0 else ""
         gpu = f"{cost.hours * devices:,.1f}" if devices else ""
         what = f"{study.runs[name].mode}: {cost.work}"

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from experiments.compare import height, mean_curve, means_of
-from rl.evaluation import Scores, steps_to
+from rl.evaluation import Scores
 
 GOAL = 0.9
 EARLY = 0.2  # of the steps: step 20 of 100
@@ -65,8 +65,3 @@ def goal_of(curves: Sequence[Mapping[int, Scores]]) -> float:
     """Return 90% of the best point of the mean of several runs' curves, nan without curves."""
     mean = mean_curve([means_of(curve, "avg@8") for curve in curves])
     return GOAL * max(mean.values(), default=math.nan)
-
-
-def steps_of(curve: Mapping[int, Scores], goal: float) -> int | None:
-    """Return the first evaluated step that reaches the goal, None if none does."""
-    return steps_to(means_of(curve, "avg@8"), goal)

@@ -17,7 +17,7 @@ from experiments.ledger import INTERRUPTED, Ledger
 from experiments.paper import measures
 from experiments.paper.study import Study, module_of, title_of
 from models.files import write_atomically
-from rl.evaluation import Scores
+from rl.evaluation import Scores, steps_to
 
 HEAD = (
     "cell", "measure", "published", "ours [95%]", "sd", "ours - published", "at T=0", "seeds",
@@ -130,7 +130,7 @@ class Table:
         curves = self.results[name].curves.values()
         if math.isnan(goal) or not curves:
             return [""] * 5
-        found = [measures.steps_of(curve, goal) for curve in curves]
+        found = [steps_to(compare.means_of(curve, "avg@8"), goal) for curve in curves]
         text = ", ".join("never" if step is None else str(step) for step in found)
         reached, sd, minus = [step for step in found if step is not None], "", ""
         if reached == found:  # a mean of the seeds that reach it would be better, the fewer do
@@ -188,11 +188,9 @@ def comparisons(table: str, cells: Sequence[str]) -> list[tuple[str, str]]:
 def paired(better: Result, worse: Result, measure: str) -> Estimate:
     """Return the difference over the seeds that both have with the same tasks."""
 
-    def tasks(result: Result, seed: int) -> list[str]:
-        return result.scores[seed].tasks if seed in result.scores else []
-
+    tasks, others = ({seed: s.tasks for seed, s in r.scores.items()} for r in (better, worse))
     first = worse.values(measure).items()
-    same = {seed: value for seed, value in first if tasks(better, seed) == tasks(worse, seed)}
+    same = {seed: value_N for seed, value_N in first if tasks.get(seed) == others.get(seed)}
     return compare.paired(same, better.values(measure))
 
 

@@ -67,8 +67,14 @@ def view(
     hint = ""
     try:
         if text:
-            width = min(shutil.get_terminal_size().columns, 120)
-            print_text(runs, task=task, step=step, limit=max(limit, 40), width=width)
+            width, limit = min(shutil.get_terminal_size().columns, 120), max(limit, 40)
+            for run in runs:
+                shown = groups_table(run, step=step)
+                if task:
+                    shown = group(run, step=step, task=task, limit=limit, width=width)
+                for line in shown:
+                    print(line)
+            sys.stdout.flush()
         elif replay:
             if trust:
                 look_in(Path.cwd())
@@ -86,17 +92,6 @@ def view(
         print(f"{error}{hint}", file=sys.stderr)
         return 1
     return 0
-
-
-def print_text(runs: list[Run], *, task: str, step: int | None, limit: int, width: int) -> None:
-    """Print a table of groups or, for a task, their rollouts."""
-    for run in runs:
-        shown = groups_table(run, step=step)
-        if task:
-            shown = group(run, step=step, task=task, limit=limit, width=width)
-        for line in shown:
-            print(line)
-    sys.stdout.flush()
 
 
 def bundled(runs: list[Run], folder: Path) -> str:

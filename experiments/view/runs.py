@@ -44,6 +44,10 @@ WATCHED = (
     ".view/replay.json",
 )  # fmt: skip
 
+WITHOUT_TOKENIZER = (
+    "only the ids of tokens are shown: neither policy/ in the workdir nor the config's "
+    "model.tokenizer and model.path hold a tokenizer.json"
+)
 _LONG = re.compile(r"\d{16}")
 
 
@@ -75,9 +79,6 @@ class Run:
         )
         self.wrong: dict[str, list[str]] = {}  # file: what of it could not be read the last time
         self._lock = threading.RLock()
-        self._tokenizer: Tokenizer | None = None
-        self._without_tokenizer = ""  # why there is none
-        self._pieces: dict[int, str] = {}
         self._tasks: tuple[tuple[int, ...], list[dict[str, Any]]] = (), []
 
     # --- rollouts ---------------------------------------------------------------------------------
@@ -195,40 +196,29 @@ class Run:
 
     def chunk(self, file: int, member: int) -> dict[str, Any]:
         """Return the rollouts of one part of a file, and {token id: its text}, {} if no tokenizer
-        is found."""
-        records = self.records(file, member)
+        is found; half a character of UTF-8 is U+FFFD."""
+        records, tokenizer = self.records(file, member), self._tokenizer
+        if tokenizer is None:
+            return {"records": records, "pieces": {}, "without_pieces": WITHOUT_TOKENIZER}
         turns = [turn for record in records for turn in record["turns"]]
         ids = {id for turn in turns for id in turn["prompt"] + turn["tokens"]}
-        pieces = self.pieces(ids)
-        return {"records": records, "pieces": pieces, "without_pieces": self._without_tokenizer}
+        known = range(tokenizer.vocab_size)
+        pieces = {id: tokenizer.decode([id]) if id in known else "" for id in sorted(ids)}
+        return {"records": records, "pieces": pieces, "without_pieces": ""}
 
-    def pieces(self, ids: set[int]) -> dict[int, str]:
-        """Return the text of token ids; half a character of UTF-8 is U+FFFD."""
-        tokenizer = self.tokenizer()
-        if tokenizer is None:
-            return {}
-        for id in ids - self._pieces.keys():
-            self._pieces[id] = tokenizer.decode([id]) if 0 <= id < tokenizer.vocab_size else ""
-        return {id: self._pieces[id] for id in sorted(ids)}
-
-    def tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer of the run's policy, from the workdir or from where the config found
-        it; nothing is downloaded."""
-        if self._tokenizer is None and not self._without_tokenizer:
-            config = self.config()
-            own = str((self.workdir / "policy").absolute())
-            for path in (own, *(found(config, f"config.model.{k}") for k in ("tokenizer", "path"))):
-                # The config may hold anything, and texts that are no possible path.
-                with contextlib.suppress(TokenizerError, OSError, ValueError, TypeError):
-                    place = resolve(path)
-                    if path and (place / "tokenizer.json").is_file():
-                        self._tokenizer = Tokenizer.load(place)
-                        return self._tokenizer
-            self._without_tokenizer = (
-                "only the ids of tokens are shown: neither policy/ in the workdir nor the config's "
-                "model.tokenizer and model.path hold a tokenizer.json"
-            )
-        return self._tokenizer
+    @functools.cached_property
+    def _tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the run's policy, from the workdir or from where the config found it;
+        nothing is downloaded."""
+        config = self.config()
+        own = str((self.workdir / "policy").absolute())
+        for path in (own, *(found(config, f"config.model.{k}") for k in ("tokenizer", "path"))):
+            # The config may hold anything, and texts that are no possible path.
+            with contextlib.suppress(TokenizerError, OSError, ValueError, TypeError):
+                place = resolve(path)
+                if path and (place / "tokenizer.json").is_file():
+                    return Tokenizer.load(place)
+        return None
 
     # --- everything else --------------------------------------------------------------------------
 

@@ -1,11 +1,13 @@
 """The pages in a real browser: what they show and ask for, hostile text, the keyboard, two widths,
 dark and light."""
 
+import base64
 import itertools
 import json
 import re
 import urllib.parse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,9 +49,64 @@ FAINT = """(() => {
 })()"""
 
 
+KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39, "j": 74, "k": 75}
+
+
+class Watched(Browser):
+    """A browser that writes down what its page asks for and what it complains about, and that takes
+    keys and a size."""
+
+    def __init__(self) -> None:
+        self.requests: list[str] = []  # the addresses that the page asked for
+        # errors and warnings of the console, exceptions, refused requests
+        self.complaints: list[str] = []
+        super().__init__()
+
+    def heard(self, event: str, params: dict[str, Any]) -> None:
+        if event == "Network.requestWillBeSent":
+            self.requests.append(params["request"]["url"])
+        elif event == "Runtime.exceptionThrown":
+            self.complaints.append(json.dumps(params["exceptionDetails"])[:500])
+        elif event == "Runtime.consoleAPICalled" and params["type"] in (
+            "error",
+            "warning",
+            "assert",
+        ):
+            self.complaints.append(json.dumps(params["args"])[:500])
+        elif event == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+            self.complaints.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
+        elif event == "Page.javascriptDialogOpening":
+            self.complaints.append(f"a dialog: {params['message']}")
+
+    def look(self, width: int, *, dark: bool = False) -> None:
+        """Give the page a width and a colour scheme."""
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def press(self, key: str) -> None:
+        """Press and release a key."""
+        text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
+        code = {"key": key, "windowsVirtualKeyCode": KEYS[key]}
+        down = "keyDown" if text else "rawKeyDown"
+        self.call("Input.dispatchKeyEvent", type=down, text=text, **code)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **code)
+
+    def type(self, text: str) -> None:
+        """Write text where the focus is."""
+        self.call("Input.insertText", text=text)
+
+    def photograph(self, path: Path) -> None:
+        """Write what the page shows to a .png file."""
+        path.write_bytes(
+            base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+        )
+
+
 @pytest.fixture(scope="module")
 def browser():
-    with Browser() as opened:
+    with Watched() as opened:
         yield opened
 
 
