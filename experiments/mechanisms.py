@@ -102,9 +102,10 @@ def at_equal_time(
     for seed in sorted(first.curves.keys() & second.curves.keys()):
         pair = timed(first, seed), timed(second, seed)
         end = min(max(curve, default=0.0) for curve in pair)
-        last = [max((t for t in curve if t <= end), default=-1.0) for curve in pair]
-        if min(last) >= 0:
-            before[seed], after[seed] = (compare.values_of(c[t]) for c, t in zip(pair, last))
+        reached = [[t for t in curve if t <= end] for curve in pair]
+        if all(reached):
+            last = (curve[max(times)] for curve, times in zip(pair, reached))
+            before[seed], after[seed] = map(compare.values_of, last)
     return compare.paired(before, after)
 
 
@@ -118,10 +119,9 @@ def steps_to_half(row: compare.Row) -> str:
     do are counted."""
     found = [steps_to(curve, HALF) for curve in row.means()]
     reached = [step for step in found if step is not None]
+    mean = f"{np.mean(reached):.0f}" if reached else ""
     never = len(found) - len(reached)
-    texts = [f"{np.mean(reached):.0f}"] if reached else []
-    texts += [f"({never} of {len(found)} never)"] if never else []
-    return " ".join(texts)
+    return f"{mean} ({never} of {len(found)} never)".strip() if never else mean
 
 
 def short(row: compare.Row) -> str:

@@ -66,9 +66,8 @@ class Browser:
         self.session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log", "Performance"):
             self.call(f"{domain}.enable")
-        self.call(
-            "Emulation.setFocusEmulationEnabled", enabled=True
-        )  # as in the window that the user works in
+        # as in the window that the user works in
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)
 
     def __enter__(self) -> Self:
         return self

@@ -17,28 +17,17 @@ from experiments import commands
 from experiments.bench.harness import clocked, report
 from experiments.bench.workload import Episode, Workload, extend, load, turns_of
 
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB
-os.environ.setdefault(
-    "VLLM_CPU_OMP_THREADS_BIND", f"0-{len(os.sched_getaffinity(0)) - 1}"
-)  # the default leaves one core idle
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+SETTINGS = {
+    "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
+    # the default leaves one core idle
+    "VLLM_CPU_OMP_THREADS_BIND": f"0-{len(os.sched_getaffinity(0)) - 1}",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "HF_HUB_OFFLINE": "1",
+}
+os.environ |= SETTINGS | os.environ
 
 BLOCK = 32  # tokens of a KV block; with the default of 128 the prefix cache would hardly ever hit
-
-
-def engine_options(model: str, dtype: str, workload: Workload) -> dict[str, Any]:
-    """Return the engine options of both modes."""
-    return {
-        "model": model,
-        "dtype": dtype,
-        "skip_tokenizer_init": True,
-        "max_model_len": -(-workload.max_length // BLOCK) * BLOCK,
-        "max_num_seqs": len(workload.episodes),
-        "block_size": BLOCK,
-        "enable_prefix_caching": True,
-    }
 
 
 def sampling(new_tokens: int) -> Any:
@@ -116,7 +105,15 @@ def main(
     dtype: of everything
     """
     work = load(workload)
-    options = engine_options(model, dtype, work)
+    options = {
+        "model": model,
+        "dtype": dtype,
+        "skip_tokenizer_init": True,
+        "max_model_len": -(-work.max_length // BLOCK) * BLOCK,
+        "max_num_seqs": len(work.episodes),
+        "block_size": BLOCK,
+        "enable_prefix_caching": True,
+    }
     if mode == "offline":
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # before vllm is imported
         seconds = offline(options, work, repeats + 1)

@@ -38,7 +38,8 @@ from experiments.bench.accelerator import (
 from experiments.bench.harness import ROOT, clocked
 from models.mesh import make_mesh
 from rl import learner
-from rl.packing import Packed
+from rl.packing import Packed, pack
+from rl.samples import Sample
 
 ROWS = (4096, 16384, 32768)
 SEQUENCES = 4  # per row
@@ -59,20 +60,19 @@ def config_of(size: str, row: int, micro_batches: int, changes: dict[str, Any]) 
     return config
 
 
-def packed(config: Any, vocab: int) -> Any:
+def packed(config: Any, vocab: int) -> Packed:
     """Return full rows of random tokens; the second half of each sequence is trained."""
-    rows, row = config.rollout.tasks, config.learner.row
-    rng, length = np.random.default_rng(0), row // SEQUENCES
-    positions = np.tile(np.arange(length, dtype=np.int32), SEQUENCES)
-    segments = np.repeat(np.arange(1, SEQUENCES + 1, dtype=np.int32), length)
-    shape = (rows, length * SEQUENCES)
-    mask = np.broadcast_to(positions >= length // 2, shape)
-    logp = rng.uniform(-2, 0, shape).astype(np.float32)
-    return Packed(
-        rng.integers(0, vocab, shape, np.int32), np.broadcast_to(positions, shape),
-        np.broadcast_to(segments, shape), mask, logp, rng.standard_normal(shape, np.float32),
-        np.zeros(shape, bool), np.zeros(shape, np.int32), np.zeros(shape, np.int32),
-    )  # fmt: skip
+    rng, length = np.random.default_rng(0), config.learner.row // SEQUENCES
+    trained = np.arange(length) >= length // 2
+    samples = [
+        Sample(
+            rng.integers(0, vocab, length), trained, version=np.where(trained, 0, -1),
+            logp=trained * rng.uniform(-2, 0, length),
+            advantage=trained * rng.standard_normal(length),
+        )
+        for _ in range(config.rollout.tasks * SEQUENCES)
+    ]  # fmt: skip
+    return pack(samples, config.learner.row)
 
 
 def model_flops(config: Any, shape: Any, tokens: float) -> float:
