@@ -8,6 +8,7 @@ wait.
 """
 
 import concurrent.futures
+import functools
 import os
 import random
 import time
@@ -22,7 +23,7 @@ from envs.remote import Connections, RemoteWorld
 from envs.source import serving
 from envs.world import Task, World
 from experiments import commands
-from experiments.bench.harness import family, load_before, percentiles_ms
+from experiments.bench.harness import clocked, family, load_before, percentiles_ms
 from experiments.compare import markdown
 
 # long, so that a loaded machine gives slow figures, not errors
@@ -45,9 +46,7 @@ def script(task: Task, rng: random.Random, steps: int) -> list[str]:
 
 def timed(world: World, action: str) -> float:
     """Return the seconds of one step."""
-    started = time.perf_counter()
-    world.step(action)
-    return time.perf_counter() - started
+    return clocked(functools.partial(world.step, action), 1)[0]
 
 
 def direct(env: str, jobs: list[Job]) -> np.ndarray:
@@ -91,7 +90,7 @@ def resident_mb() -> float:
 
 
 def measure(
-    env: str, *, instances: int, clients: int, workers: int, steps: int, think: float
+    env: str, instances: int, clients: int, workers: int, steps: int, think: float
 ) -> list[list[Any]]:
     """Return one row per load, as HEAD names its cells."""
     rng = random.Random(0)
@@ -132,10 +131,9 @@ def main(
     think: mean seconds of a client between two steps
     """
     print(f"{load_before()} the run; milliseconds")
-    settings = {"instances": instances, "clients": clients, "workers": workers, "steps": steps}
     rows = [list(HEAD)]
     for env in envs:
-        for row in measure(env, think=think, **settings):
+        for row in measure(env, instances, clients, workers, steps, think):
             rows.append([f"{c:.1f}" if isinstance(c, float) else str(c) for c in row])
     print(markdown(rows), end="")
 
