@@ -8,7 +8,7 @@ from typing import Any
 
 from configs.paper import runs as paper_runs
 from evolver.plan import calls, targets
-from evolver.plan.amounts import evaluations
+from evolver.plan.amounts import evaluated_episodes
 from evolver.plan.case import case_of
 from evolver.plan.estimate import overheads, phases, step_seconds
 from experiments.grid import Run, some
@@ -52,8 +52,7 @@ def cost_of(study: Study, run: Run, target: str, prices: str = "") -> Cost:
         money = priced(config, world, ("summariser", "embedder")) if prices else None
         return Cost(episode * episodes / 3600, money, f"{episodes:,} episodes")
     episodes = config.steps * config.rollout.tasks * config.rollout.group
-    evaluated = evaluations(config) * HELD_OUT[config.eval.split]
-    evaluated *= config.eval.rollouts + config.eval.greedy
+    evaluated = evaluated_episodes(config, HELD_OUT[config.eval.split])
     hours = (seconds * config.steps + episode * evaluated) / 3600
     if config.navigating.enabled:
         tasks = config.questioning.budget if config.questioning.enabled else ORIGINALS[world]
