@@ -19,7 +19,7 @@ from typing import Any
 
 from envs import boundary, values
 from envs.toolcalls import call_text, parse
-from envs.world import Evaluation, Observation, StepResult, Task, World, repeated
+from envs.world import Proxy, StepResult, Task, World, repeated
 
 Make = Callable[[], World]
 ROLES = ("system", "user", "assistant", "tool")
@@ -80,7 +80,7 @@ class Escape(Exception):
     one."""
 
 
-class Watched(World):
+class Watched(Proxy):
     """A world that reports each call before it is made, so that a call that ends the process can be
     named."""
 
@@ -88,42 +88,12 @@ class Watched(World):
         self._world, self._journal = world, journal
         self.name = world.name
 
-    def tasks(self, split: str) -> list[Task]:
-        return self._call("tasks", split)
-
-    def reset(self, task: Task, seed: int = 0) -> Observation:
-        return self._call("reset", task, seed)
-
-    def step(self, action: str) -> StepResult:
-        return self._call("step", action)
-
-    def evaluate(self) -> Evaluation:
-        return self._call("evaluate")
-
-    def snapshot(self) -> Any:
-        return self._call("snapshot")
-
-    def restore(self, snapshot: Any) -> None:
-        self._call("restore", snapshot)
-
-    def functions(self) -> list[dict[str, Any]]:
-        return self._call("functions")
-
-    def call_text(self, name: str, arguments: dict[str, Any]) -> str:
-        return self._call("call_text", name, arguments)
-
-    def profile(self) -> dict[str, Any]:
-        return self._call("profile")
-
-    def close(self) -> None:
-        self._call("close")
-
-    def _call(self, method: str, *arguments: Any) -> Any:
+    def _call(self, method: str, /, *arguments: Any, **named: Any) -> Any:
         self._journal(
             f"{method}({', '.join(_short(getattr(value, 'id', value)) for value in arguments)})"
         )
         try:
-            return getattr(self._world, method)(*arguments)
+            return getattr(self._world, method)(*arguments, **named)
         except (Exception, KeyboardInterrupt):
             raise
         except BaseException as error:

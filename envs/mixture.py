@@ -21,7 +21,7 @@ from typing import Any
 
 from envs import WORLDS, make
 from envs.source import Source
-from envs.world import Evaluation, Observation, StepResult, Task, Tool, World, WorldError
+from envs.world import Observation, Proxy, Task, World, WorldError
 
 # What is said of a world: {key: its type}. `name` is its own name where it differs from that in the
 # mixture; `splits` is {split of the mixture: split of the world, "" = none}. PLACE is how its
@@ -65,7 +65,7 @@ def lasting(worlds: Any) -> Any:
     return kept
 
 
-class Mixture(World):
+class Mixture(Proxy):
     """Worlds under names. Each is made when it is first needed, and kept."""
 
     name = "mixture"
@@ -115,12 +115,6 @@ class Mixture(World):
             own.meta = own.meta | {"entry": own.meta["entry"].removeprefix(f"{name}/")}
         return self._playing().reset(own, seed)
 
-    def step(self, action: str) -> StepResult:
-        return self._playing().step(action)
-
-    def evaluate(self) -> Evaluation:
-        return self._playing().evaluate()
-
     def snapshot(self) -> Any:
         return {"name": self._name, "world": self._playing().snapshot()}
 
@@ -128,15 +122,15 @@ class Mixture(World):
         self._name = snapshot["name"]
         self._playing().restore(snapshot["world"])
 
-    def functions(self) -> list[Tool]:
-        return self._playing().functions()
-
-    def call_text(self, name: str, arguments: dict[str, Any]) -> str:
-        return self._playing().call_text(name, arguments)
+    def profile(self) -> dict[str, Any]:
+        return {}
 
     def close(self) -> None:
         for world in self._made.values():
             world.close()
+
+    def _call(self, method: str, /, *arguments: Any, **named: Any) -> Any:
+        return getattr(self._playing(), method)(*arguments, **named)
 
     def _here(self, name: str) -> World:
         given = self._worlds[name]

@@ -40,9 +40,9 @@ from envs.toolcalls import parse
 from envs.world import (
     Evaluation,
     Observation,
+    Proxy,
     StepResult,
     Task,
-    Tool,
     World,
     snapshot_of,
     text_of,
@@ -271,7 +271,7 @@ def is_probed(task: Task) -> bool:
     return "probes" in task.verifier
 
 
-class Probed(World):
+class Probed(Proxy):
     """A world that checks tasks with probes, and leaves everything else to the world that it
     wraps."""
 
@@ -290,18 +290,6 @@ class Probed(World):
         if name == "world":  # not yet set, as in a copy
             raise AttributeError(name)
         return getattr(self.world, name)
-
-    def tasks(self, split: str) -> list[Task]:
-        return self.world.tasks(split)
-
-    def functions(self) -> list[Tool]:
-        return self.world.functions()
-
-    def call_text(self, name: str, arguments: dict[str, Any]) -> str:
-        return self.world.call_text(name, arguments)
-
-    def profile(self) -> dict[str, Any]:
-        return self.world.profile()
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         self._begin(task, seed)
@@ -358,8 +346,8 @@ class Probed(World):
         self._answer = snapshot["answer"]
         self.world.restore(snapshot["world"])
 
-    def close(self) -> None:
-        self.world.close()
+    def _call(self, method: str, /, *arguments: Any, **named: Any) -> Any:
+        return getattr(self.world, method)(*arguments, **named)
 
     def _begin(self, task: Task, seed: int) -> None:
         self._task, self._seed, self._actions, self._over, self._answer = (

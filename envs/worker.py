@@ -27,10 +27,10 @@ from typing import Any
 from envs import make
 from envs.world import Task, World
 
-QUERIES = (
-    "functions",
-    "call_text",
-)  # methods of World that `query` calls, besides those that an adapter adds
+OPERATIONS = ("tasks", "reset", "step", "evaluate", "snapshot", "restore", "profile")
+RECORDS = ("reset", "step", "evaluate")  # operations whose results are records
+# Methods of World that `query` calls, besides those that an adapter adds.
+QUERIES = ("functions", "call_text")
 # CPU seconds beyond the deadline after which a worker ends itself if its parent has not killed it
 GRACE_S = 5.0
 
@@ -53,11 +53,16 @@ class Worlds:
             world = self._worlds.pop(name, None)
             return world.close() if world else None
         world = self._world(name)
-        if op in ("tasks", "reset", "step", "evaluate", "snapshot", "restore", "profile"):
-            return getattr(self, "_" + op)(world, *args)
         if op == "query":
             return self._query(world, *args)
-        raise ValueError(f"a worker has no operation '{op}'")
+        if op not in OPERATIONS:
+            raise ValueError(f"a worker has no operation '{op}'")
+        if op == "reset":
+            args = [Task.from_dict(args[0]), *args[1:]]
+        value = getattr(world, op)(*args)
+        if op == "tasks":
+            return [task.to_dict() for task in value]
+        return value.to_dict() if op in RECORDS else value
 
     def methods(self) -> list[str]:
         """Return the names of the public methods that the adapter adds to World; `query` can call
@@ -72,27 +77,6 @@ class Worlds:
         if name not in self._worlds:
             self._worlds[name], self._spare = self._spare or make(self._env, **self._kwargs), None
         return self._worlds[name]
-
-    def _tasks(self, world: World, split: str) -> list[dict[str, Any]]:
-        return [task.to_dict() for task in world.tasks(split)]
-
-    def _reset(self, world: World, task: dict[str, Any], seed: int) -> dict[str, Any]:
-        return world.reset(Task.from_dict(task), seed).to_dict()
-
-    def _step(self, world: World, action: str) -> dict[str, Any]:
-        return world.step(action).to_dict()
-
-    def _evaluate(self, world: World) -> dict[str, Any]:
-        return world.evaluate().to_dict()
-
-    def _snapshot(self, world: World) -> Any:
-        return world.snapshot()
-
-    def _restore(self, world: World, snapshot: Any) -> None:
-        world.restore(snapshot)
-
-    def _profile(self, world: World) -> dict[str, Any]:
-        return world.profile()
 
     def _query(self, world: World, method: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if method.startswith("_") or not (method in QUERIES or _is_extra(type(world), method)):

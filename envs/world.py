@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -208,6 +208,25 @@ class World:
 
     def close(self) -> None:
         pass
+
+
+class Proxy(World):
+    """A world that makes every call of the interface by `_call`, which subclasses implement."""
+
+    def _call(self, method: str, /, *arguments: Any, **named: Any) -> Any:
+        raise NotImplementedError
+
+
+def _calling(method: str) -> Callable[..., Any]:
+    def call(self: Proxy, *arguments: Any, **named: Any) -> Any:
+        return self._call(method, *arguments, **named)
+
+    return call
+
+
+for _name in vars(World):
+    if not _name.startswith("_") and _name != "name":
+        setattr(Proxy, _name, _calling(_name))
 
 
 def snapshot_of(world: World) -> Any:
