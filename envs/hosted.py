@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from envs.world import Observation, Task, Tool, World, WorldError
+from envs.world import Evaluation, Observation, StepResult, Task, Tool, World, WorldError
 
 
 class HostedWorld(World):
@@ -17,26 +17,45 @@ class HostedWorld(World):
     `reset` waits for an answer, as it is when a rollout gives up, and whichever of the two comes
     last releases it.
 
-    Subclasses implement `_create`, `_resume`, `_drop`, `_ask` and `_methods`.
+    host: an `envs.pool.Pool`, or what has the same methods, as `envs.remote.Client`.
     """
 
-    def __init__(self, name: str):
-        self.name = name
+    def __init__(self, name: str, host: Any):
+        self.name, self._host = name, host
         self._id: str | None = None  # of the instance that has to be released
         self._started = False  # True if that instance has an episode
+        self._steps = 0  # that its episode has taken
         self._closings = 0
 
+    def tasks(self, split: str) -> list[Task]:
+        return [Task.from_dict(task) for task in self._wait(self._host.tasks(split))]
+
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        return self._start(lambda id: self._create(id, task, seed))
+        _, first = self._start(lambda id: self._host.create(task.to_dict(), seed, id))
+        return Observation.from_dict(first)
+
+    def step(self, action: str) -> StepResult:
+        result = self._wait(self._host.step(self._episode(), action, self._steps))
+        self._steps += 1
+        return StepResult.from_dict(result)
+
+    def evaluate(self) -> Evaluation:
+        return Evaluation.from_dict(self._wait(self._host.evaluate(self._episode())))
+
+    def snapshot(self) -> Any:
+        return self._wait(self._host.snapshot(self._episode()))
 
     def restore(self, snapshot: Any) -> None:
-        self._start(lambda id: self._resume(id, snapshot))
+        self._start(lambda id: self._host.restore(snapshot, id))
 
     def functions(self) -> list[Tool]:
         return self._query("functions")
 
     def call_text(self, name: str, arguments: dict[str, Any]) -> str:
         return self._query("call_text", name, arguments)
+
+    def profile(self) -> dict[str, Any]:
+        return self._wait(self._host.profile())
 
     def close(self) -> None:
         self._closings += 1
@@ -46,49 +65,35 @@ class HostedWorld(World):
         """Release the instance if that needs no waiting. Otherwise the next `reset` does."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in self._methods():
+        if name.startswith("_") or name not in self._host.methods:
             raise AttributeError(f"{self.name} has no method '{name}'")
         return functools.partial(self._query, name)
 
-    def _create(self, id: str, task: Task, seed: int) -> Observation:
-        raise NotImplementedError
-
-    def _resume(self, id: str, snapshot: Any) -> None:
-        raise NotImplementedError
-
-    def _drop(self, id: str) -> None:
-        """Release an instance, which may not exist. Never raises."""
-        raise NotImplementedError
-
-    def _ask(self, id: str, method: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a method of the world besides those of an episode."""
-        raise NotImplementedError
-
-    def _methods(self) -> list[str]:
-        """Return the names of the methods that the adapter adds to World."""
-        raise NotImplementedError
+    def _wait(self, answer: Any) -> Any:
+        """Return the answer of the host once it is there."""
+        return answer
 
     def _start(self, open_instance: Callable[[str], Any]) -> Any:
         closings = self._closings
         self._release()
         id = self._id = uuid.uuid4().hex
         try:
-            answer = open_instance(id)
+            answer = self._wait(open_instance(id))
         finally:
             if self._closings != closings:
-                self._drop(id)
+                self._host.release(id)
         if self._closings != closings:
             raise WorldError(f"{self.name} was closed while an episode started")
-        self._started = True
+        self._started, self._steps = True, 0
         return answer
 
     def _release(self) -> None:
         id, self._id, self._started = self._id, None, False
         if id is not None:
-            self._drop(id)
+            self._host.release(id)
 
     def _query(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        return self._ask(self._episode(), method, list(args), kwargs)
+        return self._wait(self._host.query(self._episode(), method, list(args), kwargs))
 
     def _episode(self) -> str:
         if self._id is None or not self._started:

@@ -19,11 +19,14 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from envs.hosted import HostedWorld
 from envs.process import DEADLINES, Deadlines, Worker
-from envs.world import Evaluation, Observation, StepResult, Task, WorldError, WorldTimeout
+from envs.world import WorldError, WorldTimeout
+
+if TYPE_CHECKING:
+    from envs.ray_pool import RayWorker
 
 Json = dict[str, Any]
 GRACE_S = 10.0  # beyond a deadline, for killing the worker that missed it
@@ -65,21 +68,6 @@ class Call:
         return self.future.result(timeout)
 
 
-class WorkerLike(Protocol):
-    """The part of `envs.process.Worker` that a pool uses."""
-
-    methods: list[str]
-
-    @property
-    def alive(self) -> bool: ...
-
-    def call(self, op: str, world: str, args: list[Any], *, deadline: float) -> Any: ...
-
-    def close(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-
 class Slot:
     """One worker process and the thread that talks to it.
 
@@ -87,11 +75,11 @@ class Slot:
     answered or failed.
     """
 
-    def __init__(self, spawn: Callable[[], WorkerLike]):
+    def __init__(self, spawn: Callable[[], Worker | RayWorker]):
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="envs-worker")
         self.instances = self.served = self.generation = self.answered = 0
         self._spawn = spawn
-        self._worker: WorkerLike | None = None
+        self._worker: Worker | RayWorker | None = None
         self._closed = False
 
     def submit(self, function: Callable, *args: Any) -> Call:
@@ -109,7 +97,7 @@ class Slot:
         finally:
             self.answered += 1
 
-    def worker(self) -> WorkerLike:
+    def worker(self) -> Worker | RayWorker:
         """Return the running worker; start a new one if it died. Call this on the slot's thread
         only."""
         if self._worker is None or not self._worker.alive:
@@ -124,11 +112,6 @@ class Slot:
         if self._closed:
             raise WorldError("the pool is closed")
         return self._worker
-
-    def replace(self) -> WorkerLike:
-        """Close the running worker and return a new one. Call this on the slot's thread only."""
-        self.worker().close()
-        return self.worker()
 
     def close(self) -> None:
         """Kill the worker, from any thread: a call in progress fails, and its thread cleans up."""
@@ -272,7 +255,7 @@ class Pool:
     # `_place`, `_open`, `_on`, `_find`, `_anywhere` run on the caller's thread, `_count` on any,
     # the rest on a slot's.
 
-    def _spawn(self) -> WorkerLike:
+    def _spawn(self) -> Worker | RayWorker:
         self._count("workers started")
         return Worker(self.env, **self._worker_arguments)
 
@@ -314,7 +297,8 @@ class Pool:
         if instance.generation == slot.generation:
             return
         if self._recycle and slot.served >= self._recycle and not self._hosts(slot):
-            slot.replace()
+            slot.worker().close()
+            slot.worker()
         again = instance.generation >= 0
         if again:
             self._count("replayed")
@@ -423,42 +407,10 @@ class PoolWorld(HostedWorld):
     """A World whose episode is an instance of a pool. `close` releases the instance."""
 
     def __init__(self, pool: Pool):
-        super().__init__(pool.env)
-        self._pool = pool
-
-    def tasks(self, split: str) -> list[Task]:
-        return [Task.from_dict(task) for task in self._wait(self._pool.tasks(split))]
-
-    def step(self, action: str) -> StepResult:
-        return StepResult.from_dict(self._wait(self._pool.step(self._episode(), action)))
-
-    def evaluate(self) -> Evaluation:
-        return Evaluation.from_dict(self._wait(self._pool.evaluate(self._episode())))
-
-    def snapshot(self) -> Any:
-        return self._wait(self._pool.snapshot(self._episode()))
-
-    def profile(self) -> dict[str, Any]:
-        return self._wait(self._pool.profile())
-
-    def _create(self, id: str, task: Task, seed: int) -> Observation:
-        _, observation = self._wait(self._pool.create(task.to_dict(), seed, id))
-        return Observation.from_dict(observation)
-
-    def _resume(self, id: str, snapshot: Any) -> None:
-        self._wait(self._pool.restore(snapshot, id))
-
-    def _drop(self, id: str) -> None:
-        self._pool.release(id)
+        super().__init__(pool.env, pool)
 
     def end_episode(self) -> None:
         self._release()  # or an idle world would keep its worker from being replaced
-
-    def _ask(self, id: str, method: str, args: list[Any], kwargs: Json) -> Any:
-        return self._wait(self._pool.query(id, method, args, kwargs))
-
-    def _methods(self) -> list[str]:
-        return self._pool.methods
 
     def _wait(self, call: Call) -> Any:
         """Return the result of a call, however many calls of the same worker come first.
@@ -469,13 +421,13 @@ class PoolWorld(HostedWorld):
         while True:
             answered = call.slot.answered
             try:
-                return call.result(self._pool.patience)
+                return call.result(self._host.patience)
             except FutureTimeout:
                 if call.future.done():
                     raise  # the worker's own WorldTimeout
                 if call.slot.answered == answered:
                     raise WorldTimeout(
-                        f"{self.name} did not answer within {self._pool.patience:g} s"
+                        f"{self.name} did not answer within {self._host.patience:g} s"
                     ) from None
             except CancelledError:
                 raise WorldError(

@@ -49,10 +49,8 @@ class RayWorker:
     def alive(self) -> bool:
         return not self._dead.is_set()
 
-    def call(
-        self, op: str, world: str = "", args: list[Any] | None = None, *, deadline: float = 30.0
-    ) -> Any:
-        answer = self._get(self._actor.call.remote(op, world, json.dumps(args or [])), op, deadline)
+    def call(self, op: str, world: str, args: list[Any], *, deadline: float) -> Any:
+        answer = self._get(self._actor.call.remote(op, world, json.dumps(args)), op, deadline)
         return unpack(json.loads(answer), self.env, op)
 
     def kill(self) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 from envs.hosted import HostedWorld
 from envs.http import TOKEN_VARIABLE, bearer
 from envs.process import DEADLINES, MAX_MESSAGE, Deadlines
-from envs.world import Evaluation, Observation, StepResult, Task, WorldError, WorldTimeout
+from envs.world import WorldError, WorldTimeout
 
+Json = dict[str, Any]
 FIRST_WAIT_S = 0.1  # before the first retry; doubles with each further one
 
 
@@ -67,95 +68,67 @@ class Connections:
         return response.status, data
 
 
-class RemoteWorld(HostedWorld):
-    """A World whose episode is an instance of a service. Raises WorldError or WorldTimeout if the
-    service fails.
+class Client:
+    """The methods of `envs.pool.Pool` that worlds use, over HTTP. Each raises WorldError or
+    WorldTimeout if the service fails.
 
     Every call has one deadline that includes its retries. If the connection breaks or the service
     is full, a request is sent again after 0.1 s, 0.2 s, 0.4 s and so on. Steps are numbered, so the
-    service executes a repeated step once. The bearer token comes from the environment variable
-    EVOLVER_ENV_TOKEN.
+    service executes a repeated step once.
     """
 
-    def __init__(
-        self,
-        url: str | Connections,
-        *,
-        env: str = "",
-        deadlines: Deadlines = DEADLINES,
-        retries: int = 4,
-    ):
-        """Worlds that are given the same `Connections` share its sockets."""
-        self._connections = url if isinstance(url, Connections) else Connections(url)
-        super().__init__(env or self._connections.url)
-        self._env, self._deadlines, self._retries = env, deadlines, retries
+    def __init__(self, connections: Connections, env: str, deadlines: Deadlines, retries: int):
+        self.connections, self._env = connections, env
+        self._deadlines, self._retries = deadlines, retries
         self._headers = {"Content-Type": "application/json"} | bearer(
             os.environ.get(TOKEN_VARIABLE, "")
         )
-        self._steps = 0
 
-    def tasks(self, split: str) -> list[Task]:
-        data = self._post(
-            "get_env_profile", "tasks", env_type=self._env, params={"split": split, "raw": True}
-        )
-        return [Task.from_dict(task) for task in data]
+    @property
+    def methods(self) -> list[str]:
+        if self.connections.methods is None:
+            self.connections.methods = self._post("get_info", "profile", params={"methods": True})
+        return self.connections.methods
 
-    def step(self, action: str) -> StepResult:
-        message = {"role": "assistant", "content": action}
-        params = {"step": self._steps, "raw": True}
-        data = self._post(
-            "step", "step", instance_id=self._episode(), messages=message, params=params
-        )
-        self._steps += 1
-        return StepResult(
-            data["state"],
-            data["reward"],
-            data["terminated"],
-            data["truncated"],
-            data["tools"],
-            data["info"],
-        )
+    def tasks(self, split: str) -> list[Json]:
+        params = {"split": split, "raw": True}
+        return self._post("get_env_profile", "tasks", env_type=self._env, params=params)
 
-    def evaluate(self) -> Evaluation:
-        data = self._post("evaluate", "evaluate", instance_id=self._episode(), params={"raw": True})
-        return Evaluation.from_dict(data)
-
-    def snapshot(self) -> Any:
-        return self._post("snapshot", "snapshot", instance_id=self._episode())
-
-    def profile(self) -> dict[str, Any]:
+    def profile(self) -> Json:
         return self._post("get_info", "profile", params={"profile": True})
 
-    def _create(self, id: str, task: Task, seed: int) -> Observation:
-        params = {"task": task.to_dict(), "seed": seed, "raw": True}
+    def create(self, task: Json, seed: int, id: str) -> tuple[str, Json]:
+        params = {"task": task, "seed": seed, "raw": True}
         data = self._post(
-            "create", "reset", env_type=self._env, task_id=task.id, instance_id=id, params=params
+            "create", "reset", env_type=self._env, task_id=task["id"], instance_id=id, params=params
         )
-        self._steps = 0
-        return Observation(data["state"], data["info"]["tools"])
+        return id, {"messages": data["state"], "tools": data["info"]["tools"]}
 
-    def _resume(self, id: str, snapshot: Any) -> None:
+    def restore(self, snapshot: Any, id: str) -> None:
         self._post("restore", "restore", instance_id=id, params={"snapshot": snapshot})
-        self._steps = 0
 
-    def _drop(self, id: str) -> None:
+    def step(self, id: str, action: str, number: int) -> Json:
+        message = {"role": "assistant", "content": action}
+        params = {"step": number, "raw": True}
+        data = self._post("step", "step", instance_id=id, messages=message, params=params)
+        names = ("reward", "terminated", "truncated", "tools", "info")
+        return {"messages": data["state"]} | {name: data[name] for name in names}
+
+    def evaluate(self, id: str) -> Json:
+        return self._post("evaluate", "evaluate", instance_id=id, params={"raw": True})
+
+    def snapshot(self, id: str) -> Any:
+        return self._post("snapshot", "snapshot", instance_id=id)
+
+    def query(self, id: str, method: str, args: list[Any], kwargs: Json) -> Any:
+        params = {"query": method, "args": args, "kwargs": kwargs}
+        return self._post("get_info", "query", instance_id=id, params=params)
+
+    def release(self, id: str) -> None:
         """Release the instance. Failures are ignored: the service also releases instances that are
         idle."""
         with contextlib.suppress(WorldError, ValueError):
             self._post("release", "close", instance_id=id)
-
-    def _ask(self, id: str, method: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        return self._post(
-            "get_info",
-            "query",
-            instance_id=id,
-            params={"query": method, "args": args, "kwargs": kwargs},
-        )
-
-    def _methods(self) -> list[str]:
-        if self._connections.methods is None:
-            self._connections.methods = self._post("get_info", "profile", params={"methods": True})
-        return self._connections.methods
 
     def _post(self, route: str, op: str, **body: Any) -> Any:
         data = json.dumps(body).encode()
@@ -170,12 +143,10 @@ class RemoteWorld(HostedWorld):
                     break
                 time.sleep(pause)
             try:
-                status, answer = self._connections.post(
-                    route, data, self._headers, max(left, 0.001)
-                )
+                status, answer = self.connections.post(route, data, self._headers, max(left, 0.001))
             except TimeoutError:
                 raise WorldTimeout(
-                    f"{self.name} did not answer {op} within {deadline:g} s"
+                    f"{self._env or self.connections.url} did not answer {op} within {deadline:g} s"
                 ) from None
             except (OSError, http.client.HTTPException) as error:
                 problem = f"{type(error).__name__}: {error}"
@@ -183,7 +154,7 @@ class RemoteWorld(HostedWorld):
             if status != 503:
                 return self._read(op, status, answer)
             problem = answer[:200].decode(errors="replace")
-        raise WorldError(f"{self._connections.url} did not answer {op}: {problem}")
+        raise WorldError(f"{self.connections.url} did not answer {op}: {problem}")
 
     def _read(self, op: str, status: int, answer: bytes) -> Any:
         """Return the data of an answer, or raise the error that it reports."""
@@ -193,7 +164,7 @@ class RemoteWorld(HostedWorld):
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             start = answer[:200].decode(errors="replace")
             raise WorldError(
-                f"{self._connections.url} answered {op} with {status} {start}"
+                f"{self.connections.url} answered {op} with {status} {start}"
             ) from None
         if status == 200:
             return data
@@ -203,4 +174,22 @@ class RemoteWorld(HostedWorld):
             raise NotImplementedError(detail)
         if status == 400 and op not in ("step", "evaluate"):
             raise ValueError(detail)
-        raise WorldError(f"{self._connections.url}: {detail}" if status == 401 else detail)
+        raise WorldError(f"{self.connections.url}: {detail}" if status == 401 else detail)
+
+
+class RemoteWorld(HostedWorld):
+    """A World whose episode is an instance of a service. Raises what `Client` does. The bearer
+    token comes from the environment variable EVOLVER_ENV_TOKEN."""
+
+    def __init__(
+        self,
+        url: str | Connections,
+        *,
+        env: str = "",
+        deadlines: Deadlines = DEADLINES,
+        retries: int = 4,
+    ):
+        """Worlds that are given the same `Connections` share its sockets."""
+        connections = url if isinstance(url, Connections) else Connections(url)
+        client = Client(connections, env, deadlines, retries)
+        super().__init__(env or connections.url, client)

@@ -56,7 +56,7 @@ def faulty(fault: str, at: str = "step"):
 
 
 def worker_pid(world: PoolWorld) -> int:
-    return world._pool._slots[0]._worker.pid
+    return world._host._slots[0]._worker.pid
 
 
 def solve(world: World) -> float:

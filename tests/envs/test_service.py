@@ -596,7 +596,7 @@ def test_a_restarted_service_has_no_old_instances():
         world = RemoteWorld(url)
         world.reset(world.tasks("train")[0])
     with service() as (new, _):
-        world._connections = Connections(new)
+        world._host.connections = Connections(new)
         with pytest.raises(WorldError, match="no instance"):
             world.step("+")
         assert solve(world) == 1.0
