@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from envs.toolcalls import parse
-from envs.world import ReplayWorld, StepResult, Task, Tool
+from envs.world import ReplayWorld, StepResult, Tool, tool_of
 
 
 class ActionWorld(ReplayWorld):
@@ -20,16 +20,11 @@ class ActionWorld(ReplayWorld):
     # Characters of the longest action that the simulator reads as it is, all of them printable
     # ASCII; 0 = it reads any text.
     longest = 0
-    _over: bool
 
     def __init__(self, max_steps: int):
         self._max_steps = max_steps
 
-    def step(self, action: str) -> StepResult:
-        self._require_episode()
-        if self._over:
-            return StepResult([], terminated=True, info={"calls": [], "errors": 0, "over": True})
-        self._actions.append(action)
+    def _take(self, action: str) -> StepResult:
         truncated = len(self._actions) >= self._max_steps
         try:
             text, role = action_of(action)
@@ -61,9 +56,6 @@ class ActionWorld(ReplayWorld):
         """Return True if the simulator did not take the action at all, as far as it says so."""
         return False
 
-    def _begin(self, task: Task) -> None:
-        self._task, self._actions, self._over = task, [], False
-
     @property
     def _invented(self) -> bool:
         """True for a synthetic task: its query is the goal, and the simulator's own goal does not
@@ -80,11 +72,7 @@ def tool(description: str, examples: Iterable[str]) -> Tool:
     """Return the schema of the tool `act`. `examples` are the forms of the actions, with slots in
     capitals."""
     action = {"type": "string", "examples": sorted(set(examples))}
-    parameters = {"type": "object", "properties": {"action": action}, "required": ["action"]}
-    return {
-        "type": "function",
-        "function": {"name": "act", "description": description, "parameters": parameters},
-    }
+    return tool_of("act", description, {"action": action}, ["action"])
 
 
 def action_of(text: str) -> tuple[str, str]:

@@ -25,10 +25,9 @@ from typing import Any, Literal
 from envs import profile
 from envs.toolworld import SYSTEM, ToolWorld
 from envs.values import json_value
-from envs.world import Task, Tool
+from envs.world import Task, Tool, tool_of
 
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
-WIDER: dict[Any, tuple[type, ...]] = {float: (int,)}  # what else an annotation takes
 STATE = "__evolver_state__"  # the global of a module that holds its state after the import
 QUERY = "Find out what can be done with the tools."
 _SECTION = re.compile(r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?):?\s*$")
@@ -70,9 +69,8 @@ class Functions(ToolWorld):
             for name in public
             if inspect.isfunction(found.get(name)) and found[name].__module__ == module
         }
-        reset = self._functions.pop("reset", None)
-        self._reset = reset
-        self._seeded = reset is not None and bool(inspect.signature(reset).parameters)
+        self._reset = self._functions.pop("reset", None)
+        self._seeded = bool(self._reset and inspect.signature(self._reset).parameters)
         if not self._functions:
             raise ValueError(f"the module {module} has no public functions")
         self._tools = [_tool(function) for function in self._functions.values()]
@@ -113,7 +111,7 @@ class Functions(ToolWorld):
         self._made: list[tuple[str, dict[str, Any]]] = []
         self._state = copy.deepcopy(vars(self._module)[STATE])
         self._random = random.Random(start).getstate()
-        if self._reset is not None:
+        if self._reset:
             with self._playing():
                 self._reset(*[start] if self._seeded else [])
         return copy.deepcopy(self._tools)
@@ -197,11 +195,7 @@ def _tool(function: Callable[..., Any]) -> Tool:
         else:
             schema["default"] = _plain(parameter.default)
         properties[parameter.name] = schema
-    parameters = {"type": "object", "properties": properties, "required": required}
-    return {
-        "type": "function",
-        "function": {"name": name, "description": description, "parameters": parameters},
-    }
+    return tool_of(name, description, properties, required)
 
 
 def _schema(kind: Any, where: str) -> dict[str, Any]:
@@ -272,7 +266,9 @@ def _taken(value: Any, kind: Any, name: str) -> Any:
                 return _taken(value, part, name)
             except ValueError:
                 continue
-    elif kind is Any or (kind in TYPES and type(value) in (kind, *WIDER.get(kind, ()))):
+    elif kind is Any or (
+        kind in TYPES and type(value) in ((float, int) if kind is float else (kind,))
+    ):
         return value
     elif origin is Literal:
         if any(_same(_plain(choice), value) for choice in inner):

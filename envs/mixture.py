@@ -129,9 +129,6 @@ class Mixture(Proxy):
         for world in self._made.values():
             world.close()
 
-    def _call(self, method: str, /, *arguments: Any, **named: Any) -> Any:
-        return getattr(self._playing(), method)(*arguments, **named)
-
     def _here(self, name: str) -> World:
         given = self._worlds[name]
         return make(given.get("name", name), **given.get("args", {}))

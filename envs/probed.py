@@ -299,7 +299,7 @@ class Probed(Proxy):
         self._return()
         result = self.world.step(action)
         self._actions.append(action)
-        self._evaluation, self._over = None, result.terminated or result.truncated
+        self._evaluation, self._over = None, result.over
         self._answer = result.info.get("answer")
         if self._over and self._task and is_probed(self._task):
             result.reward = self.evaluate().score
@@ -346,8 +346,8 @@ class Probed(Proxy):
         self._answer = snapshot["answer"]
         self.world.restore(snapshot["world"])
 
-    def _call(self, method: str, /, *arguments: Any, **named: Any) -> Any:
-        return getattr(self.world, method)(*arguments, **named)
+    def _playing(self) -> World:
+        return self.world
 
     def _begin(self, task: Task, seed: int) -> None:
         self._task, self._seed, self._actions, self._over, self._answer = (
@@ -384,12 +384,12 @@ class Probed(Proxy):
             self.world.reset(self._inner, self._seed)
             for action in actions:
                 result = self.world.step(action)
-                if result.terminated or result.truncated:
+                if result.over:
                     return None
             for probe in probes[len(readings) :]:
                 result = self.world.step(probe["action"])
                 readings.append(cells(probe["tool"], text_of(result.messages)))
-                if result.terminated or result.truncated:
+                if result.over:
                     break
             if len(readings) == len(probes):
                 return readings

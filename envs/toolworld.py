@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from envs.toolcalls import parse, run_calls
-from envs.world import Evaluation, Observation, StepResult, Task, Tool, World
+from envs.world import Evaluation, Observation, StepResult, Task, Tool, World, nothing_done
 
 SYSTEM = "You have tools. Use them to do what the user asks, then answer in words, without a call."
 
@@ -50,7 +50,7 @@ class ToolWorld(World):
         (False = error)."""
         self._require_episode()
         if self._over:
-            return StepResult([], terminated=True, info={"calls": [], "errors": 0, "over": True})
+            return nothing_done()
         messages, info = run_calls(parse(action), self._call, self._max_calls)
         done = [call for call in info["calls"] if call["ok"]]
         self._succeeded += [{"name": call["name"], "arguments": call["arguments"]} for call in done]

@@ -106,6 +106,16 @@ class StepResult(_Record):
     tools: list[Tool] | None = None
     info: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def over(self) -> bool:
+        """True if the episode has ended."""
+        return self.terminated or self.truncated
+
+
+def nothing_done() -> StepResult:
+    """Return the answer to a turn after the end of an episode."""
+    return StepResult([], terminated=True, info={"calls": [], "errors": 0, "over": True})
+
 
 @dataclass
 class Evaluation(_Record):
@@ -211,10 +221,14 @@ class World:
 
 
 class Proxy(World):
-    """A world that makes every call of the interface by `_call`, which subclasses implement."""
+    """A world that makes every call of the interface by `_call`: in the world that `_playing`
+    returns, unless a subclass makes it in another way."""
+
+    def _playing(self) -> World:
+        raise NotImplementedError
 
     def _call(self, method: str, /, *arguments: Any, **named: Any) -> Any:
-        raise NotImplementedError
+        return getattr(self._playing(), method)(*arguments, **named)
 
 
 def _calling(method: str) -> Callable[..., Any]:
@@ -237,13 +251,29 @@ def snapshot_of(world: World) -> Any:
         return None
 
 
+def tool_of(name: str, description: str, properties: dict[str, Any], required: list[str]) -> Tool:
+    """Return the schema of a tool, whose parameters are {name: JSON schema}."""
+    parameters = {"type": "object", "properties": properties, "required": required}
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
 class ReplayWorld(World):
-    """A world whose snapshots are its actions, which `restore` replays. `reset` and `step` maintain
-    the fields."""
+    """A world whose snapshots are its actions, which `restore` replays. Subclasses implement
+    `reset`, which calls `_begin`, and `_take`."""
 
     _task: Task | None = None
-    _seed: int = 0
+    _seed: int
     _actions: list[str]
+    _over: bool
+
+    def step(self, action: str) -> StepResult:
+        """Take an action. After the end of an episode it has no effect."""
+        self._require_episode()
+        if self._over:
+            return nothing_done()
+        self._actions.append(action)
+        return self._take(action)
 
     def snapshot(self) -> dict[str, Any]:
         task = self._require_episode().to_dict()
@@ -253,6 +283,13 @@ class ReplayWorld(World):
         self.reset(Task.from_dict(snapshot["task"]), snapshot["seed"])
         for action in snapshot["actions"]:
             self.step(action)
+
+    def _begin(self, task: Task, seed: int = 0) -> None:
+        self._task, self._seed, self._actions, self._over = task, seed, [], False
+
+    def _take(self, action: str) -> StepResult:
+        """Process the assistant's text, and set `_over` if it ends the episode."""
+        raise NotImplementedError
 
     def _require_episode(self) -> Task:
         if self._task is None:

@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any
 
-from envs.world import Tool
+from envs.world import Tool, tool_of
 
 # Not listed: the docs, which the schemas repeat, and the instruction of the task in whose world a
 # synthetic task plays.
@@ -51,13 +51,9 @@ def code(known: dict[str, Tool], name: str, arguments: dict[str, Any]) -> str:
 
 
 def _tool(name: str, doc: dict[str, Any]) -> Tool:
-    parameters = {
-        "type": "object",
-        "properties": {parameter["name"]: _schema(parameter) for parameter in doc["parameters"]},
-        "required": [parameter["name"] for parameter in doc["parameters"] if parameter["required"]],
-    }
-    function = {"name": name, "description": doc["description"], "parameters": parameters}
-    return {"type": "function", "function": function}
+    properties = {parameter["name"]: _schema(parameter) for parameter in doc["parameters"]}
+    required = [parameter["name"] for parameter in doc["parameters"] if parameter["required"]]
+    return tool_of(name, doc["description"], properties, required)
 
 
 def _schema(parameter: dict[str, Any]) -> dict[str, Any]:

@@ -6,20 +6,14 @@ import re
 from typing import Any
 
 from envs import toolcalls
-from envs.world import Tool
+from envs.world import tool_of
 
-TOOL: Tool = {
-    "type": "function",
-    "function": {
-        "name": "appworld",
-        "description": "Run Python code in the session and see what it prints.",
-        "parameters": {
-            "type": "object",
-            "properties": {"code": {"type": "string", "description": "The code to run."}},
-            "required": ["code"],
-        },
-    },
-}
+TOOL = tool_of(
+    "appworld",
+    "Run Python code in the session and see what it prints.",
+    {"code": {"type": "string", "description": "The code to run."}},
+    ["code"],
+)
 
 _ROLE = """\
 You are an assistant who gets things done for a supervisor by writing Python code. Nobody answers \

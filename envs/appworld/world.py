@@ -19,28 +19,18 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from envs import toolcalls
 from envs.appworld import functions, prompt
+from envs.appworld.engine import Engine
+from envs.profile import PREFERENCE, entity
 from envs.world import Evaluation, Observation, ReplayWorld, StepResult, Task, Tool
 
 HELP = (
     "AppWorld needs a virtual environment of its own: run `make appworld`, then set env.mode=worker"
     " and env.python=.venv-appworld/bin/python"
 )
-
-
-class EngineLike(Protocol):
-    """The interface of envs.appworld.engine.Engine, which tests replace."""
-
-    def open(self, root: str, task_id: str, timeout_s: int, memory_mb: int) -> dict[str, Any]: ...
-    def run(self, code: str) -> str: ...
-    def completed(self) -> bool: ...
-    def answer(self) -> str: ...
-    def tests(self) -> list[tuple[str, bool]]: ...
-    def apis(self, root: str) -> dict[str, dict[str, dict[str, Any]]]: ...
-    def close(self) -> None: ...
 
 
 class AppWorld(ReplayWorld):
@@ -60,7 +50,7 @@ class AppWorld(ReplayWorld):
     """
 
     name = "appworld"
-    _engine: ClassVar[EngineLike | None] = None  # one per process
+    _engine: ClassVar[Engine | None] = None  # one per process
     _active: ClassVar[AppWorld | None] = None  # the instance whose task is open in it
 
     def __init__(
@@ -73,7 +63,7 @@ class AppWorld(ReplayWorld):
         timeout_s: int = 20,
         memory_mb: int = 2048,
         max_output: int = 20_000,
-        engine: EngineLike | None = None,
+        engine: Engine | None = None,
     ):
         options = {
             "data": ("mini", "official"),
@@ -105,10 +95,8 @@ class AppWorld(ReplayWorld):
         """Start a task. A synthetic task starts from the state of the task `meta["entry"]`, and its
         query replaces the
         instruction. The seed has no effect: clock and random numbers belong to the task."""
-        self._task, self._seed = task, seed
+        self._begin(task, seed)
         self._codes: list[str] = []
-        self._actions: list[str] = []
-        self._over = False
         self._evaluation: Evaluation | None = None
         opened = self._open()
         self._apps = list(opened["apps"])
@@ -119,14 +107,10 @@ class AppWorld(ReplayWorld):
         ]
         return Observation(messages, [prompt.TOOL] if self._action == "tool" else [])
 
-    def step(self, action: str) -> StepResult:
+    def _take(self, action: str) -> StepResult:
         """Run the turn's code. `info["calls"]` holds it; "errors" is 1 if there was no code or it
         failed. "answer" is what the code completed the task with, which it may have computed; ""
         for nothing."""
-        self._require_episode()
-        if self._over:
-            return StepResult([], terminated=True, info={"calls": [], "errors": 0, "over": True})
-        self._actions.append(action)
         code, role = prompt.code_of(action)
         if code is None:
             message = {"role": role, "content": prompt.NO_CODE[self._action]}
@@ -174,18 +158,11 @@ class AppWorld(ReplayWorld):
         return {
             "name": self.name,
             "entities": [
-                {
-                    "name": app,
-                    "attributes": [],
-                    "operations": [
-                        {"name": name, "description": doc["description"]}
-                        for name, doc in docs.items()
-                    ],
-                }
+                entity(app, [{**doc, "name": name, "parameters": {}} for name, doc in docs.items()])
                 for app, docs in apis.items()
                 if app not in ("api_docs", "supervisor")
             ],
-            "task_preference": {"num_entities": 2, "num_operations": 3, "relation_difficulty": 3},
+            "task_preference": PREFERENCE,
         }
 
     def close(self) -> None:
@@ -203,14 +180,12 @@ class AppWorld(ReplayWorld):
 
     # Access to the engine of the process.
 
-    def _process_engine(self) -> EngineLike:
+    def _process_engine(self) -> Engine:
         if self._own_engine is not None:
             return self._own_engine
         if AppWorld._engine is None:
             if importlib.util.find_spec("appworld") is None:
                 raise ModuleNotFoundError(HELP, name="appworld")
-            from envs.appworld.engine import Engine
-
             AppWorld._engine = Engine()
         return AppWorld._engine
 
@@ -226,7 +201,7 @@ class AppWorld(ReplayWorld):
         AppWorld._active = self
         return opened
 
-    def _activate(self) -> EngineLike:
+    def _activate(self) -> Engine:
         """Return the engine after making this instance's task the open one."""
         if AppWorld._active is not self:
             self._open()
@@ -292,7 +267,7 @@ def scenario_of(task_id: str) -> str:
     return task_id.rsplit("_", 1)[0]
 
 
-def _run(engine: EngineLike, code: str) -> str:
+def _run(engine: Engine, code: str) -> str:
     try:
         code.encode()
     except UnicodeEncodeError:

@@ -17,6 +17,7 @@ must be among the results so far.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib
 import inspect
 import json
@@ -194,8 +195,8 @@ class Bfcl(ReplayWorld):
             raise ValueError(f"BFCL has no task '{task.id}' in {', '.join(self._categories)}")
         if task.verifier or task.origin == "synthetic":
             entry = _synthetic(entry, task)
-        self._task, self._seed, self._entry = task, seed, entry
-        self._actions: list[str] = []
+        self._begin(task, seed)
+        self._entry = entry
         self._apis, self._truth = Apis(entry), Apis(entry)
         self._turn = 0
         self._replies = 0  # replies with calls in this turn
@@ -203,15 +204,10 @@ class Bfcl(ReplayWorld):
         self._results: list[str] = []  # of all earlier turns
         self._failure = ""  # the package's error type for the first turn that failed
         self._failed_turn = len(entry.question)
-        self._over = False
         self._offered = self._choose_tools(entry, seed)
         return Observation(self._user_messages(), self._tools())
 
-    def step(self, action: str) -> StepResult:
-        self._require_episode()
-        if self._over:
-            return StepResult([], terminated=True, info={"calls": [], "errors": 0, "over": True})
-        self._actions.append(action)
+    def _take(self, action: str) -> StepResult:
         if self._malformed == "official":
             calls, errors = official_calls(action), []
         else:
@@ -353,12 +349,9 @@ def _synthetic(entry: Entry, task: Task) -> Entry:
         raise ValueError(
             f"task {task.id}: a BFCL verifier is {{'calls': [{{'name', 'arguments'}}, ...]}}"
         )
-    return Entry(
-        id=entry.id,
-        category=entry.category,
+    return dataclasses.replace(
+        entry,
         question=[[{"role": "user", "content": task.query}]],
         truth=[[Call(call["name"], call["arguments"]) for call in calls]],
-        config=entry.config,
-        classes=entry.classes,
-        docs=entry.docs,
+        withheld={},
     )

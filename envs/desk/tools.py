@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from envs import wording
 from envs.desk.rules import Family, House
-from envs.world import Tool
+from envs.world import Tool, tool_of
 
 
 class Refused(Exception):
@@ -23,11 +23,7 @@ def tool(name: str, description: str, /, **arguments: str | Sequence[str]) -> To
         else {"type": "string", "enum": list(about)}
         for key, about in arguments.items()
     }
-    parameters = {"type": "object", "properties": properties, "required": list(arguments)}
-    return {
-        "type": "function",
-        "function": {"name": name, "description": description, "parameters": parameters},
-    }
+    return tool_of(name, description, properties, list(arguments))
 
 
 class Tools:
