@@ -22,7 +22,7 @@ from typing import Any
 
 from envs import conformance
 from envs.conformance import Problem
-from envs.process import ROOT, Piped
+from envs.process import Piped, child_environment
 from envs.source import MODES, Source, serving
 from envs.world import WorldError
 
@@ -137,11 +137,10 @@ def _disagreement(spec: dict[str, Any], timeout: float) -> str:
 
 def _reports(spec: dict[str, Any], timeout: float, **environment: str) -> Iterator[tuple[str, Any]]:
     """Yield the reports of a child process, and at last "done" or "lost" with what became of it."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     process = Piped(
         [sys.executable, "-m", "envs.check_child", json.dumps(spec)],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": path, **environment},
+        env=child_environment(**environment),
     )  # fmt: skip
     try:
         for line in _lines(process.stdout.fileno(), timeout):

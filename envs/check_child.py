@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from envs.check import child
+from envs.check import STARTS, child
 from envs.conformance import Problem
 
 
@@ -28,14 +28,7 @@ def main() -> None:
     try:
         report("done", child(json.loads(sys.argv[1]), report))
     except Exception as error:
-        report(
-            "problem",
-            vars(
-                Problem(
-                    "starts", f"{type(error).__name__}: {error}", "The environment can be made."
-                )
-            ),
-        )
+        report("problem", Problem("starts", f"{type(error).__name__}: {error}", STARTS))
         report("done", ["starts"])
 
 

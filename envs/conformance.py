@@ -115,6 +115,7 @@ def run(
     hangs or ends the process does so here too; envs/check.py runs this in another process.
     """
     problems, calls = [], [""]
+    made: list[World] = []
 
     def call(text: str) -> None:
         calls[0] = text
@@ -126,21 +127,24 @@ def run(
 
     def watched() -> World:
         call("the constructor")
-        return Watched(make(), call)
+        made.append(Watched(make(), call))
+        return made[-1]
+
+    def close() -> None:
+        while made:
+            made.pop().close()
+
+    def raised(check: str, error: Exception, why: str) -> None:
+        found(check, f"{calls[0]} {_raised(error)}", why)
+        with contextlib.suppress(Exception):
+            close()
 
     journal("check", "tasks")
     try:
-        world = watched()
-        try:
-            tasks = world.tasks(split)
-        finally:
-            world.close()
+        tasks = watched().tasks(split)
+        close()
     except Exception as error:
-        found(
-            "tasks",
-            f"{calls[0]} {_raised(error)}",
-            f"An environment lists the tasks of its split '{split}'.",
-        )
+        raised("tasks", error, f"An environment lists the tasks of its split '{split}'.")
         return ["tasks"], problems
     sample = random.Random(0).sample(tasks, min(limit, len(tasks)))
     for check in CHECKS:
@@ -153,8 +157,9 @@ def run(
                 watched, tasks if check in (lists_tasks, keeps_splits_apart) else sample
             ):
                 found(check.__name__, what, why)
+            close()
         except Exception as error:
-            found(check.__name__, f"{calls[0]} {_raised(error)}", why)
+            raised(check.__name__, error, why)
     return [check.__name__ for check in CHECKS], problems
 
 
@@ -210,7 +215,6 @@ def lists_tasks(make: Make, tasks: list[Task]) -> Iterator[str]:
             "another world lists other tasks, or tasks change in JSON (tuples, sets, keys that are"
             " not strings)"
         )
-    world.close()
 
 
 def rejects_unknown_splits(make: Make, tasks: list[Task]) -> Iterator[str]:
@@ -222,8 +226,6 @@ def rejects_unknown_splits(make: Make, tasks: list[Task]) -> Iterator[str]:
         yield "it raised nothing"
     except ValueError:
         pass
-    finally:
-        world.close()
 
 
 def resets_to_valid_observations(make: Make, tasks: list[Task]) -> Iterator[str]:
@@ -239,7 +241,6 @@ def resets_to_valid_observations(make: Make, tasks: list[Task]) -> Iterator[str]
         if not observation.messages or observation.messages[-1].get("role") != "user":
             yield f"task {task.id}: the last message is not the user's"
         yield from (f"task {task.id}: {problem}" for problem in _tools(observation.tools))
-    world.close()
 
 
 def is_deterministic(make: Make, tasks: list[Task]) -> Iterator[str]:
@@ -258,7 +259,6 @@ def is_deterministic(make: Make, tasks: list[Task]) -> Iterator[str]:
         elif episodes[0] != episodes[2]:
             how = _difference(episodes[0], episodes[2])
             yield f"task {task.id}: a new world plays it differently ({how})"
-    used.close()
 
 
 def shares_no_state_between_worlds(make: Make, tasks: list[Task]) -> Iterator[str]:
@@ -277,17 +277,15 @@ def shares_no_state_between_worlds(make: Make, tasks: list[Task]) -> Iterator[st
             for action in _actions(task):
                 for theirs in itertools.islice(ahead, 2):
                     result = second.step(theirs)
-                    if result.terminated or result.truncated:
+                    if result.over:
                         ahead = iter(())
                 result = first.step(action)
                 together["steps"].append(_json(result.to_dict()))
-                if result.terminated or result.truncated:
+                if result.over:
                     break
             second.reset(other, 0)
             if {**together, "evaluation": _json(first.evaluate().to_dict())} != alone:
                 yield f"task {task.id}: playing {other.id} in another world changes the episode"
-    first.close()
-    second.close()
 
 
 def never_raises_in_step(make: Make, tasks: list[Task]) -> Iterator[str]:
@@ -304,7 +302,6 @@ def never_raises_in_step(make: Make, tasks: list[Task]) -> Iterator[str]:
                 yield f"step({_short(text)}) {_raised(error)}"
                 continue
             yield from (f"step({_short(text)}): {problem}" for problem in _result(result))
-    world.close()
 
 
 def takes_odd_arguments(make: Make, tasks: list[Task]) -> Iterator[str]:
@@ -334,11 +331,10 @@ def takes_odd_arguments(make: Make, tasks: list[Task]) -> Iterator[str]:
             yield from (
                 f"task {task.id}: {name} with {changed}: {problem}" for problem in _result(result)
             )
-            if result.terminated or result.truncated:
+            if result.over:
                 world.evaluate()
                 world.reset(task, 0)
         world.evaluate()
-    world.close()
 
 
 def answers_with_valid_results(make: Make, tasks: list[Task]) -> Iterator[str]:
@@ -351,9 +347,8 @@ def answers_with_valid_results(make: Make, tasks: list[Task]) -> Iterator[str]:
             result = world.step(action)
             problems = list(_result(result))
             yield from (f"task {task.id}, step {number}: {problem}" for problem in problems)
-            if problems or result.terminated or result.truncated:
+            if problems or result.over:
                 break
-    world.close()
 
 
 def ends_its_episodes(make: Make, tasks: list[Task]) -> Iterator[str]:
@@ -366,11 +361,10 @@ def ends_its_episodes(make: Make, tasks: list[Task]) -> Iterator[str]:
             continue  # a call that is not known here ends it
         for action in [*task.reference, *["I am done."] * MAX_IDLE]:
             result = world.step(action)
-            if result.terminated or result.truncated:
+            if result.over:
                 break
         else:
             yield f"task {task.id}: it goes on {MAX_IDLE} turns after its last action"
-    world.close()
 
 
 def evaluates_without_side_effects(make: Make, tasks: list[Task]) -> Iterator[str]:
@@ -389,7 +383,6 @@ def evaluates_without_side_effects(make: Make, tasks: list[Task]) -> Iterator[st
             if first != second:
                 yield f"task {task.id}: evaluate returned {first}, then {second}"
             yield from (f"task {task.id}: {problem}" for problem in _evaluation(first))
-    world.close()
 
 
 def scores_references_one(make: Make, tasks: list[Task]) -> Iterator[str]:
@@ -405,7 +398,6 @@ def scores_references_one(make: Make, tasks: list[Task]) -> Iterator[str]:
         evaluation = played["evaluation"]
         if evaluation["score"] != evaluation["high"] or not evaluation["success"]:
             yield f"task {task.id}: its reference scores {evaluation}"
-    world.close()
 
 
 def scores_inaction_zero(make: Make, tasks: list[Task]) -> Iterator[str]:
@@ -416,7 +408,6 @@ def scores_inaction_zero(make: Make, tasks: list[Task]) -> Iterator[str]:
         evaluation = _play(world, task, ["I do nothing."] * MAX_STEPS)["evaluation"]
         if evaluation["score"] != evaluation["low"] or evaluation["success"]:
             yield f"task {task.id}: doing nothing scores {evaluation}"
-    world.close()
 
 
 def keeps_splits_apart(make: Make, tasks: list[Task]) -> Iterator[str]:
@@ -427,7 +418,6 @@ def keeps_splits_apart(make: Make, tasks: list[Task]) -> Iterator[str]:
     for name in ("train", *HELD_OUT):
         with contextlib.suppress(ValueError):
             splits[name] = world.tasks(name)
-    world.close()
     train = splits.pop("train", [])
     ids, contents = {task.id for task in train}, {_content(task) for task in train}
     for name, held_out in splits.items():
@@ -447,7 +437,6 @@ def frees_its_episodes(make: Make, tasks: list[Task]) -> Iterator[str]:
             world.reset(tasks[0], 0)
         gc.collect()
         sizes.append(_memory_mb())
-    world.close()
     growth = (
         min((b - a for a, b in itertools.pairwise(sizes)), default=0.0) / 5
     )  # of the first window: caches fill
@@ -475,8 +464,6 @@ def restores_snapshots(make: Make, tasks: list[Task]) -> Iterator[str]:
             again = [_json(target.step(action).to_dict()) for action in actions[half : half + 1]]
             if again != rest or target.evaluate() != score:
                 yield f"task {task.id}: {name} continues differently from a snapshot"
-    world.close()
-    other.close()
 
 
 def lists_functions(make: Make, tasks: list[Task]) -> Iterator[str]:
@@ -505,7 +492,6 @@ def lists_functions(make: Make, tasks: list[Task]) -> Iterator[str]:
             with contextlib.suppress(ValueError):
                 text = world.call_text("no_such.function", {})
                 yield f"task {task.id}: call_text of no function is {_short(text)}"
-    world.close()
 
 
 def has_a_json_profile(make: Make, tasks: list[Task]) -> Iterator[str]:
@@ -514,8 +500,7 @@ def has_a_json_profile(make: Make, tasks: list[Task]) -> Iterator[str]:
     profile = world.profile()
     if not isinstance(profile, dict) or _json(profile) != profile:
         yield "profile() is not a dict, or changes in JSON"
-    world.close()
-    world.close()
+    world.close()  # as `run` does again
 
 
 CHECKS = (
@@ -599,7 +584,7 @@ def _play(world: World, task: Task, actions: list[str], evaluate: bool = False) 
             world.evaluate()
         result = world.step(action)
         seen["steps"].append(_json(result.to_dict()))
-        if result.terminated or result.truncated:
+        if result.over:
             break
     return {**seen, "evaluation": _json(world.evaluate().to_dict())}
 
@@ -610,21 +595,13 @@ def _json(value: Any) -> Any:
     return json.loads(json.dumps(value, allow_nan=False))
 
 
-def _messages(messages: Any) -> Iterator[str]:
-    if not isinstance(messages, list):
-        yield "messages are not a list"
-        return
+def _messages(messages: list[dict[str, Any]]) -> Iterator[str]:
     for message in messages:
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
+        if message["role"] not in ROLES:
             yield f"the role of a message is not one of {', '.join(ROLES)}: {_short(message)}"
-        elif not isinstance(message.get("content"), str):
-            yield f"a message has no text: {_short(message)}"
 
 
-def _tools(tools: Any) -> Iterator[str]:
-    if not isinstance(tools, list):
-        yield "tools are not a list"
-        return
+def _tools(tools: list[Any]) -> Iterator[str]:
     names = []
     for tool in tools:
         function = (
@@ -666,7 +643,7 @@ def _result(result: StepResult) -> Iterator[str]:
         yield from _tools(result.tools)
     if not isinstance(result.terminated, bool) or not isinstance(result.truncated, bool):
         yield "terminated and truncated are not booleans"
-    if not result.messages and not result.terminated and not result.truncated:
+    if not result.messages and not result.over:
         yield "the episode goes on without a message, so the model has nothing to answer"
 
 

@@ -51,6 +51,12 @@ def code_folder() -> str:
     return str(folder)
 
 
+def child_environment(**more: str) -> dict[str, str]:
+    """Return the environment of a child process that finds this code, and more variables."""
+    path = filter(None, [code_folder(), os.environ.get("PYTHONPATH")])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **more}
+
+
 @dataclass(frozen=True)
 class Deadlines:
     """Seconds allowed per kind of call. `start` covers spawning, importing, constructing and
@@ -104,7 +110,6 @@ class Worker:
         self._ids = itertools.count()
         self._buffer = bytearray()
         self._stderr: collections.deque[bytes] = collections.deque(maxlen=64)
-        path = os.pathsep.join(filter(None, [code_folder(), os.environ.get("PYTHONPATH")]))
         try:
             self._process = Piped(
                 [python or sys.executable, "-u", "-m", "envs.worker"],
@@ -112,7 +117,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                env={**os.environ, "PYTHONPATH": path},
+                env=child_environment(),
                 start_new_session=True,
             )
         except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import Any
 
 from envs import make
 from envs.pool import Pool
-from envs.process import DEADLINES, Deadlines, Piped, code_folder
+from envs.process import DEADLINES, Deadlines, Piped, child_environment
 from envs.remote import Connections, RemoteWorld
 from envs.world import World, WorldError
 
@@ -90,10 +89,7 @@ def serving(
         "--port",
         "0",
     ]
-    path = os.pathsep.join(filter(None, [code_folder(), os.environ.get("PYTHONPATH")]))
-    process = Piped(
-        [*command, *options], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
-    )
+    process = Piped([*command, *options], stdout=subprocess.PIPE, env=child_environment())
     try:
         line = process.stdout.readline().decode()
         if "running on" not in line:
