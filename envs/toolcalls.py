@@ -25,7 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from envs.values import MAX_DEPTH, Repeated, TooDeep, json_value, without_repeats
+from envs import values
+from envs.values import MAX_DEPTH, NotJson, NotText, Repeated, TooDeep, Unsafe
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -173,23 +174,16 @@ def loads(body: str) -> Any:
 def _check(body: str) -> None:
     """Raise what `loads` does. Replays repeat the same texts."""
     try:
-        record = json.loads(body, object_pairs_hook=without_repeats)
-        # A lone surrogate is not repaired: the model would be answered about another text than it
-        # wrote.
-        if "\\u" in body or not body.isascii():
-            json.dumps(record, ensure_ascii=False).encode()
-        json_value(record)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"tool call is not JSON: {error.msg} at character {error.pos}") from None
-    except UnicodeError:
+        values.loads(body, "tool call")
+    except (NotJson, Repeated):
+        raise
+    except NotText:  # not repaired: the model would be answered about another text than it wrote
         raise ValueError("tool call is not valid text") from None
-    except (RecursionError, TooDeep):
+    except TooDeep:
         raise ValueError(
             f"tool call is nested too deep: {MAX_DEPTH} levels are the limit"
         ) from None
-    except Repeated as error:
-        raise ValueError(f"tool call has {error}") from None
-    except ValueError:  # also of Python's parser, for thousands of digits
+    except Unsafe:
         raise ValueError("tool call has a number out of range") from None
 
 

@@ -20,6 +20,14 @@ class TooDeep(Unsafe):
     """A value with more than MAX_DEPTH levels."""
 
 
+class NotJson(Unsafe):
+    """A text that is not JSON."""
+
+
+class NotText(Unsafe):
+    """A text with half of a surrogate pair, or bytes that are not UTF-8."""
+
+
 class Repeated(Unsafe):
     """An object in which a key occurs twice, so that readers differ in what it means."""
 
@@ -49,9 +57,9 @@ def loads(text: str | bytes, where: str = "it") -> Any:
         if "\\u" in text or not text.isascii():
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        raise Unsafe(f"{where} is not JSON: {error.msg} at character {error.pos}") from None
+        raise NotJson(f"{where} is not JSON: {error.msg} at character {error.pos}") from None
     except UnicodeError:
-        raise Unsafe(f"{where} is not valid Unicode text") from None
+        raise NotText(f"{where} is not valid Unicode text") from None
     except RecursionError:
         raise TooDeep(f"{where} is nested deeper than {MAX_DEPTH} levels") from None
     except Repeated as error:
@@ -124,7 +132,7 @@ def key(value: Any, where: Place) -> str:
     if isinstance(value, str):
         return text(value)
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return json.dumps(value)
     if isinstance(value, int | float):
         return str(number(value, f"a key of {_named(where)}"))
     raise Unsafe(f"a key of {_named(where)} is of type {type(value).__name__}, not str")
