@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import bisect
 import contextlib
 import json
 import logging
@@ -117,7 +118,7 @@ class Service:
     async def get_env_profile(self, body: Json) -> Any:
         """Return the task ids of `params.split`, or with `params.raw` the tasks."""
         self._check_env(body)
-        tasks = await self._split(_text(body["params"], "split") or "train")
+        tasks = await self._split(_typed(body["params"], "split", str) or "train")
         return list(tasks.values() if body["params"].get("raw") else tasks)
 
     async def create(self, body: Json) -> Json:
@@ -126,12 +127,12 @@ class Service:
         task = (
             _task(params["task"])
             if "task" in params
-            else await self._task(body["task_id"], _text(params, "split"))
+            else await self._task(body["task_id"], _typed(params, "split", str))
         )
         if params.get("is_open_query"):
             task = {**task, "meta": {**task.get("meta", {}), "open_query": True}}
         id, observation = await self._wait(
-            self.pool.create(task, _integer(params, "seed") or 0, body["instance_id"])
+            self.pool.create(task, _typed(params, "seed", int) or 0, body["instance_id"])
         )
         info = {"instance_id": id, "task_id": task.get("id", "")}
         if params.get("raw"):
@@ -143,7 +144,7 @@ class Service:
 
     async def step(self, body: Json) -> Json:
         params = body["params"]
-        number = _integer(params, "step")
+        number = _typed(params, "step", int)
         result = await self._wait(
             self.pool.step(_instance(body), action_of(body["messages"]), number)
         )
@@ -173,7 +174,7 @@ class Service:
             return self.pool.methods
         if params.get("profile"):
             return await self._wait(self.pool.profile())
-        if method := _text(params, "query"):
+        if method := _typed(params, "query", str):
             args, kwargs = _typed(params, "args", list) or [], _typed(params, "kwargs", dict) or {}
             return await self._wait(self.pool.query(_instance(body), method, args, kwargs))
         return self.pool.info(_instance(body))
@@ -308,7 +309,7 @@ class Service:
 
     def _observe(self, route: str, status: int, seconds: float) -> None:
         counts = self._seconds.setdefault(route, [0.0] * (len(BUCKETS) + 2))
-        counts[next((i for i, edge in enumerate(BUCKETS) if seconds <= edge), len(BUCKETS))] += 1
+        counts[bisect.bisect_left(BUCKETS, seconds)] += 1
         counts[-1] += seconds
         self._statuses[route, status] = self._statuses.get((route, status), 0) + 1
 
@@ -398,14 +399,6 @@ def _task(record: Any) -> Json:
         return Task.from_dict(record).to_dict()
     except (TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"'params.task' is not a task: {error}") from None
-
-
-def _integer(params: Json, name: str) -> int | None:
-    return _typed(params, name, int)
-
-
-def _text(params: Json, name: str) -> str | None:
-    return _typed(params, name, str)
 
 
 def _typed(params: Json, name: str, kind: type) -> Any:
@@ -562,17 +555,9 @@ def make_pool(args: argparse.Namespace, deadlines: Deadlines) -> Pool:
         return RayPool(
             args.env, args.kwargs, address=args.address, deadlines=deadlines, lease_s=args.lease_s
         )
-    return Pool(
-        args.env,
-        args.kwargs,
-        workers=args.workers,
-        per_worker=args.per_worker,
-        python=args.python,
-        memory_mb=args.memory_mb,
-        deadlines=deadlines,
-        lease_s=args.lease_s,
-        recycle=args.recycle,
-    )
+    names = ("workers", "per_worker", "python", "memory_mb", "lease_s", "recycle")
+    options = {name: getattr(args, name) for name in names}
+    return Pool(args.env, args.kwargs, deadlines=deadlines, **options)
 
 
 if __name__ == "__main__":

@@ -52,10 +52,6 @@ class Family:
     def operations(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.tools.values()))
 
-    @property
-    def rarities(self) -> tuple[float, ...]:
-        return tuple(self.shares)
-
     @functools.cached_property
     def desk(self) -> dict[str, float]:
         """The desk calls with their shares."""
@@ -76,9 +72,9 @@ class Family:
                 f"rules must be a house from 0 to {HOUSES - 1}, or None for no house rules, not "
                 f"{rules!r}"
             )
-        if rarity not in self.rarities:
+        if rarity not in self.shares:
             raise ValueError(
-                f"rarity must be one of {', '.join(map(str, self.rarities))}, not {rarity!r}"
+                f"rarity must be one of {', '.join(map(str, self.shares))}, not {rarity!r}"
             )
         rng = random.Random(f"{self.name} house {rules} {rarity}")
         desks = self.shares[rarity].split()
@@ -105,5 +101,5 @@ class Family:
     @functools.cached_property
     def _reserved(self) -> frozenset[tuple[str, ...]]:
         return frozenset(
-            self.house(rules, rarity).wants for rules in range(HOUSES) for rarity in self.rarities
+            self.house(rules, rarity).wants for rules in range(HOUSES) for rarity in self.shares
         )

@@ -99,7 +99,7 @@ def test_it_is_a_sound_world(world):
 
 
 def test_references_succeed_in_their_house_and_fail_without_a_change_or_its_desk_call(world):
-    for rarity in family(world).rarities:
+    for rarity in family(world).shares:
         here, other, bare = world(rules=0, rarity=rarity), world(rules=1, rarity=rarity), world()
         assert here.house != other.house
         dev = here.tasks("dev")
@@ -219,7 +219,7 @@ def test_an_unknown_house_is_refused(world, arguments, message):
 
 
 def test_houses_of_one_rarity_use_its_desk_calls_and_each_of_them(world):
-    for rarity in family(world).rarities:
+    for rarity in family(world).shares:
         desks = {desk for desk, share in family(world).desk.items() if share == rarity}
         for rules in range(HOUSES):
             house = family(world).house(rules, rarity)
@@ -232,7 +232,7 @@ def test_houses_of_one_rarity_use_its_desk_calls_and_each_of_them(world):
 def test_demonstrated_houses_are_others_and_have_common_desk_calls_most_often(world):
     kind, rng = family(world), random.Random(0)
     houses = [kind.any_house(rng) for _ in range(4000)]
-    assert not {kind.house(n, rarity) for n in range(HOUSES) for rarity in kind.rarities} & set(
+    assert not {kind.house(n, rarity) for n in range(HOUSES) for rarity in kind.shares} & set(
         houses
     )
     if len(kind.operations) < 4:
