@@ -16,6 +16,7 @@ import json
 import pathlib
 import re
 import shlex
+import shutil
 import tempfile
 import threading
 from collections.abc import Coroutine, Iterator
@@ -28,6 +29,7 @@ from envs.world import Task, Tool
 
 RESETS = ("reset", "reset_all", "reset_environment", "reset_server", "reset_state", "reset_world")
 SNAPSHOTS = (("snapshot", "restore"), ("save_state", "load_state"))
+FILES = "{files}"  # in a command or an environment variable: the server's directory
 CLOSING_S = 10.0  # until a server that does not end is left to end by itself
 MAX_IDLE = 4  # servers of closed worlds that wait for the next world of this process
 
@@ -45,8 +47,8 @@ class McpWorld(ToolWorld):
     A server is opened once and then brought back to its initial state by what it offers: nothing if
     the episode only called tools that the server declares to be read-only; the tool `reset_tool`;
     or a pair of SNAPSHOTS, of which the second takes what the first returned. These tools are not
-    shown to the agent. Only a server without them is started again for each episode. Its
-    instructions follow the system message.
+    shown to the agent. Only a server without them is started again for each episode, unless it is
+    `stateless`. Its instructions follow the system message.
 
     command: the command line of the server, as a list or a text, or the address of a running server
     (streamable HTTP), which is connected again instead of started. url: that address. env:
@@ -54,6 +56,9 @@ class McpWorld(ToolWorld):
     max_calls: calls allowed in one turn. reset_tool: the name of a tool that takes no arguments; ""
     = one of RESETS, if the server has it; None = no tool. log: the file to which the server's
     standard error is appended; "" = a temporary one, which the error of a failed start names.
+    files: a directory of which each episode gets a new copy, the working directory of the server;
+    FILES in the command or in `env` stands for its path. stateless: the server keeps nothing but
+    these files, so that they are restored and the server goes on.
 
     `tasks` is empty; `reset` takes any task with a query, with a verifier as in ToolWorld.
     """
@@ -71,15 +76,23 @@ class McpWorld(ToolWorld):
         max_calls: int = 8,
         reset_tool: str | None = "",
         log: str = "",
+        files: str = "",
+        stateless: bool = False,
     ):
         super().__init__(system, max_calls)
         if bool(command) == bool(url):
             raise ValueError("an MCP environment needs either a command or a url")
+        if files and not pathlib.Path(files).is_dir():
+            raise ValueError(f"files={files!r} of an MCP environment has to be a directory")
+        if stateless and not files:
+            raise ValueError("a stateless MCP server needs `files`, the directory that it works in")
         words = shlex.split(command) if isinstance(command, str) else list(command or [])
         if len(words) == 1 and re.match("https?://", words[0]):
             url = words.pop()
+        if files and not words:
+            raise ValueError("`files` needs a server that is started by a command, not an address")
         self._own_system = system
-        self._start = _Start(words, url, env, timeout_s, reset_tool, log)
+        self._start = _Start(words, url, env, timeout_s, reset_tool, log, files, stateless)
         self._session: _Session | None = None
 
     def tasks(self, split: str) -> list[Task]:
@@ -146,6 +159,8 @@ class _Start:
     timeout_s: float
     reset_tool: str | None
     log: str
+    files: str
+    stateless: bool
 
 
 class _Session:
@@ -161,6 +176,8 @@ class _Session:
         self._reading: set[str] = set()  # tools that change nothing
         self._changed = False
         self._resetting: tuple[str, dict[str, Any]] | None = None  # a call
+        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="mcp-files-")) if start.files else None
+        self._restore_files()
         self._log = start.log
         if start.command and not start.log:
             self._log = tempfile.mkstemp(prefix="mcp-server-", suffix=".log")[1]
@@ -191,14 +208,16 @@ class _Session:
     @property
     def resettable(self) -> bool:
         """True if `reset` needs no new server."""
-        return self._thread.is_alive() and (not self._changed or self._resetting is not None)
+        can = not self._changed or self._resetting is not None or self._start.stateless
+        return self._thread.is_alive() and can
 
     def reset(self) -> bool:
         """Bring the server back to its initial state; return False if that needs a new one."""
         if not self.resettable:
             return False
-        if self._changed and self._resetting is not None:
-            self._changed = not self._ask(*self._resetting)[1]
+        if self._changed:
+            self._changed = self._resetting is not None and not self._ask(*self._resetting)[1]
+            self._restore_files()
         return not self._changed
 
     def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
@@ -215,6 +234,20 @@ class _Session:
         self._thread.join(min(self._timeout_s, CLOSING_S))
         if self._opened.done() and not self._opened.exception() and self._log != self._start.log:
             pathlib.Path(self._log).unlink(missing_ok=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _restore_files(self) -> None:
+        """Make the server's directory a copy of `files`. It stays the same directory, which the
+        server works in."""
+        if self._folder is None:
+            return
+        for path in self._folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        shutil.copytree(self._start.files, self._folder, symlinks=True, dirs_exist_ok=True)
 
     def _ask(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         try:
@@ -272,8 +305,11 @@ class _Session:
             yield start.url
             return
         stdio = packages.load("mcp.client.stdio", "mcp")
+        folder = str(self._folder or "")
+        words = [word.replace(FILES, folder) for word in start.command]
+        env = {name: value.replace(FILES, folder) for name, value in (start.env or {}).items()}
         server = stdio.StdioServerParameters(
-            command=start.command[0], args=start.command[1:], env=start.env
+            command=words[0], args=words[1:], env=env or None, cwd=self._folder
         )
         with pathlib.Path(self._log).open("a", encoding="utf-8") as errors:
             yield stdio.stdio_client(server, errlog=errors)
@@ -339,8 +375,10 @@ def _shown(result: Any) -> str:
     texts = [block.text for block in result.content if block.type == "text"]
     values = [_value(text) for text in texts]
     if structured is not None:
-        # A value that is no object is wrapped in one.
-        value = structured["result"] if structured.keys() == {"result"} else structured
+        # A value that is no object is wrapped in one, and so is a text, by any name.
+        (value,) = structured.values() if len(structured) == 1 else (structured,)
+        if not isinstance(value, str) and structured.keys() != {"result"}:
+            value = structured
         told = [*texts, *values, texts, values] if texts else []
         if structured not in told and value not in told:
             blocks.append(json.dumps(structured, ensure_ascii=False))

@@ -1,6 +1,7 @@
 """Phase 1: choose the tasks of a step: original ones of the world and synthetic ones of
 self-questioning."""
 
+import time
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -155,7 +156,15 @@ def invent(run: Run, pool: TaskPool, explorer: Explorer, step: int) -> None:
     explored."""
     c, known = run.config, set(pool.tasks)
     budget = c.questioning.refresh if step else c.questioning.budget
-    before = pool.state()
+    before, started = pool.state(), time.monotonic()
+
+    def show() -> None:
+        walks, steps = pool.counted("walks"), pool.counted("env_steps")
+        pace = steps / max(time.monotonic() - started, 1e-3)
+        name = f"exploring · {walks:,} walks, {steps:,} steps, {pace:,.0f}/s · tasks"
+        run.progress.phase(name, len(pool.tasks) - len(known), budget)
+
+    pool.watch = show
     try:
         with run.stop.at_once():
             pool.grow(explorer, run.make_world, budget, seed_of(c.seed, "explore", step))

@@ -57,6 +57,7 @@ class TaskPool:
         self._constants: list[str] = []  # answers that need no call
         self._explorer_state: Any = None  # what Explorer.state() returned last
         self.refreshed = 0  # the step that the tasks were last refreshed for
+        self.watch: Callable[[], None] = lambda: None  # called when something was counted
         self._reset(tasks, {})
 
     def _reset(self, tasks: Iterable[Task], results: dict[str, list[int]]) -> None:
@@ -113,6 +114,11 @@ class TaskPool:
     def count(self, **times: int) -> None:
         """Add to the counts of the exploration: walks, env_steps, tried, accepted."""
         self._counts.update(times)
+        self.watch()
+
+    def counted(self, name: str) -> int:
+        """Return a count of the exploration since the last call of `metrics`."""
+        return self._counts[name]
 
     def reject(self, reason: str, *, tried: int = 1) -> None:
         """Count a rejected proposal by reason. tried=0: exploration failed before it made a

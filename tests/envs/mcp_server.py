@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from pathlib import Path
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -10,7 +11,7 @@ from mcp_types import EmbeddedResource, ResourceLink, TextResourceContents, Tool
 
 server = MCPServer("notes", instructions="Keep notes short.")
 notes: list[str] = []
-offers = sys.argv[1:]  # "reset", "broken reset", "snapshot"
+offers = sys.argv[1:]  # "reset", "broken reset", "snapshot", "files" and a folder
 print("the notes are served", file=sys.stderr)
 
 
@@ -50,6 +51,31 @@ if "reset" in offers or "broken reset" in offers:
             raise ToolError("not now")
         notes.clear()
         return "forgotten"
+
+
+if "files" in offers:
+
+    @server.tool()
+    def place() -> str:
+        """Where the server works."""
+        return offers[1]
+
+    @server.tool()
+    def variable() -> str:
+        """An environment variable."""
+        return os.environ["AT"]
+
+    @server.tool()
+    def list_files() -> str:
+        """All files."""
+        found = [path for path in Path.cwd().rglob("*") if path.is_file()]
+        return "\n".join(sorted(str(path.relative_to(Path.cwd())) for path in found))
+
+    @server.tool()
+    def keep_file(name: str) -> str:
+        """Write an empty file."""
+        Path(name).write_text("")
+        return "written"
 
 
 if "snapshot" in offers:

@@ -238,6 +238,8 @@ def test_no_block_of_a_result_is_lost():
         (["a", "b"], {"result": ["a", "b"]}, "a\nb"),
         (["1", "2"], {"result": [1, 2]}, "1\n2"),
         (["a"], None, "a"),
+        (["[FILE] a.txt"], {"content": "[FILE] a.txt"}, "[FILE] a.txt"),
+        (["3"], {"notes": 3}, '3\n{"notes": 3}'),
     ],
 )
 def test_structured_content_is_shown_unless_the_texts_say_it(texts, structured, shown):
@@ -267,3 +269,47 @@ def test_it_runs_in_a_worker_and_profiles_itself():
             entity["attributes"]
         )
         assert {"name": "add_note", "description": "Keep a note."} in entity["operations"]
+
+
+@needs_mcp
+@pytest.mark.parametrize("stateless", [True, False])
+def test_each_episode_begins_with_a_copy_of_the_files(tmp_path, stateless):
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters/ann.txt").write_text("Dear Ann")
+    command = [*SERVER, "files", "{files}"]
+    world = McpWorld(
+        command, timeout_s=60.0, files=str(tmp_path), stateless=stateless, env={"AT": "{files}/log"}
+    )
+    pids = []
+    for _ in range(2):
+        world.reset(TASK)
+        folder, variable, listed = answers(world, "place", "variable", "list_files")
+        assert listed == "letters/ann.txt"
+        assert variable == f"{folder}/log" and folder != str(tmp_path)
+        answers(world, "keep_file", name="b.txt")
+        assert answers(world, "list_files") == ["b.txt\nletters/ann.txt"]
+        pids += answers(world, "pid")
+    assert (pids[0] == pids[1]) == stateless
+    world.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["letters"]
+    if not stateless:
+        assert not Path(folder).exists()
+
+
+def answers(world, *names, **arguments):
+    """Return the answers to calls in one turn."""
+    result = world.step("".join(call_text(name, arguments) for name in names))
+    return [message["content"] for message in result.messages]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"command": ["a"], "files": "/no/such"}, "has to be a directory"),
+        ({"command": ["a"], "stateless": True}, "needs `files`"),
+        ({"url": "http://127.0.0.1:1", "files": "."}, "not an address"),
+    ],
+)
+def test_files_that_cannot_be_copied_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        McpWorld(**arguments)
