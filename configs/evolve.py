@@ -27,7 +27,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
     config.rollout.tasks = 8
     config.rollout.group = 8
-    config.rollout.max_turns = 16  # this and the next two: at most
+    config.rollout.max_turns = 32  # this and the next two: at most
     config.rollout.max_tokens = 96
     config.rollout.context = 2048
     config.rollout.must_end = True

@@ -19,7 +19,7 @@ import shlex
 import shutil
 import tempfile
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ from envs.world import Task, Tool
 RESETS = ("reset", "reset_all", "reset_environment", "reset_server", "reset_state", "reset_world")
 SNAPSHOTS = (("snapshot", "restore"), ("save_state", "load_state"))
 FILES = "{files}"  # in a command or an environment variable: the server's directory
+SHOWN = "/files"  # how the agent reads and writes its path, in every episode
+_SHOWN = re.compile(rf"(?<![\w.~-]){SHOWN}(?![\w.-])")
 CLOSING_S = 10.0  # until a server that does not end is left to end by itself
 MAX_IDLE = 4  # servers of closed worlds that wait for the next world of this process
 
@@ -57,7 +59,8 @@ class McpWorld(ToolWorld):
     = one of RESETS, if the server has it; None = no tool. log: the file to which the server's
     standard error is appended; "" = a temporary one, which the error of a failed start names.
     files: a directory of which each episode gets a new copy, the working directory of the server;
-    FILES in the command or in `env` stands for its path. stateless: the server keeps nothing but
+    FILES in the command or in `env` stands for its path, and the agent reads and writes SHOWN for
+    it, because it is another one in each process. stateless: the server keeps nothing but
     these files, so that they are restored and the server goes on.
 
     `tasks` is empty; `reset` takes any task with a query, with a verifier as in ToolWorld.
@@ -176,8 +179,10 @@ class _Session:
         self._reading: set[str] = set()  # tools that change nothing
         self._changed = False
         self._resetting: tuple[str, dict[str, Any]] | None = None  # a call
-        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="mcp-files-")) if start.files else None
-        self._restore_files()
+        self._folder: pathlib.Path | None = None
+        if start.files:
+            self._folder = pathlib.Path(tempfile.mkdtemp(prefix="mcp-files-")).resolve()
+            self._restore_files()
         self._log = start.log
         if start.command and not start.log:
             self._log = tempfile.mkstemp(prefix="mcp-server-", suffix=".log")[1]
@@ -250,12 +255,14 @@ class _Session:
         shutil.copytree(self._start.files, self._folder, symlinks=True, dirs_exist_ok=True)
 
     def _ask(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+        folder = str(self._folder or SHOWN)
+        given = _mapped(arguments, lambda text: _SHOWN.sub(lambda _: folder, text))
         try:
-            result = self._wait(self._client.call_tool(name, arguments))
+            result = self._wait(self._client.call_tool(name, given))
         except Exception as error:
             self._changed = True  # as far as is known
-            return f"error: {_innermost(error)}", False
-        text = _shown(result)
+            return f"error: {_innermost(error)}".replace(folder, SHOWN), False
+        text = _shown(result).replace(folder, SHOWN)
         return (f"error: {text}" if result.is_error else text or "(no output)"), not result.is_error
 
     def _wait(self, called: Coroutine[Any, Any, Any]) -> Any:
@@ -359,6 +366,17 @@ class _Session:
                 self._opened.set_exception(
                     error if isinstance(error, Exception) else RuntimeError("it was closed")
                 )
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with its texts changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: _mapped(inner, change) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_mapped(inner, change) for inner in value]
+    return value
 
 
 def _tool(tool: Any) -> Tool:

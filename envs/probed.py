@@ -48,7 +48,8 @@ from envs.world import (
     text_of,
 )
 
-_TOKEN = re.compile(r"\w[\w.:@'/-]*\w|\w")
+# A word may be a path from the root.
+_TOKEN = re.compile(r"(?:(?<![^\s\"'(\[])/)?(?:\w[\w.:@'/-]*\w|\w)")
 _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?!\w)")
 # A name of a thing does not begin or end with one of these.

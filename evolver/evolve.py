@@ -43,6 +43,7 @@ from evolver.files.evolved import summary, written_rollouts
 from evolver.files.progress import clock
 from evolver.files.workdir import Workdir, WorkdirInUse, read_tasks
 from evolver.imitating import Diverged, samples_of, train, with_other_ids
+from evolver.questioning.own_tasks import solved_by_walks
 from evolver.questioning.rules import rules_of
 from evolver.questioning.split import split
 from evolver.replaying import play
@@ -172,10 +173,15 @@ def explored(config: Any, folder: Path, world: World) -> None:
         c.eval.every, c.eval.split = 0, config.eval.split if own else ""
         c.attributing.enabled = c.navigating.enabled = False
         c.advantage.name, c.engine.slots = "grpo", 1  # the policy plays nothing here
-        modes.explore(c, folder / "explored")
-        tasks = read_tasks(folder / f"explored/tasks{TASK_FILE}")
-        if len(tasks) < FEWEST:
-            raise RunError(f"{len(tasks)} invented tasks are too few: at least {FEWEST} are needed")
+        try:
+            modes.explore(c, folder / "explored")
+            tasks = read_tasks(folder / f"explored/tasks{TASK_FILE}")
+            if len(tasks) < FEWEST:
+                raise RunError(
+                    f"{len(tasks)} invented tasks are too few: at least {FEWEST} are needed"
+                )
+        except RunError as error:
+            tasks = own_tasks(config, world, error)
         training, held_out = (tasks, own) if own else split(tasks, c.evolve.held_out, c.seed)
         rng = random.Random(seed_of(c.seed, "probes"))
         probes = rng.sample(training, min(c.evolve.probes, len(training)))
@@ -187,6 +193,19 @@ def explored(config: Any, folder: Path, world: World) -> None:
     training, held_out = (read_tasks(folder / f"{name}{TASK_FILE}") for name in parts[:2])
     whose = "of the world's own" if own else "invented from other starts or of other goals"
     tell(f"tasks: {len(training)} to train on, {len(held_out)} held out, {whose}")
+
+
+def own_tasks(config: Any, world: World, error: RunError) -> list[Task]:
+    """Return the world's own training tasks that walks solve, to train on instead of invented ones.
+    Raises `error` if they are too few."""
+    given = [task for task in world.tasks(config.env.split) if task.query != START]
+    tell(f"\n{error}\nInstead, walks try to solve the world's own {len(given)} training tasks ...")
+    rng = random.Random(seed_of(config.seed, "own tasks"))
+    tasks = list(solved_by_walks(world, given, rng))
+    tell(f"they solved {len(tasks)}; at least {FEWEST} are needed")
+    if len(tasks) < FEWEST:
+        raise error
+    return tasks
 
 
 def fit(config: Any, tasks: Sequence[Task], world: World) -> None:

@@ -74,8 +74,11 @@ if "files" in offers:
     @server.tool()
     def keep_file(name: str) -> str:
         """Write an empty file."""
-        Path(name).write_text("")
-        return "written"
+        try:
+            Path(name).write_text("")
+        except OSError as error:
+            raise ToolError(str(error)) from None
+        return f"written to {name}"
 
 
 if "snapshot" in offers:

@@ -285,15 +285,16 @@ def test_each_episode_begins_with_a_copy_of_the_files(tmp_path, stateless):
         world.reset(TASK)
         folder, variable, listed = answers(world, "place", "variable", "list_files")
         assert listed == "letters/ann.txt"
-        assert variable == f"{folder}/log" and folder != str(tmp_path)
-        answers(world, "keep_file", name="b.txt")
+        assert (folder, variable) == ("/files", "/files/log")
+        (written,) = answers(world, "keep_file", name="/files/b.txt")
+        assert written == "written to /files/b.txt"
+        (refused,) = answers(world, "keep_file", name="/files/no/b.txt")
+        assert "'/files/no/b.txt'" in refused and "mcp-files" not in refused
         assert answers(world, "list_files") == ["b.txt\nletters/ann.txt"]
         pids += answers(world, "pid")
     assert (pids[0] == pids[1]) == stateless
     world.close()
     assert [path.name for path in tmp_path.iterdir()] == ["letters"]
-    if not stateless:
-        assert not Path(folder).exists()
 
 
 def answers(world, *names, **arguments):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from envs.act import ActionWorld, tool
-from envs.mcp import McpWorld, _Session
+from envs.mcp import McpWorld, _Session, _Start
 from envs.probed import cells, phrases, probed
 from envs.process import Deadlines
 from envs.source import Source
@@ -457,7 +457,6 @@ def test_questions_about_rows_name_the_row():
     reason="needs the MCP client: pip install -r requirements/mcp.txt",
 )
 def test_an_mcp_server_is_explored():
-    import mcp
     from mcp.server.mcpserver import MCPServer
 
     def server():
@@ -481,7 +480,8 @@ def test_an_mcp_server_is_explored():
     ):  # a server in this process, because starting one for each episode takes a second
         def _connect(self):
             self.close()
-            self._session = _Session(mcp.Client, server(), 30.0)
+            self._session = _Session(_Start([], server(), None, 30.0, None, "", "", False))
+            return self._session
 
     tasks, stats = explored(lambda: InMemory(["-"]), [Task("mcp/0", "mcp", "Use the tools.")], 4)
     assert len(tasks) == 4 and stats.roles["add_note"].changes and stats.roles["list_notes"].reads

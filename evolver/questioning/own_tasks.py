@@ -1,0 +1,66 @@
+"""The world's own training tasks as far as walks happen to solve them: what remains to train on
+where an explorer can invent nothing, because no call shows the state, as in a game.
+
+This uses the scores that the world gives to its own training tasks, which inventing tasks does not.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from envs.world import Task, World
+from evolver.questioning.goals import minimise
+from evolver.questioning.tasks import CLOSING, infeasibility, synthetic_task
+from evolver.questioning.values import SeenValues
+from evolver.questioning.walks import Walker
+
+_BREADTH, _DEPTH, _BRANCHES = 6, 18, 2  # of a walk
+_PASSES = 32  # over the tasks that are not solved yet
+_SCORED = {"own": True}  # the verifier of a task that the world scores without one
+
+
+def solved_by_walks(world: World, tasks: Sequence[Task], rng: random.Random) -> Iterator[Task]:
+    """Yield those of the world's own tasks that a walk solves, as synthetic tasks whose references
+    are the fewest of the walk's calls that still solve them."""
+    walker = Walker(breadth=_BREADTH, depth=_DEPTH, branches=_BRANCHES)
+    left = list(tasks)
+    for _ in range(_PASSES):
+        for task in list(left):
+            found = _solved(world, walker, task, rng)
+            if found is not None:
+                left.remove(task)
+                yield found
+
+
+def _solved(world: World, walker: Walker, task: Task, rng: random.Random) -> Task | None:
+    """Return a task with a reference if one of a few walks solves it."""
+    own = synthetic_task(
+        task, task.query, identity="own", meta=task.meta, verifier=task.verifier or _SCORED
+    )
+    for walk in walker.walks(world, own, rng, SeenValues()):
+        actions = [event.action for event in walk]
+        if not walk[-1].over:
+            actions.append(CLOSING)
+        if _solves(world, own, actions):
+            return _with_reference(own, _shortened(world, own, actions))
+    return None
+
+
+def _shortened(world: World, task: Task, actions: Sequence[str]) -> list[str]:
+    """Return the fewest of the actions that still solve a task."""
+
+    def holds(kept: Sequence[int]) -> bool:
+        return _solves(world, task, [actions[n] for n in kept])
+
+    kept = minimise(list(range(len(actions))), set(), holds, key=lambda n: n)
+    return [actions[n] for n in kept]
+
+
+def _solves(world: World, task: Task, actions: Sequence[str]) -> bool:
+    return not infeasibility(world, _with_reference(task, actions))
+
+
+def _with_reference(task: Task, actions: Sequence[str]) -> Task:
+    return replace(task, reference=list(actions), difficulty=len(actions))

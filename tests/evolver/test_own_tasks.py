@@ -1,0 +1,68 @@
+"""Worlds in which an explorer invents nothing, and whose own tasks walks solve by chance."""
+
+import random
+
+import pytest
+
+from configs import evolve as evolve_config
+from envs import make
+from evolver import evolve, modes
+from evolver.build import RunError
+from evolver.files.workdir import Workdir, read_tasks
+from evolver.questioning.own_tasks import solved_by_walks
+from evolver.questioning.tasks import infeasibility, is_verified
+
+DRY, ICE = {"is_slippery": False}, {}
+SMALL = {"desc": ["SF", "FG"], "is_slippery": False}
+
+
+def lake(options):
+    return make("gym", env="FrozenLake-v1", options=options, n_train=16)
+
+
+@pytest.mark.parametrize("options", [DRY, ICE])
+def test_walks_solve_tasks_of_a_game(options):
+    world = lake(options)
+    tasks = list(solved_by_walks(world, world.tasks("train"), random.Random(0)))
+    assert len({task.id for task in tasks}) == len(tasks) >= 3
+    own = {task.id: task for task in world.tasks("train")}
+    for task in tasks:
+        assert task.query == own[task.meta["source"]].query
+        assert task.seed == own[task.meta["source"]].seed
+        assert is_verified(task) and task.origin == "synthetic"
+        assert infeasibility(world, task) == ""
+        if options == DRY:  # the fewest calls: six moves lead to the goal, and none can be left out
+            assert task.difficulty == len(task.reference)
+            for n in range(len(task.reference)):
+                task.reference, whole = task.reference[:n] + task.reference[n + 1 :], task.reference
+                assert infeasibility(world, task) == "reference fails"
+                task.reference = whole
+    assert min(task.difficulty for task in tasks) == 6 or options == ICE
+
+
+def test_tasks_that_no_walk_solves_are_left_out():
+    world = lake({"map_name": "8x8"})
+    assert list(solved_by_walks(world, world.tasks("train")[:1], random.Random(0))) == []
+
+
+@pytest.mark.parametrize("n_train", [16, 2])
+def test_where_nothing_can_be_invented_own_tasks_train(tmp_path, capsys, monkeypatch, n_train):
+    config = evolve_config.get_config("gym")
+    config.env.args = {"env": "FrozenLake-v1", "options": SMALL, "n_train": n_train}
+    monkeypatch.setattr(modes, "explore", nothing)
+    world = make("gym", **config.env.args.to_dict())
+    with Workdir(tmp_path).locked():
+        if n_train < evolve.FEWEST:
+            with pytest.raises(RunError, match="found no more"):
+                evolve.explored(config, tmp_path, world)
+            return
+        evolve.explored(config, tmp_path, world)
+    training, held_out = (read_tasks(tmp_path / f"{name}.jsonl") for name in ("train", "held_out"))
+    assert len(training) >= evolve.FEWEST and held_out == world.tasks("dev")
+    said = capsys.readouterr().out
+    assert "found no more" in said and f"own {n_train} training tasks" in said
+    assert "of the world's own" in said
+
+
+def nothing(config, workdir):
+    raise RunError("exploring found no more")
