@@ -173,15 +173,7 @@ def explored(config: Any, folder: Path, world: World) -> None:
         c.eval.every, c.eval.split = 0, config.eval.split if own else ""
         c.attributing.enabled = c.navigating.enabled = False
         c.advantage.name, c.engine.slots = "grpo", 1  # the policy plays nothing here
-        try:
-            modes.explore(c, folder / "explored")
-            tasks = read_tasks(folder / f"explored/tasks{TASK_FILE}")
-            if len(tasks) < FEWEST:
-                raise RunError(
-                    f"{len(tasks)} invented tasks are too few: at least {FEWEST} are needed"
-                )
-        except RunError as error:
-            tasks = own_tasks(config, world, error)
+        tasks = invented(c, folder / "explored", world)
         training, held_out = (tasks, own) if own else split(tasks, c.evolve.held_out, c.seed)
         rng = random.Random(seed_of(c.seed, "probes"))
         probes = rng.sample(training, min(c.evolve.probes, len(training)))
@@ -195,17 +187,37 @@ def explored(config: Any, folder: Path, world: World) -> None:
     tell(f"tasks: {len(training)} to train on, {len(held_out)} held out, {whose}")
 
 
-def own_tasks(config: Any, world: World, error: RunError) -> list[Task]:
-    """Return the world's own training tasks that walks solve, to train on instead of invented ones.
-    Raises `error` if they are too few."""
+def invented(config: Any, folder: Path, world: World) -> list[Task]:
+    """Return invented tasks or, where too few have words that say what to do, the world's own
+    training tasks that walks solve. Raises RunError for too few of both."""
+    tasks: list[Task] = []
+    try:
+        modes.explore(config, folder)
+        tasks = read_tasks(folder / f"tasks{TASK_FILE}")
+        if len(tasks) < FEWEST:
+            raise RunError(f"{len(tasks)} invented tasks are too few: {FEWEST} are needed")
+    except RunError as error:
+        own = own_tasks(config, world, str(error))
+        if not own:
+            raise
+        return own
+    poor = [task.query for task in tasks if task.meta.get("undescribed")]
+    if len(tasks) - len(poor) >= FEWEST:
+        return tasks
+    why = f"{len(poor)} of {len(tasks)} invented tasks are poorly worded ({poor[0]!r})"
+    return own_tasks(config, world, why) or tasks
+
+
+def own_tasks(config: Any, world: World, why: str) -> list[Task]:
+    """Return the world's own training tasks that walks solve, none if they are too few."""
     given = [task for task in world.tasks(config.env.split) if task.query != START]
-    tell(f"\n{error}\nInstead, walks try to solve the world's own {len(given)} training tasks ...")
+    if not given:
+        return []
+    tell(f"\n{why}\nInstead, walks try to solve the world's own {len(given)} training tasks ...")
     rng = random.Random(seed_of(config.seed, "own tasks"))
     tasks = list(solved_by_walks(world, given, rng))
     tell(f"they solved {len(tasks)}; at least {FEWEST} are needed")
-    if len(tasks) < FEWEST:
-        raise error
-    return tasks
+    return tasks if len(tasks) >= FEWEST else []
 
 
 def fit(config: Any, tasks: Sequence[Task], world: World) -> None:

@@ -1,5 +1,5 @@
 """The world's own training tasks as far as walks happen to solve them: what remains to train on
-where an explorer can invent nothing, because no call shows the state, as in a game.
+where an explorer can invent nothing that has words, as in a game.
 
 This uses the scores that the world gives to its own training tasks, which inventing tasks does not.
 """

@@ -10,7 +10,7 @@ from evolver import evolve, modes
 from evolver.build import RunError
 from evolver.files.workdir import Workdir, read_tasks
 from evolver.questioning.own_tasks import solved_by_walks
-from evolver.questioning.tasks import infeasibility, is_verified
+from evolver.questioning.tasks import infeasibility, is_verified, synthetic_task
 
 DRY, ICE = {"is_slippery": False}, {}
 SMALL = {"desc": ["SF", "FG"], "is_slippery": False}
@@ -45,24 +45,38 @@ def test_tasks_that_no_walk_solves_are_left_out():
     assert list(solved_by_walks(world, world.tasks("train")[:1], random.Random(0))) == []
 
 
+@pytest.mark.parametrize("found", ["nothing", "poor tasks", "tasks"])
 @pytest.mark.parametrize("n_train", [16, 2])
-def test_where_nothing_can_be_invented_own_tasks_train(tmp_path, capsys, monkeypatch, n_train):
+def test_where_nothing_with_words_is_invented_own_tasks_train(
+    tmp_path, capsys, monkeypatch, n_train, found
+):
     config = evolve_config.get_config("gym")
     config.env.args = {"env": "FrozenLake-v1", "options": SMALL, "n_train": n_train}
-    monkeypatch.setattr(modes, "explore", nothing)
     world = make("gym", **config.env.args.to_dict())
+    invented = [
+        synthetic_task(task, "Act 2.", identity=n, meta={"undescribed": found == "poor tasks"})
+        for n, task in enumerate(world.tasks("train")[:1] * evolve.FEWEST)
+    ]
+
+    def explore(config, workdir):
+        if found == "nothing":
+            raise RunError("exploring found no more")
+        Workdir(workdir).log_tasks(invented)
+
+    monkeypatch.setattr(modes, "explore", explore)
     with Workdir(tmp_path).locked():
-        if n_train < evolve.FEWEST:
+        if n_train < evolve.FEWEST and found == "nothing":
             with pytest.raises(RunError, match="found no more"):
                 evolve.explored(config, tmp_path, world)
             return
         evolve.explored(config, tmp_path, world)
     training, held_out = (read_tasks(tmp_path / f"{name}.jsonl") for name in ("train", "held_out"))
-    assert len(training) >= evolve.FEWEST and held_out == world.tasks("dev")
+    assert held_out == world.tasks("dev")
+    own = n_train >= evolve.FEWEST and found != "tasks"
+    assert {task.query for task in training} == (
+        {world.tasks("train")[0].query} if own else {"Act 2."}
+    )
+    assert len(training) >= evolve.FEWEST
     said = capsys.readouterr().out
-    assert "found no more" in said and f"own {n_train} training tasks" in said
-    assert "of the world's own" in said
-
-
-def nothing(config, workdir):
-    raise RunError("exploring found no more")
+    assert ("poorly worded ('Act 2.')" in said) == (found == "poor tasks")
+    assert (f"own {n_train} training tasks" in said) == (found != "tasks")
