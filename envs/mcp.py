@@ -393,9 +393,9 @@ def _shown(result: Any) -> str:
     texts = [block.text for block in result.content if block.type == "text"]
     values = [_value(text) for text in texts]
     if structured is not None:
-        # A value that is no object is wrapped in one, and so is a text, by any name.
+        # A value that is no object is wrapped in one, a text or a list by any name.
         (value,) = structured.values() if len(structured) == 1 else (structured,)
-        if not isinstance(value, str) and structured.keys() != {"result"}:
+        if not isinstance(value, str | list) and structured.keys() != {"result"}:
             value = structured
         told = [*texts, *values, texts, values] if texts else []
         if structured not in told and value not in told:

@@ -239,6 +239,7 @@ def test_no_block_of_a_result_is_lost():
         (["1", "2"], {"result": [1, 2]}, "1\n2"),
         (["a"], None, "a"),
         (["[FILE] a.txt"], {"content": "[FILE] a.txt"}, "[FILE] a.txt"),
+        (['[{"name": "Ann"}]'], {"entities": [{"name": "Ann"}]}, '[{"name": "Ann"}]'),
         (["3"], {"notes": 3}, '3\n{"notes": 3}'),
     ],
 )
