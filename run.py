@@ -90,6 +90,21 @@ def keep_programs() -> None:
     jax.config.update("jax_compilation_cache_dir", str(home / "evolver" / "jax"))
 
 
+def set_variables(config: Any) -> None:
+    """Set the environment variables that XLA needs on GPUs, unless the user has set them, before jax
+    looks for devices."""
+    if os.environ.get("JAX_PLATFORMS", "cuda").split(",")[0] not in ("cuda", "gpu"):
+        return
+    if not Path("/dev/nvidiactl").exists():
+        return
+    from evolver.plan.preflight import variables
+
+    for name, value in variables(config).items():
+        if name not in os.environ:
+            os.environ[name] = value
+            print(f"{name}={value} (set the variable to choose another value)", flush=True)
+
+
 def start(config: Any, workdir: str, mode: str, target: str) -> int:
     """Run a mode of a config that has been checked, and return the exit code. From here on jax may
     be imported."""
@@ -122,6 +137,7 @@ def start(config: Any, workdir: str, mode: str, target: str) -> int:
         "evolve": evolve.evolve,
     }
     try:
+        set_variables(config)
         with hosts.connected(config):
             keep_programs()
             start_mode[mode](config, workdir)

@@ -5,9 +5,8 @@
     python run.py --config=configs/appworld_14b.py --config.model.path=runs/appworld_14b/policy \
         --config.eval.split=test_normal --mode=eval
 
-vLLM generates on the same devices, with a quarter of their memory: set
-XLA_PYTHON_CLIENT_MEM_FRACTION=0.7 in the environment. The optimizer's moments and the reference
-policy are kept in host memory. The planner estimates that it fits (docs/plans/appworld_14b.txt).
+vLLM generates on the same devices, with a quarter of their memory; the run sets XLA's share of it.
+The optimizer's moments and the reference policy are kept in host memory. The planner estimates that it fits (docs/plans/appworld_14b.txt).
 
 It needs requirements/vllm.txt in .venv-vllm, `make appworld`, and AppWorld's own data
 (docs/environments.md). The expected scores are those of the paper's tables 1 and 2, which nobody

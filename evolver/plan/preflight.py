@@ -27,6 +27,7 @@ POOL_GIB = 64.0  # its default
 SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # share of each GPU that XLA may use
 USUAL_SHARE = 0.75  # its default
 SPARE = 0.03  # of a GPU, for contexts and libraries
+ANY_GPU = Chip("a GPU", "cuda", 0, 1e12, 1e12, 1e12, share=1.0)
 IN_FLIGHT = 1.1  # pinned buffers of copies under way, on top of what is kept
 
 
@@ -39,6 +40,17 @@ def shortages(config: Any, workdir: Path) -> list[str]:
     chip = Chip(devices[0].device_kind, platform, memory, 1e12, 1e12, 1e12, share=1.0)
     case = Case(config, model_shape(config), Target(chip, len(devices)))
     return [*device_shortage(case), *host_shortages(case, workdir, here)]
+
+
+def variables(config: Any) -> dict[str, str]:
+    """Return the environment variables of XLA that a run on NVIDIA GPUs needs. They count once jax
+    looks for devices, so that nothing here asks for those."""
+    devices = max(1, math.prod(config.mesh.values()) // max(1, config.hosts.count))
+    pinned = needs(Case(config, model_shape(config), Target(ANY_GPU, devices)), devices)["pinned"]
+    chosen = {SHARE: str(share_beside_vllm(config))}
+    if pinned > POOL_GIB * GIB:
+        chosen[POOL] = str(pool_for(pinned))
+    return chosen
 
 
 # --- devices --------------------------------------------------------------------------------------

@@ -1,8 +1,12 @@
 """What would stop a large run on its first day is said in its plan, and at start-up before anything
 is loaded."""
 
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -36,6 +40,42 @@ def roomy(monkeypatch):
 @pytest.fixture(scope="module")
 def case():
     return case_of("appworld_14b", TARGET)
+
+
+class TestVariables:
+    def test_a_run_gets_those_that_its_plan_wants(self, case, roomy, monkeypatch, tmp_path, capsys):
+        for name in (preflight.POOL, preflight.SHARE):
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
+        monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl")
+        assert lacks(case, tmp_path)
+        run.set_variables(case.config)
+        assert lacks(case, tmp_path) == []
+        text = plan.plan(case.config, str(tmp_path), TARGET)
+        for line in capsys.readouterr().out.splitlines():  # what the plan says to export
+            assert f"export {line.split()[0]}" in text
+
+    @pytest.mark.parametrize(("platforms", "gpu"), [("cpu", True), ("cuda", False)])
+    def test_without_a_gpu_nothing_is_set(self, case, roomy, monkeypatch, platforms, gpu):
+        monkeypatch.delenv(preflight.SHARE)
+        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+        monkeypatch.setattr(Path, "exists", lambda path: gpu)
+        run.set_variables(case.config)
+        assert preflight.SHARE not in os.environ
+
+    def test_what_the_user_has_set_stays(self, case, roomy, monkeypatch, capsys):
+        monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+        monkeypatch.setattr(Path, "exists", lambda path: True)
+        run.set_variables(case.config)
+        assert os.environ[preflight.SHARE] == "0.7" and capsys.readouterr().out == ""
+
+    def test_jax_has_not_looked_for_devices_yet(self):
+        code = (
+            "from configs import appworld_14b; from evolver.plan.preflight import variables;"
+            " from jax._src import xla_bridge; variables(appworld_14b.get_config());"
+            " assert not xla_bridge._backends"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True)
 
 
 class TestStart:
