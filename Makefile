@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -r
 export JAX_PLATFORMS ?= cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart pretrained test test-slow test-services test-parity test-faults lint format bench bench-peers appworld test-appworld test-worlds plan-gpu plan-tpu clean
+.PHONY: help quickstart pretrained flagship test test-slow test-services test-parity test-faults lint format bench bench-peers appworld test-appworld test-worlds plan-gpu plan-tpu clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +75,11 @@ test-worlds: .venv-worlds/.installed ## test the environments that need packages
 appworld: .venv-appworld/.installed ## install AppWorld into .venv-appworld and build our mini data set for it
 	.venv-appworld/bin/python -m envs.appworld.mini.build
 
+flagship: $(VENV)/.cuda .venv-vllm/.installed appworld ## install what configs/appworld_14b.py needs on a node with NVIDIA GPUs (15 GB)
+	@echo "To do by hand: AppWorld's official data (.venv-appworld/bin/appworld download data) and a checkpoint. Then"
+	@echo "  $(BIN)/python run.py --config=configs/appworld_14b.py --config.model.path=/dir/of/Qwen2.5-14B-Instruct"
+	@echo "says what is still missing before it starts anything."
+
 plan-gpu: .venv-plan-gpu/.installed ## install XLA's GPU compiler for `run.py --mode=plan --target=h100:8` (no GPU needed)
 
 plan-tpu: .venv-plan-tpu/.installed ## install XLA's TPU compiler for `run.py --mode=plan --target=v5p:8` (no TPU needed)
@@ -112,6 +117,16 @@ $(VENV)/.parity: requirements/parity.txt requirements/templates.txt $(VENV)/.dev
 	"$(FOUND)" -m venv .venv-appworld
 	.venv-appworld/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/appworld.txt
 	APPWORLD_CACHE=.cache/appworld .venv-appworld/bin/appworld install
+	@touch $@
+
+$(VENV)/.cuda: requirements/cuda.txt requirements/llm.txt $(VENV)/.core
+	$(PIP) requirements/cuda.txt -r requirements/llm.txt
+	@touch $@
+
+.venv-vllm/.installed: requirements/vllm.txt
+	@$(HAVE_PYTHON)
+	"$(FOUND)" -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/vllm.txt
 	@touch $@
 
 WORLDS := ray mcp scienceworld textworld reasoning

@@ -91,8 +91,8 @@ def keep_programs() -> None:
 
 
 def set_variables(config: Any) -> None:
-    """Set the environment variables that XLA needs on GPUs, unless the user has set them, before jax
-    looks for devices."""
+    """Set the environment variables that XLA needs on GPUs, before jax looks for devices. What the
+    user has set stays."""
     if os.environ.get("JAX_PLATFORMS", "cuda").split(",")[0] not in ("cuda", "gpu"):
         return
     if not Path("/dev/nvidiactl").exists():

@@ -6,10 +6,12 @@
         --config.eval.split=test_normal --mode=eval
 
 vLLM generates on the same devices, with a quarter of their memory; the run sets XLA's share of it.
-The optimizer's moments and the reference policy are kept in host memory. The planner estimates that it fits (docs/plans/appworld_14b.txt).
+The optimizer's moments and the reference policy are kept in host memory. The planner estimates that
+it fits (docs/plans/appworld_14b.txt).
 
-It needs requirements/vllm.txt in .venv-vllm, `make appworld`, and AppWorld's own data
-(docs/environments.md). The expected scores are those of the paper's tables 1 and 2, which nobody
+It needs `make flagship`, AppWorld's own data (docs/environments.md), and language models for the
+roles: those of the paper by config.llm.url and .key, or one that the run serves itself
+(docs/language_models.md). The expected scores are those of the paper's tables 1 and 2, which nobody
 has reproduced here: test_normal, avg@8 / best@8 (bootstrap), in percent. They are 18.0 / 31.4
 before training, then
 

@@ -304,6 +304,25 @@ class Role(Group):
     knows."""
 
 
+class Serve(Group):
+    """A language model that the run serves itself on this machine, for roles with url=served."""
+
+    path: str = ""
+    """Its checkpoint, a directory or a Hub id; "" = none is served."""
+    python: str = ""
+    """Interpreter of a virtual environment with vLLM; "" = this project's own server."""
+    devices: str = ""
+    """CUDA_VISIBLE_DEVICES of the server: "6,7"; "" = those of the run."""
+    context: Tokens = 8192
+    """Most tokens of a question and its answer together."""
+    flags: str = ""
+    """Further flags of the server: "--gpu-memory-utilization 0.9"."""
+    start_timeout: float = Field(900.0, ge=1, le=10**7)
+    """Seconds within which it must answer."""
+    restarts: CountOrZero = 2
+    """Restarts of a server that died, in total."""
+
+
 class Llm(Group):
     """Language models, on any OpenAI-compatible server, or the policy itself. A role inherits keys
     that it leaves empty."""
@@ -311,7 +330,7 @@ class Llm(Group):
     url: str = ""
     """URL of the server, including /v1: http://127.0.0.1:8000/v1; policy = the current policy, by
     the run's engine; policy:initial = the initial one, by a second jax engine with weights and KV
-    cache of its own."""
+    cache of its own; served = the model of llm.serve."""
     model: str = ""
     """Name of the model on the server; the policy needs none."""
     key: str = ""
@@ -343,6 +362,7 @@ class Llm(Group):
     """Prompt and completion tokens at which the run ends; 0 = no limit."""
     shown: int = Field(2000, ge=16)
     """Most characters of one action or observation shown to a model."""
+    serve: Serve = Serve()
     explorer: Role = Role(temperature=1.0, max_tokens=2048)
     """Explores, for questioning.explorer."""
     writer: Role = Role(temperature=1.0)

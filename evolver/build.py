@@ -157,7 +157,13 @@ def build(
     def make_world() -> World:
         return probed(source.world())
 
-    chat = make_chat(c, workdir.path, resolve, check=stop.check, loop=stop.loop)
+    served = ""
+    if c.llm.serve.path:
+        from evolver.llm.served import serving  # needs httpx, as all of config.llm does
+
+        opened = serving(c, workdir.path, say=progress.say, check=stop.check)
+        served = closing.enter_context(opened)
+    chat = make_chat(c, workdir.path, resolve, check=stop.check, served=served, loop=stop.loop)
     if chat:
         closing.callback(chat.close)
         if problems := chat.server_problems():

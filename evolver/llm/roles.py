@@ -11,6 +11,7 @@ import dataclasses
 import importlib.util
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ from typing import Any
 from envs.packages import how_to_install
 from envs.values import json_value
 from evolver.config import plugs
+from evolver.config.paths import resolve
 from evolver.files import formats
 from evolver.llm.client import Chat, Limits
 from evolver.llm.prompts import Prompt, prompt
-from evolver.llm.questions import INITIAL_POLICY, POLICY_URLS, Role, url_problem
+from evolver.llm.questions import INITIAL_POLICY, POLICY_URLS, SERVED, Role, url_problem
 from evolver.llm.store import Ledger
+from models import hub
 from models.files import loads
 
 ROLES = ("explorer", "writer", "judge", "step_judge", "summariser", "reranker", "embedder")
@@ -35,6 +38,7 @@ RESERVED = SAMPLING | {
 RESUMABLE = (
     "llm.url", "llm.key", "llm.cache", "llm.concurrency", "llm.requests", "llm.tokens_per",
     "llm.deadline", "llm.attempts", "llm.failures", "llm.prices", "llm.budget",
+    *(f"llm.serve.{key}" for key in ("python", "devices", "flags", "start_timeout", "restarts")),
     *(f"llm.{role}.url" for role in ROLES), *(f"llm.{role}.key" for role in ROLES),
 )  # fmt: skip
 
@@ -102,6 +106,8 @@ def llm_problems(config: Any, mode: str, resolve: Callable[[str], Path]) -> Iter
     for url, names in sorted(by_url.items()):
         yield from _url_problems(config, url, ", ".join(names))
     c = config.llm
+    if c.serve.path and SERVED not in by_url:
+        yield f"config.llm.serve.path={c.serve.path} has no role: set config.llm.url=served"
     if c.cache not in ("", "off") and os.path.isfile(os.path.expanduser(c.cache)):
         yield (
             f"config.llm.cache={c.cache} is a file; it must be a directory, which is made if "
@@ -133,18 +139,41 @@ def _url_problems(config: Any, url: str, names: str) -> Iterator[str]:
     if not url:
         yield (
             f"config.llm.url is empty and {names} needs it: the url of an OpenAI-compatible "
-            "server, with its /v1, or policy"
+            "server, with its /v1, policy, or served"
         )
+    elif url == SERVED:
+        yield from _serve_problems(config.llm.serve, names)
     elif url not in POLICY_URLS:
         if problem := url_problem(url):
             text = "the url" if "@" in url else repr(url)
-            also = f", nor one of {', '.join(POLICY_URLS)}" if problem.startswith("is not") else ""
+            also = (
+                f", nor one of {', '.join((*POLICY_URLS, SERVED))}"
+                if problem.startswith("is not")
+                else ""
+            )
             yield f"config.llm.url ({names}): {text} {problem}{also}"
     elif url == INITIAL_POLICY and config.engine.name != "jax":
         yield (
             f"config.llm.url={url} ({names}) needs config.engine.name=jax; with "
             f"{config.engine.name}, serve the initial weights with a server of their own and give "
             "its url"
+        )
+
+
+def _serve_problems(serve: Any, names: str) -> Iterator[str]:
+    """Yield what is wrong with the model that the run is to serve for some roles."""
+    folder = resolve(serve.path)
+    on_hub = hub.is_id(serve.path) and not folder.exists()
+    if not serve.path:
+        yield f"config.llm.url=served ({names}) needs config.llm.serve.path: a checkpoint"
+    elif not on_hub and not (folder / "config.json").is_file():
+        yield f"config.llm.serve.path={serve.path} is no checkpoint: it has no config.json"
+    if serve.python and shutil.which(serve.python) is None:
+        yield f"config.llm.serve.python={serve.python} is not an executable"
+    if "embedder" in names.split(", ") and not serve.python:
+        yield (
+            "config.llm.embedder.url=served: this project's server makes no embeddings; set"
+            " config.llm.serve.python, or give the url of a server that does"
         )
 
 
@@ -181,6 +210,8 @@ def role_settings(config: Any) -> dict[str, Role]:
             settings[key] = settings[key] or c[key]
         if settings["url"] in POLICY_URLS:
             settings |= {"model": settings["url"], "key": ""}
+        if settings["url"] == SERVED:
+            settings |= {"model": c.serve.path, "key": ""}
         roles[name] = Role(**settings)
     return roles
 
@@ -225,16 +256,21 @@ def make_chat(
     resolve: Callable[[str], Path],
     *,
     check: Callable[[], None],
+    served: str = "",
     loop: asyncio.AbstractEventLoop | None = None,
 ) -> Chat | None:
     """Return the client of all roles that the config needs, None if it needs none. No server is
     asked yet.
 
-    loop: the event loop of the engines, which the client uses if the policy answers for a role.
+    served: the address of the model that the run serves. loop: the event loop of the engines, which
+    the client uses if the policy answers for a role.
     """
     c, roles = config.llm, role_settings(config)
     if not roles:
         return None
+    for name, role in roles.items():
+        if role.url == SERVED:
+            roles[name] = dataclasses.replace(role, url=served)
     limits = {field.name: c[field.name] for field in dataclasses.fields(Limits) if field.name in c}
     cache = {"": workdir / "llm_cache", "off": None}.get(c.cache, os.path.expanduser(c.cache))
     return Chat(

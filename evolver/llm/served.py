@@ -1,0 +1,163 @@
+"""A language model that the run serves itself on this machine (config.llm.serve): started before
+anything asks it, started again if it dies, and ended with the run, also by kill -9."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+import rl
+from evolver.config.paths import model_folder
+from rl.engines import EngineFault
+from rl.engines.vllm.servers import PLUGIN, first_error
+
+CHECKS_S = 0.5  # between two looks at a server
+GRACE_S = 20.0  # until a server that was told to end is killed
+
+
+class NotServed(EngineFault):
+    """The server did not start; the message has its first error and the path of its log."""
+
+
+@contextlib.contextmanager
+def serving(
+    config: Any, workdir: Path, *, say: Callable[[str], None], check: Callable[[], None]
+) -> Iterator[str]:
+    """Serve config.llm.serve.path while the context lasts, and yield the url, "" if there is
+    nothing to serve.
+
+    check: called while the server starts; raises what ends the run. Raises NotServed.
+    """
+    if not config.llm.serve.path:
+        yield ""
+        return
+    server = _Server(config, workdir / "llm_server.log", say)
+    try:
+        server.start(check)
+        threading.Thread(target=server.watch, daemon=True).start()
+        yield server.url
+    finally:
+        server.close()
+
+
+def command_of(config: Any, port: int) -> list[str]:
+    """Return the command line of the server: vLLM's under an interpreter with vLLM, else that of
+    this project."""
+    c, s = config.llm, config.llm.serve
+    folder, name = str(model_folder(s.path, weights=True)), s.path
+    if not s.python:
+        return [
+            sys.executable, "-m", "rl.engines.serve", "--model", folder, "--name", name,
+            "--port", str(port), "--context", str(s.context), "--slots", str(c.concurrency),
+            "--dtype", config.model.dtype, *shlex.split(s.flags),
+        ]  # fmt: skip
+    parallel = len([device for device in s.devices.split(",") if device])
+    return [
+        s.python, "-m", "vllm.entrypoints.cli.main", "serve", folder,
+        "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port),
+        "--max-model-len", str(s.context), "--max-num-seqs", str(c.concurrency),
+        "--tensor-parallel-size", str(max(1, parallel)), *shlex.split(s.flags),
+    ]  # fmt: skip
+
+
+class _Server:
+    """The process of a server. log: its output is appended."""
+
+    def __init__(self, config: Any, log: Path, say: Callable[[str], None]):
+        self._settings, self._log, self._say = config.llm.serve, log, say
+        port = _free_port()
+        self._command, self._address = command_of(config, port), f"http://127.0.0.1:{port}"
+        self.url = f"{self._address}/v1"
+        self._closed = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._begins = 0  # of the log of the present process
+
+    def start(self, check: Callable[[], None]) -> None:
+        """Start the process and wait until it answers. Raises NotServed and what `check` raises."""
+        self._say(f"serving {self._settings.path}; log: {self._log}")
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        environment = os.environ | {"PYTHONPATH": _path(self._settings.python)}
+        if self._settings.devices:
+            environment["CUDA_VISIBLE_DEVICES"] = self._settings.devices
+        with self._log.open("ab") as log:
+            self._begins = log.tell()
+            process = self._process = subprocess.Popen(
+                [sys.executable, str(PLUGIN / "launch.py"), *self._command],
+                stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=environment,
+            )  # fmt: skip
+        most = self._settings.start_timeout
+        ends = time.monotonic() + most
+        while not self._answers():
+            check()
+            if process.poll() is not None:
+                raise NotServed(self._fault("it ended while starting"))
+            if time.monotonic() > ends:
+                raise NotServed(self._fault(f"it was not ready after {most:g} s"))
+            time.sleep(CHECKS_S)
+
+    def watch(self) -> None:
+        """Start the process again whenever it ends by itself, as often as the config allows."""
+        for _ in range(self._settings.restarts):
+            while self._process is not None and self._process.poll() is None:
+                if self._closed.wait(CHECKS_S):
+                    return
+            self._say(self._fault("it ended, and is started again"))
+            try:
+                self.start(self._unless_closed)
+            except NotServed as error:
+                self._say(str(error))
+            except InterruptedError:
+                return
+
+    def close(self) -> None:
+        """End the process."""
+        self._closed.set()
+        process = self._process
+        if process is None or process.stdin is None:
+            return
+        process.stdin.close()  # launch.py then ends the server
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+    def _unless_closed(self) -> None:
+        if self._closed.is_set():
+            raise InterruptedError
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self._address}/health", timeout=2.0, trust_env=False).is_success
+        except httpx.HTTPError:
+            return False
+
+    def _fault(self, what: str) -> str:
+        log = self._log.read_bytes()[self._begins :][-200_000:].decode(errors="replace")
+        path = self._settings.path
+        return f"the server of {path}: {what}: {first_error(log)}\n  log: {self._log}"
+
+
+def _path(python: str) -> str:
+    """Return the PYTHONPATH of the server's process: this code for our server, nothing of ours for
+    vLLM."""
+    inherited = os.environ.get("PYTHONPATH", "")
+    root = str(Path(rl.__file__).parents[1])
+    return "" if python else os.pathsep.join(filter(None, (root, inherited)))
+
+
+def _free_port() -> int:
+    """Return a port that is free at the moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

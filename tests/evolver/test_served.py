@@ -1,0 +1,147 @@
+"""A language model that the run serves itself: the whole program with our server, and a server that
+dies."""
+
+import re
+import socket
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+import run
+from evolver.llm import served
+from evolver.llm.store import ledger_lines
+from tests.tiny import config_file, tiny_policy
+
+JUDGED = (
+    "--config.attributing.enabled=True", "--config.attributing.judge.name=llm",
+    "--config.advantage.name=adca", "--config.llm.url=served", "--config.llm.failures=1000",
+    "--config.llm.serve.flags=--no-warm-up", "--config.llm.serve.context=1024",
+    "--config.llm.step_judge.max_tokens=24", "--config.llm.attempts=1", "--config.steps=1",
+    "--config.eval.every=0", "--config.llm.concurrency=4",
+)  # fmt: skip
+MORTAL = """
+import http.server, os, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.path == "/die":
+            print("RuntimeError: told to die", flush=True)
+            os._exit(1)
+        self.send_response(200)
+        self.end_headers()
+
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return config_file(tmp_path, tiny_policy(tmp_path / "policy"))
+
+
+def test_a_run_starts_its_judge_asks_it_and_ends_it(tiny, tmp_path, capsys):
+    workdir, judge = tmp_path / "run", tiny_policy(tmp_path / "judge")
+    words = [f"--config={tiny}", f"--workdir={workdir}", f"--config.llm.serve.path={judge}"]
+    assert run.main(["run.py", *words, *JUDGED]) == 0
+    assert f"serving {judge}; log: {workdir}/llm_server.log" in capsys.readouterr().out
+    lines = list(ledger_lines(workdir / "llm.jsonl"))
+    assert lines and {line["model"] for line in lines} == {str(judge)}
+    log = (workdir / "llm_server.log").read_text()
+    port = int(re.search(r"running on http://127.0.0.1:(\d+)/v1", log)[1])
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_a_checkpoint_that_cannot_be_served_is_one_message(tiny, tmp_path, capsys):
+    judge = Path(tiny_policy(tmp_path / "judge"))
+    (judge / "model.safetensors").write_bytes(b"no weights")
+    words = [
+        f"--config={tiny}",
+        f"--workdir={tmp_path / 'run'}",
+        f"--config.llm.serve.path={judge}",
+    ]
+    assert run.main(["run.py", *words, *JUDGED]) == 1
+    said = capsys.readouterr()
+    assert f"the server of {judge}: it ended while starting: " in said.out + said.err
+    assert "Traceback" not in said.out + said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ((), "config.llm.url=served (step_judge) needs config.llm.serve.path"),
+        (("path=/no/such",), "config.llm.serve.path=/no/such is no checkpoint"),
+        (("path=.", "python=/no/python"), "config.llm.serve.python=/no/python is not an exec"),
+    ],
+)
+def test_what_cannot_be_served_is_said_at_the_start(tiny, tmp_path, capsys, words, problem):
+    flags = [f"--config.llm.serve.{word}" for word in words]
+    assert (
+        run.main(["run.py", f"--config={tiny}", f"--workdir={tmp_path}/run", *JUDGED, *flags]) == 2
+    )
+    assert problem in capsys.readouterr().err
+
+
+def test_a_model_without_a_role_is_not_served(tiny, tmp_path, capsys):
+    flags = [
+        f"--config.llm.serve.path={tmp_path / 'policy'}",
+        "--config.llm.url=http://127.0.0.1:1/v1",
+    ]
+    words = ["run.py", f"--config={tiny}", f"--workdir={tmp_path}/run", *JUDGED, *flags]
+    assert run.main([*words, "--config.llm.model=m"]) == 2
+    assert "has no role" in capsys.readouterr().err
+
+
+def config(restarts):
+    serve = SimpleNamespace(
+        path="judge", python="", devices="", context=64, flags="", start_timeout=60.0,
+        restarts=restarts,
+    )  # fmt: skip
+    return SimpleNamespace(llm=SimpleNamespace(serve=serve))
+
+
+def test_a_server_that_dies_is_started_again_at_its_address(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        served, "command_of", lambda config, port: [sys.executable, "-c", MORTAL, str(port)]
+    )
+    said = []
+    with served.serving(config(1), tmp_path, say=said.append, check=lambda: None) as url:
+        address = url.removesuffix("/v1")
+        for life in range(2):
+            assert httpx.get(f"{address}/health", trust_env=False).is_success
+            with pytest.raises(httpx.HTTPError):
+                httpx.get(f"{address}/die", trust_env=False)
+            ends = time.monotonic() + 60
+            while len([text for text in said if text.startswith("serving")]) < 2:
+                assert time.monotonic() < ends
+                time.sleep(0.05)
+            while life == 0 and not is_up(address):
+                assert time.monotonic() < ends
+                time.sleep(0.05)
+        time.sleep(2 * served.CHECKS_S)
+        assert not is_up(address)  # one restart was allowed
+    (fault,) = [text for text in said if "started again" in text]
+    assert "RuntimeError: told to die" in fault and str(tmp_path) in fault
+
+
+def is_up(address):
+    try:
+        return httpx.get(f"{address}/health", trust_env=False).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def test_a_run_that_is_interrupted_leaves_no_server(tmp_path, monkeypatch):
+    quiet = [sys.executable, "-c", "import time; time.sleep(600)"]
+    monkeypatch.setattr(served, "command_of", lambda config, port: quiet)
+
+    def check():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        with served.serving(config(0), tmp_path, say=lambda text: None, check=check):
+            pass
