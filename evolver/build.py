@@ -191,7 +191,7 @@ def build(
     parts = Parts(make_world, chat, c.llm.shown, c.model.path)
     grader = make_grader(c, parts)
     recipe: Any = plugged("recipe", c.recipe)(parts)
-    tasks = make_tasks(c, originals, held_out, given, parts, progress)
+    tasks = make_tasks(c, originals, held_out, given, parts)
     actor, worlds = make_actor(c, engine, tokenizer, chat), Worlds(make_world)
     run = Run(
         config=c,
@@ -447,7 +447,6 @@ def make_tasks(
     held_out: list[Task],
     given: Sequence[Task],
     parts: Parts,
-    progress: Progress,
 ) -> Tasks:
     """Build the task lists and, with self-questioning, the pool and its explorer. given:
     `questioning.tasks`."""
@@ -465,9 +464,7 @@ def make_tasks(
         )
     explorer = None
     if not c.tasks or c.every:
-        show = functools.partial(progress.phase, "exploring")
-        parts_of_explorer = replace(parts, task_pool=pool, progress=show)
-        explorer = plugged("questioning.explorer", c.explorer)(parts_of_explorer)
+        explorer = plugged("questioning.explorer", c.explorer)(replace(parts, task_pool=pool))
     return Tasks(originals, held_out, pool, explorer, plugged("questioning.words", c.words)(parts))
 
 

@@ -23,8 +23,6 @@ class Parts:
     policy: str = ""  # config.model.path
     task_pool: TaskPool | None = None  # the synthetic tasks, with self-questioning
     splits: tuple[str, ...] = ()  # of the tasks that experience may be learnt from
-    # shows how far an exploration is
-    progress: Callable[[int, int], None] = lambda done, total: None
 
     @property
     def chat(self) -> Chat:

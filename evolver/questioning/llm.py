@@ -70,7 +70,7 @@ class LlmExplorer:
         Raises ValueError if the world can only present its own tasks."""
         assert parts.task_pool is not None  # every explorer gets one
         self._make_world, self.chat, self.max_chars = parts.make_world, parts.chat, parts.max_chars
-        self.pool, self.progress = parts.task_pool, parts.progress
+        self.pool = parts.task_pool
         self.breadth, self.depth, self.per_walk = breadth, depth, per_walk
         self.rounds, self.patience, self.parallel = rounds, patience, parallel
         self._walker = replayer()  # learns from the walks
@@ -90,7 +90,7 @@ class LlmExplorer:
         self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random
     ) -> Iterator[Task]:
         """Yield new tasks from `parallel` concurrent walks at a time. Raises RunEnds."""
-        size = best = len(self.pool.tasks)
+        best = len(self.pool.tasks)
         fruitless = 0
         for _ in range(self.rounds):
             seed = rng.getrandbits(63)
@@ -100,7 +100,6 @@ class LlmExplorer:
                 for walk, ideas in self._ideas(batch, seed):
                     draws = random.Random(seed_of(seed, source_of(walk.task), "tasks"))
                     yield from self._tasks(world, walk, ideas, draws)
-                self.progress(len(self.pool.tasks) - size, budget)
                 fruitless = 0 if len(self.pool.tasks) > best else fruitless + len(batch)
                 best = len(self.pool.tasks)
                 if fruitless >= self.patience:

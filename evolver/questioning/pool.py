@@ -101,8 +101,8 @@ class TaskPool:
                     if reason:
                         self.reject(reason)
                     else:
-                        self.count(tried=1, accepted=1)
                         self._add(task)
+                        self.count(tried=1, accepted=1)
                         kept.append(task)
                     if len(kept) >= budget:
                         break

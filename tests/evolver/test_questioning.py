@@ -662,9 +662,9 @@ class TestPool:
         with pytest.raises(
             RunError, match=rf"1 of 3 tasks have no verifier \({found[1].id}.*judge.name=reference"
         ):
-            make_tasks(config, [SOLARIS], [], found, {}, None)
+            make_tasks(config, [SOLARIS], [], found, {})
         config.questioning.judge.name = "reference"
-        pool = make_tasks(config, [SOLARIS], [], found, {}, None).pool
+        pool = make_tasks(config, [SOLARIS], [], found, {}).pool
         assert list(pool.tasks.values()) == found
 
     def test_a_pool_that_stays_too_small_says_why(self):

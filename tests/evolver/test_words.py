@@ -227,14 +227,16 @@ def test_wordings_are_booked_in_the_metrics_of_a_run():
     config = base.get_config()
     config.questioning.budget, config.questioning.share = 1, 0.01
     pool = TaskPool([task("Lend Solaris.", lent=["B15"])], overlap=0.8, capacity=8)
+    shown = []
     run = types.SimpleNamespace(
         config=config,
         tasks=types.SimpleNamespace(pool=pool, explorer=Finds(), words=Counts()),
         make_world=Library,
-        progress=types.SimpleNamespace(phase=print),
+        progress=types.SimpleNamespace(phase=lambda *phase: shown.append(phase)),
         stop=Stop(),
     )
     assert phase.explore(run)["questioning/words/reworded"] == 3.0 and len(pool.tasks) == 1
+    assert shown == [("exploring",), ("exploring · 0 walks, 0 steps, 0/s · tasks", 1, 1)]
 
 
 class TestWording:
