@@ -23,7 +23,7 @@ from configs.keys import Dtype, Group, Plug, Temperature, Tokens, new
 from rl.bounds import Count, CountOrZero, Fraction, NotNegative, Weight
 
 Preset = Literal[
-    "tiny", "mini", "small", "reader", "0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b",
+    "tiny", "mini", "reader", "0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b",
     "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-14b", "qwen3-32b",
 ]  # fmt: skip
 Matrix = Literal["q", "k", "v", "o", "gate", "up", "down"]

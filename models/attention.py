@@ -54,11 +54,13 @@ def attention(
       interpret: emulate the kernels of "pallas" and "splash" on any hardware; slow, for tests.
     """
     chosen = choose(implementation, mesh, q.dtype, q.shape[-1], most_segments)
-    local = _LOCAL.get(chosen, blockwise)
-    if chosen in ("pallas", "splash"):
-        local = partial(local, interpret=interpret)
-    if chosen == "cudnn_packed":
-        local = partial(local, most_segments=most_segments)
+    kernels: dict[str, Callable[..., Array]] = {
+        "cudnn": cudnn,
+        "cudnn_packed": partial(cudnn_packed, most_segments=most_segments),
+        "pallas": partial(pallas, interpret=interpret),
+        "splash": partial(splash, interpret=interpret),
+    }
+    local = kernels.get(chosen, blockwise)
     if mesh is None or mesh.size == 1:
         return local(q, k, v, segments_RT)
     # Use shard_map explicitly: XLA cannot partition custom kernels and would all-gather their
@@ -448,12 +450,14 @@ def pallas(q: Array, k: Array, v: Array, segments_RT: Array, *, interpret: bool 
     tile = min(128, 1 << max(4, (t - 1).bit_length()))
     q, k, v, segments_RT = _padded(-t % tile, q, k, v, segments_RT)
     k, v = (jnp.repeat(x, groups, axis=2) for x in (k, v))
-    sizes: dict[str, Any] = {"block_q": tile, "block_k": tile} | dict.fromkeys(
-        ("block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"), min(32, tile)
-    )
+    back = min(32, tile)  # tile of the backward pass
+    sizes = kernel.BlockSizes(
+        block_q=tile, block_k=tile, block_q_dkv=back, block_kv_dkv=back, block_q_dq=back,
+        block_kv_dq=back,
+    )  # fmt: skip
     out = kernel.mha(
         q, k, v, segments_RT.astype(jnp.int32), sm_scale=q.shape[-1] ** -0.5, causal=True,
-        block_sizes=kernel.BlockSizes(**sizes), interpret=interpret,
+        block_sizes=sizes, interpret=interpret,
     )  # fmt: skip
     return out[:, :t]
 
@@ -471,16 +475,10 @@ def splash(q: Array, k: Array, v: Array, segments_RT: Array, *, interpret: bool 
     q, k, v = (jnp.pad(x, (*[(0, 0)] * 3, (0, -head_dim % LANES))) for x in (q, k, v))
     length = q.shape[1]
     block = math.gcd(length, 512)
-    names = (
-        "block_q",
-        "block_kv",
-        "block_kv_compute",
-        "block_q_dkv",
-        "block_kv_dkv",
-        "block_kv_dkv_compute",
-    )
-    blocks: dict[str, Any] = dict.fromkeys((*names, "block_q_dq", "block_kv_dq"), block)
-    sizes = kernel.BlockSizes(**blocks)
+    sizes = kernel.BlockSizes(
+        block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, block_q_dq=block,
+        block_kv_dq=block,
+    )  # fmt: skip
     mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * (heads // kv_heads))
     mqa = kernel.make_splash_mqa_single_device(mask, block_sizes=sizes, interpret=interpret)
     q = q.transpose(0, 2, 1, 3).reshape(r, kv_heads, heads // kv_heads, length, -1)
@@ -490,21 +488,6 @@ def splash(q: Array, k: Array, v: Array, segments_RT: Array, *, interpret: bool 
     return _heads_last(out)[:, :t, :, :head_dim]
 
 
-def _padded(
-    more: int, q: Array, k: Array, v: Array, segments_RT: Array
-) -> tuple[Array, Array, Array, Array]:
+def _padded(more: int, *arrays: Array) -> tuple[Array, ...]:
     """Append `more` tokens at the end, which no earlier token attends to."""
-    if not more:
-        return q, k, v, segments_RT
-    wide = ((0, 0), (0, more), (0, 0), (0, 0))
-    q, k, v = (jnp.pad(x, wide) for x in (q, k, v))
-    return q, k, v, jnp.pad(segments_RT, ((0, 0), (0, more)))
-
-
-_LOCAL: dict[str, Callable[..., Array]] = {
-    "blockwise": blockwise,
-    "cudnn": cudnn,
-    "cudnn_packed": cudnn_packed,
-    "pallas": pallas,
-    "splash": splash,
-}
+    return tuple(jnp.pad(x, [(0, 0), (0, more)] + [(0, 0)] * (x.ndim - 2)) for x in arrays)

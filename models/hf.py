@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -54,7 +54,7 @@ HF_NAMES = {
 # transposed.
 INPUTS = {f"layers.{name}": count for name, count in qwen.INPUTS.items()}
 DTYPES = {"F32": np.dtype(np.float32), "BF16": np.dtype(ml_dtypes.bfloat16)}
-SHARD_BYTES = 5_000_000_000
+SHARD_BYTES = 5_000_000_000  # of a file, if no tensor is larger
 READ_BYTES = 1 << 22
 # size of a weight that training can have left; the largest of published checkpoints are near 1e3
 LARGEST = 1e6
@@ -267,14 +267,15 @@ def _check(folder: Path, config: Config, tensors: Mapping[str, Any]) -> None:
             if tensor.get_dtype() not in DTYPES
         ],
     }
-    messages = [f"{what}: {_some(names)}" for what, names in problems.items() if names]
+    messages = [f"{what}: {some(names, 20)}" for what, names in problems.items() if names]
     if messages:
         raise ModelError(f"{folder}: tensors " + "; ".join(messages))
     if config.tied and HF_NAMES["unembed"] in tensors:
         _check_tied(folder, tensors[HF_NAMES["embed"]], tensors[HF_NAMES["unembed"]])
 
 
-def _some(names: list[str], most: int = 20) -> str:
+def some(names: Sequence[str], most: int) -> str:
+    """Return the first names, and how many more there are."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -367,7 +368,6 @@ def save(
     card: str | None = None,
     system: str = "",
     dtype: Any = None,
-    shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write a directory that `transformers` and vLLM load: weights, configs, tokenizer, README.md.
 
@@ -387,7 +387,7 @@ def save(
             pass
         return
     folder.mkdir(parents=True, exist_ok=True)
-    _save_weights(folder, config, params, dtype, shard_bytes)
+    _save_weights(folder, config, params, dtype)
     write_json(folder / "config.json", record)
     if tokenizer is not None:
         generation = {
@@ -404,14 +404,12 @@ def save(
         write_atomically(folder / chat.SYSTEM_FILE, system)
 
 
-def _save_weights(
-    folder: Path, config: Config, params: Params, dtype: np.dtype, shard_bytes: int
-) -> None:
+def _save_weights(folder: Path, config: Config, params: Params, dtype: np.dtype) -> None:
     shards: list[dict[str, tuple[int, ...]]] = [{}]
     used = total = 0
     for name, shape in shapes(config):
         size = math.prod(shape) * dtype.itemsize
-        if used and used + size > shard_bytes:
+        if used and used + size > SHARD_BYTES:
             shards.append({})
             used = 0
         shards[-1][name] = shape

@@ -399,7 +399,10 @@ def _compiled(source: str) -> tuple[jinja2.Template, list[str]]:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _json
-    environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
+    environment.globals |= {
+        "raise_exception": _raise,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+    }
     strings = [node.value for node in environment.parse(source).find_all(jinja2.nodes.Const)]
     return environment.from_string(source), [s for s in strings if isinstance(s, str) and s]
 
@@ -410,7 +413,3 @@ def _json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
 
 def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)

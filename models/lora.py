@@ -31,9 +31,9 @@ def weights(config: Config, lora: LoRA) -> dict[str, Any]:
     return qwen.declared(nnx.state(qwen.abstract(config, lora), nnx.LoRAParam))
 
 
-def init(config: Config, lora: LoRA, seed: int, dtype: Any = jnp.float32) -> Params:
-    """Return adapters that leave the model unchanged: A is drawn from `seed`, B is zero."""
-    return qwen.draw(weights(config, lora), seed, dtype)
+def init(config: Config, lora: LoRA, seed: int) -> Params:
+    """Return float32 adapters that leave the model unchanged: A is drawn from `seed`, B is zero."""
+    return qwen.draw(weights(config, lora), seed)
 
 
 def join(params: Params, adapters: Params, lora: LoRA) -> Params:

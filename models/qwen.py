@@ -35,7 +35,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models.attention import attention as packed_attention
 from models.logp import logits
-from models.rope import Llama3, Yarn, factors
+from models.rope import Llama3, Yarn
 
 INPUTS = {
     "q": 1,
@@ -108,7 +108,6 @@ def _qwen3(d_model: int, layers: int, heads: int, d_ff: int, tied: bool = True) 
 PRESETS = {
     "tiny": Config(1024, 128, 2, 4, 2, 32, 384),
     "mini": Config(1024, 128, 3, 4, 2, 32, 384),
-    "small": Config(2048, 128, 5, 4, 2, 32, 384),
     "reader": Config(2048, 256, 8, 8, 4, 32, 768),
     "0.5b": Config(151936, 896, 24, 14, 2, 64, 4864),
     "1.5b": Config(151936, 1536, 28, 12, 2, 128, 8960),
@@ -215,7 +214,7 @@ def rope_angles(
     imprecise."""
     frequencies, scale = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim), 1.0
     if scaling is not None:
-        frequencies *= jnp.asarray(factors(head_dim, theta, scaling), jnp.float32)
+        frequencies *= jnp.asarray(scaling.factors(head_dim, theta), jnp.float32)
         scale = scaling.attention_factor
     angles = positions[..., None].astype(jnp.float32) * frequencies
     return scale * jnp.cos(angles), scale * jnp.sin(angles)
@@ -469,7 +468,7 @@ def _gathered(weights: nnx.State, dtype: Any, mesh: Mesh | None) -> nnx.State:
 
 
 @functools.cache
-def abstract(config: Config, lora: LoRA | None = None) -> Qwen:
+def abstract(config: Config, lora: LoRA | None) -> Qwen:
     """Return the model without arrays: ShapeDtypeStructs stand for them."""
     return nnx.eval_shape(lambda: Qwen(config, rngs=nnx.Rngs(0), lora=lora))
 
@@ -482,7 +481,7 @@ def declared(state: nnx.State) -> dict[str, Any]:
 def weights(config: Config) -> dict[str, Any]:
     """Return the nested dict of `Weight`s that `params` mirrors. Matrices map their first axes to
     their last ones."""
-    return declared(nnx.state(abstract(config), nnx.Param))
+    return declared(nnx.state(abstract(config, None), nnx.Param))
 
 
 def merge(config: Config, params: Params) -> Qwen:
@@ -493,10 +492,8 @@ def merge(config: Config, params: Params) -> Qwen:
         for name, array in by_name(params).items()
         if name.endswith("_lora_a")
     }
-    model = abstract(config)
-    if ranks:
-        model = abstract(config, LoRA(next(iter(ranks.values())), targets=tuple(ranks)))
-    return nnx.merge(nnx.graphdef(model), params)
+    lora = LoRA(max(ranks.values()), targets=tuple(ranks)) if ranks else None
+    return nnx.merge(nnx.graphdef(abstract(config, lora)), params)
 
 
 def name_of(path: Any) -> str:

@@ -27,6 +27,23 @@ class Yarn(NamedTuple):
     beta_slow: float = 1.0
     truncate: bool = True
 
+    def factors(self, head_dim: int, theta: float) -> list[float]:
+        """Return the factor on the frequency of each of the head_dim / 2 pairs of dimensions."""
+        positions, both = self.original_max_position_embeddings, (self.beta_fast, self.beta_slow)
+        # the (fractional) dimensions that turn so many times within the positions trained on
+        low, high = (
+            head_dim * math.log(positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
+            for turns in both
+        )
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        scaled_h = [
+            min(max((pair - low) / max(high - low, 1e-3), 0.0), 1.0)
+            for pair in range(head_dim // 2)
+        ]
+        return [1 - scaled + scaled / self.factor for scaled in scaled_h]
+
 
 class Llama3(NamedTuple):
     """Llama 3's scaling: wavelengths beyond the positions trained on, divided by `low_freq_factor`,
@@ -43,41 +60,15 @@ class Llama3(NamedTuple):
         """As in `Yarn`."""
         return 1.0
 
-
-def factors(head_dim: int, theta: float, scaling: Yarn | Llama3) -> list[float]:
-    """Return the factor on the frequency of each of the head_dim / 2 pairs of dimensions."""
-    if isinstance(scaling, Llama3):
-        return _llama3_factors(head_dim, theta, scaling)
-    return _yarn_factors(head_dim, theta, scaling)
-
-
-def _llama3_factors(head_dim: int, theta: float, scaling: Llama3) -> list[float]:
-    turns_h = [
-        scaling.original_max_position_embeddings * theta ** (-2 * pair / head_dim) / (2 * math.pi)
-        for pair in range(head_dim // 2)
-    ]
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept_h = [min(max((turns - low) / (high - low), 0.0), 1.0) for turns in turns_h]
-    return [kept + (1 - kept) / scaling.factor for kept in kept_h]
-
-
-def _yarn_factors(head_dim: int, theta: float, scaling: Yarn) -> list[float]:
-    low, high = (
-        _dimension(turns, head_dim, theta, scaling.original_max_position_embeddings)
-        for turns in (scaling.beta_fast, scaling.beta_slow)
-    )
-    if scaling.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    scaled_h = [
-        min(max((pair - low) / max(high - low, 1e-3), 0.0), 1.0) for pair in range(head_dim // 2)
-    ]
-    return [1 - scaled + scaled / scaling.factor for scaled in scaled_h]
-
-
-def _dimension(turns: float, head_dim: int, theta: float, positions: int) -> float:
-    """Return the (fractional) dimension that turns so many times within so many positions."""
-    return head_dim * math.log(positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
+    def factors(self, head_dim: int, theta: float) -> list[float]:
+        """As in `Yarn`."""
+        turns_h = [
+            self.original_max_position_embeddings * theta ** (-2 * pair / head_dim) / (2 * math.pi)
+            for pair in range(head_dim // 2)
+        ]
+        low, high = self.low_freq_factor, self.high_freq_factor
+        kept_h = [min(max((turns - low) / (high - low), 0.0), 1.0) for turns in turns_h]
+        return [kept + (1 - kept) / self.factor for kept in kept_h]
 
 
 def scaling_of(rope: Mapping[str, Any], positions: int) -> Yarn | Llama3 | None:

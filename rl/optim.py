@@ -34,11 +34,7 @@ def schedule(
     }[schedule]()
     if not warmup:
         return after
-    rise = (
-        optax.linear_schedule(lr / warmup, lr, warmup - 1)
-        if warmup > 1
-        else optax.constant_schedule(lr)
-    )
+    rise = optax.linear_schedule(lr / warmup, lr, warmup - 1)
     return optax.join_schedules([rise, after], [warmup])
 
 
@@ -103,18 +99,6 @@ def clip_by_norm(limit: float) -> optax.GradientTransformation:
     return optax.stateless(clipped)
 
 
-# The stacked matrices of the layers: (axes of the input, axes of the output).
-MATRICES = {
-    "q": ((1,), (2, 3)),
-    "k": ((1,), (2, 3)),
-    "v": ((1,), (2, 3)),
-    "o": ((1, 2), (3,)),
-    "gate": ((1,), (2,)),
-    "up": ((1,), (2,)),
-    "down": ((1,), (2,)),
-}
-
-
 def muon(
     *,
     lr: float | optax.Schedule,
@@ -132,13 +116,17 @@ def muon(
 
     def kinds(params: Any) -> Any:
         return jax.tree.map_with_path(
-            lambda path, _: "muon" if path[-1].key in MATRICES else "adam", params
+            lambda path, _: "muon" if path[-1].key in qwen.INPUTS else "adam", params
+        )
+
+    def axes(path: Any, matrix: jax.Array) -> optax.contrib.MuonDimensionNumbers:
+        outputs = 1 + qwen.INPUTS[path[-1].key]  # behind the axes of the layers and of the inputs
+        return optax.contrib.MuonDimensionNumbers(
+            tuple(range(1, outputs)), tuple(range(outputs, matrix.ndim))
         )
 
     def dimensions(params: Any) -> Any:
-        return jax.tree.map_with_path(
-            lambda path, _: optax.contrib.MuonDimensionNumbers(*MATRICES[path[-1].key]), params
-        )
+        return jax.tree.map_with_path(axes, params)
 
     # optax's Muon has an Adam for the other parameters too, with Nesterov's momentum like its own.
     matrices = optax.contrib.muon(1.0, muon_weight_dimension_numbers=dimensions)

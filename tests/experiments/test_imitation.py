@@ -177,7 +177,7 @@ def copied(shape, params):
 
 
 def test_induction_copies_what_followed_a_token_before_any_update():
-    shape = replace(qwen.PRESETS["small"], vocab=2000)
+    shape = qwen.Config(2000, 128, 5, 4, 2, 32, 384)
     params = qwen.init(shape, 0)
     laid_out = with_induction(shape, params, 0)
     assert jax.tree.map(np.shape, laid_out) == jax.tree.map(np.shape, params)
@@ -601,15 +601,12 @@ def test_muon_moves_every_direction_of_a_matrix_alike_and_adam_the_rest():
     tx = optim.muon(lr=1.0, adam_lr=0.1, clip=0)
     update = jax.jit(functools.partial(tx.update, position=0))
     updates, state = update(grads, tx.init(params), params)
-    for name, (inputs, outputs) in optim.MATRICES.items():
+    for name, inputs in qwen.INPUTS.items():
         step = np.asarray(qwen.by_name(updates)[f"layers.{name}"])
-        rows = np.prod([step.shape[axis] for axis in inputs])
+        rows = np.prod(step.shape[1 : 1 + inputs])
         for matrix in step.reshape(step.shape[0], rows, -1):
             sizes = np.linalg.svd(matrix, compute_uv=False)
-            assert (
-                len(inputs) + len(outputs) == step.ndim - 1
-                and 0.6 < np.median(sizes) <= sizes.max() < 1.4
-            ), name
+            assert 0.6 < np.median(sizes) <= sizes.max() < 1.4, name
     adam = optax.adam(0.1)
     expected, moments = adam.update(grads, adam.init(params))
     for _ in range(4):

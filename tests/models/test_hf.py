@@ -43,17 +43,20 @@ def same(a, b):
 @pytest.mark.parametrize("config", [CONFIG, QWEN3, LLAMA, LLAMA3, SMOL3])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("shard_bytes", [hf.SHARD_BYTES, 3000])
-def test_round_trip(tmp_path, config, dtype, shard_bytes):
+def test_round_trip(tmp_path, monkeypatch, config, dtype, shard_bytes):
     params = noisy(config, dtype)
-    hf.save(tmp_path, config, params, shard_bytes=shard_bytes)
+    monkeypatch.setattr(hf, "SHARD_BYTES", shard_bytes)
+    hf.save(tmp_path, config, params)
     assert (tmp_path / "model.safetensors.index.json").exists() == (shard_bytes == 3000)
     loaded_config, loaded = hf.load(tmp_path, dtype=dtype)
     assert loaded_config == config
     same(loaded, params)
 
 
-def test_a_second_save_replaces_the_first(tmp_path):
-    hf.save(tmp_path, CONFIG, noisy(CONFIG), shard_bytes=3000)
+def test_a_second_save_replaces_the_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(hf, "SHARD_BYTES", 3000)
+    hf.save(tmp_path, CONFIG, noisy(CONFIG))
+    monkeypatch.undo()
     params = qwen.init(CONFIG, 1)
     hf.save(tmp_path, CONFIG, params)
     assert [p.name for p in tmp_path.glob("*.safetensors*")] == ["model.safetensors"]

@@ -67,7 +67,7 @@ def test_a_new_module_has_the_declared_shapes_and_deviations(config):
 
 
 def test_flax_derives_the_shardings_that_the_mesh_gives():
-    state = nnx.state(qwen.abstract(PRESETS["7b"]), nnx.Param)
+    state = nnx.state(qwen.abstract(PRESETS["7b"], None), nnx.Param)
     with logical_axis_rules(RULES):
         found = nnx.to_pure_dict(nnx.get_named_sharding(state, MESH))
     expected = meshes.shardings(PRESETS["7b"], MESH)
