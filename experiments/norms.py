@@ -16,8 +16,7 @@ import numpy as np
 from evolver.files.report import aligned
 from evolver.files.rollout_files import read_rollouts, rollout_files
 from experiments import commands
-from rl.advantages import adca
-from rl.advantages.attribution import Norm
+from rl.advantages.attribution import Norm, adca
 from rl.trajectory import BROKEN
 
 NORMS: tuple[Norm, ...] = typing.get_args(Norm)

@@ -20,8 +20,8 @@ from evolver.build import Run
 from evolver.metrics import Metrics
 from evolver.parts import Parts
 from evolver.recipes import Recipe
-from rl.advantages import dr_grpo
 from rl.advantages.batch import Batch
+from rl.advantages.outcome import dr_grpo
 from rl.bounds import NotNegative, Positive
 from rl.packing import Packed
 from rl.trajectory import Trajectory

@@ -20,7 +20,7 @@ from evolver.metrics import Metrics
 from evolver.parts import Parts
 from evolver.phases.rollouts import gather_rollouts, sampling_of
 from evolver.recipes import Recipe
-from rl.advantages import grpo
+from rl.advantages.outcome import grpo
 from rl.bounds import Count
 from rl.rollout import Job, branch
 from rl.seeds import seed_of

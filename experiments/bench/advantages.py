@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments import commands
 from experiments.bench.harness import clocked
-from rl import advantages
+from rl.advantages.attribution import adca
 
 
 def batch(n: int, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -64,7 +64,7 @@ def median_ms(call: Callable[[], np.ndarray]) -> float:
 def main(*, trajectories: int = 256, turns: int = 30) -> None:
     """Print both times, after a comparison of the results."""
     arrays = batch(trajectories, turns)
-    here = functools.partial(advantages.adca, *arrays, alpha=0.1, norm="reference")
+    here = functools.partial(adca, *arrays, alpha=0.1, norm="reference")
     loop = functools.partial(naive, *arrays, alpha=0.1)
     np.testing.assert_allclose(here(), loop(), atol=1e-5)
     print(f"{trajectories} trajectories x {turns} turns, milliseconds, median of 9")

@@ -7,21 +7,16 @@ same number.
     def reinforce(batch: Batch, *, baseline: float = 0.5):
         return batch.outcome_N - baseline
 
-`adca` and its relatives here are functions of arrays; `rl.advantages.estimators` makes estimators
-of them. Letters: N trajectories, K turns (padded), G groups. `rl.advantages.groups` has the
-statistics of groups.
+`adca` (rl/advantages/attribution.py) and the group baselines (rl/advantages/outcome.py) are
+functions of arrays; `rl.advantages.estimators` makes estimators of them. Letters: N trajectories,
+K turns (padded), G groups. `rl.advantages.groups` has the statistics of groups.
 """
 
 from __future__ import annotations
 
-from rl.advantages.attribution import adca, alpha_at
 from rl.advantages.batch import Batch, Estimator, estimate
-from rl.advantages.outcome import dr_grpo, grpo, loop, rloo
 
-__all__ = [
-    "ESTIMATORS", "Batch", "Estimator", "adca", "alpha_at", "dr_grpo", "estimate", "grpo", "loop",
-    "rloo",
-]  # fmt: skip
+__all__ = ["ESTIMATORS", "Batch", "Estimator", "estimate"]
 
 NAMES = ("grpo", "rloo", "dr_grpo", "loop", "adca")
 ESTIMATORS = {name: f"rl.advantages.estimators:{name}" for name in NAMES}

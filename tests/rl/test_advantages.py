@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from envs.world import Evaluation, Task
 from rl import advantages
-from rl.advantages import estimators
+from rl.advantages import attribution, estimators
+from rl.advantages import outcome as baselines
 from rl.trajectory import Completion, Trajectory, Turn
 
 G, B, A = 1, -1, 0  # good, bad, abstain
@@ -27,7 +28,7 @@ def rows(*labels):
 
 def adca(outcome, group, *labels, **options):
     """Return the advantages of trajectories with these labels."""
-    return advantages.adca(outcome, group, *rows(*labels), **options)
+    return attribution.adca(outcome, group, *rows(*labels), **options)
 
 
 # --- the slow reference ---------------------------------------------------------------------------
@@ -146,7 +147,7 @@ def test_adca_reference(batch, scheme, outcome_at, length_normalise, equal, stan
 @given(trajectories)
 def test_grpo_reference(batch):
     outcome, group, _ = zip(*batch)
-    got_N = advantages.grpo(outcome, group, std="sample", eps=1e-6, lone="score")
+    got_N = baselines.grpo(outcome, group, std="sample", eps=1e-6, lone="score")
     np.testing.assert_allclose(got_N, slow_grpo(outcome, group), atol=1e-5, rtol=1e-5)
 
 
@@ -176,36 +177,36 @@ def test_adca_order_and_names_of_groups_do_not_matter(batch, scheme, norm, rando
 
 def test_grpo_worked_example():
     outcome, group = [1, 0, 1, 0], [5, 5, 5, 5]
-    sample_N = advantages.grpo(outcome, group)
+    sample_N = baselines.grpo(outcome, group)
     np.testing.assert_allclose(sample_N, [0.8660239, -0.8660239] * 2, atol=1e-6)
-    np.testing.assert_array_equal(sample_N, advantages.grpo(outcome, group, std="sample"))
-    population_N = advantages.grpo(outcome, group, std="population")
+    np.testing.assert_array_equal(sample_N, baselines.grpo(outcome, group, std="sample"))
+    population_N = baselines.grpo(outcome, group, std="population")
     np.testing.assert_allclose(population_N, [1, -1, 1, -1], atol=1e-5)
 
 
 def test_a_lone_trajectory_has_no_advantage_unless_the_references_rule_is_named():
-    scored = advantages.grpo([0.7], [1], std="sample", eps=1e-6, lone="score")
+    scored = baselines.grpo([0.7], [1], std="sample", eps=1e-6, lone="score")
     np.testing.assert_allclose(scored, [0.7 / (1 + 1e-6)])
     for std in ("sample", "population", None):
-        assert advantages.grpo([0.7, 1, 0], [1, 2, 2], std=std)[0] == 0
+        assert baselines.grpo([0.7, 1, 0], [1, 2, 2], std=std)[0] == 0
     with pytest.raises(ValueError, match="zero or score"):
-        advantages.grpo([0.7], [1], lone="raw")
-    assert advantages.grpo([0.7], [1], std="population", lone="score") == [0]
-    assert advantages.rloo([0.7], [1]) == [0]
+        baselines.grpo([0.7], [1], lone="raw")
+    assert baselines.grpo([0.7], [1], std="population", lone="score") == [0]
+    assert baselines.rloo([0.7], [1]) == [0]
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "loop"])
 def test_a_constant_group_gives_exactly_zero(name):
-    assert not getattr(advantages, name)([0.1] * 7, [3] * 7).any()
+    assert not getattr(baselines, name)([0.1] * 7, [3] * 7).any()
 
 
 def test_rloo_and_loop():
     outcome, group = [1, 0, 0, 1, 1], [0, 0, 0, 1, 1]
     want = [1 - 0, 0 - 0.5, 0 - 0.5, 0, 0]
-    np.testing.assert_allclose(advantages.rloo(outcome, group), want)
-    np.testing.assert_allclose(advantages.loop(outcome, group), want)
-    np.testing.assert_allclose(advantages.loop(outcome, group, drop_below=0.6), [1, 0, 0, 0, 0])
-    np.testing.assert_allclose(advantages.dr_grpo(outcome, group), [2 / 3, -1 / 3, -1 / 3, 0, 0])
+    np.testing.assert_allclose(baselines.rloo(outcome, group), want)
+    np.testing.assert_allclose(baselines.loop(outcome, group), want)
+    np.testing.assert_allclose(baselines.loop(outcome, group, drop_below=0.6), [1, 0, 0, 0, 0])
+    np.testing.assert_allclose(baselines.dr_grpo(outcome, group), [2 / 3, -1 / 3, -1 / 3, 0, 0])
 
 
 THREE, REFERENCE = ([G, B], [B, G, B], [G]), {"alpha": 0.1, "norm": "reference"}
@@ -257,13 +258,13 @@ def test_adca_worked_examples(case):
 def test_alpha_zero_is_grpo_with_the_population_deviation():
     outcome, group = [1, 0, 0.5, 1, 0, 0], [0, 0, 0, 1, 1, 1]
     got = adca(outcome, group, *[[G, B, G]] * 6, alpha=0.0)
-    want_N = advantages.grpo(outcome, group, std="population", eps=0)
+    want_N = baselines.grpo(outcome, group, std="population", eps=0)
     np.testing.assert_allclose(got, np.repeat(want_N[:, None], 3, 1), atol=1e-6)
 
 
 def label_scores(outcome_N, group_N, label_NK, steps_N, **args):
     """Return the standardised label of each turn: what is summed over the turns to come."""
-    sums_NK = advantages.adca(outcome_N, group_N, label_NK, steps_N, outcome_at="none", **args)
+    sums_NK = attribution.adca(outcome_N, group_N, label_NK, steps_N, outcome_at="none", **args)
     return sums_NK - np.pad(sums_NK[:, 1:], ((0, 0), (0, 1)))
 
 
@@ -275,10 +276,10 @@ def test_label_credit_is_bounded_by_default_and_grows_under_equation_18():
     def largest(function, **options):
         return np.abs(function(*steady, **options)).max()
 
-    assert largest(label_scores) < 1.1 and largest(advantages.adca, alpha=0.1) < 1.7
+    assert largest(label_scores) < 1.1 and largest(attribution.adca, alpha=0.1) < 1.7
     literal = {"norm": "trajectory"}
     assert largest(label_scores, **literal) > 40
-    assert largest(advantages.adca, alpha=0.1, **literal) > 40
+    assert largest(attribution.adca, alpha=0.1, **literal) > 40
 
 
 @settings(max_examples=300)
@@ -321,13 +322,13 @@ def test_abstentions_do_not_change_the_credit_of_labelled_turns(norm, scheme):
 
 def test_alpha_schedule():
     schedule = {"alpha": 0.1, "alpha_min": 0.02, "alpha_steps": 100}
-    at = [advantages.alpha_at(step, **schedule) for step in (0, 25, 50, 75, 100, 900)]
+    at = [attribution.alpha_at(step, **schedule) for step in (0, 25, 50, 75, 100, 900)]
     np.testing.assert_allclose(at, [0.1, 0.0882843, 0.06, 0.0317157, 0.02, 0.02], atol=1e-7)
-    assert advantages.alpha_at(50, alpha=0.1) == 0.1
+    assert attribution.alpha_at(50, alpha=0.1) == 0.1
     batch = ([1, 0], [0, 0], *rows([G, B], [B]))
-    scheduled = advantages.adca(*batch, 50, **schedule)
-    np.testing.assert_allclose(scheduled, advantages.adca(*batch, alpha=0.06), atol=1e-12)
-    np.testing.assert_array_equal(advantages.adca(*batch), advantages.adca(*batch, 7, alpha=0.1))
+    scheduled = attribution.adca(*batch, 50, **schedule)
+    np.testing.assert_allclose(scheduled, attribution.adca(*batch, alpha=0.06), atol=1e-12)
+    np.testing.assert_array_equal(attribution.adca(*batch), attribution.adca(*batch, 7, alpha=0.1))
 
 
 @pytest.mark.parametrize(
@@ -348,7 +349,7 @@ def test_impossible_arguments_raise(change, says):
     good = {"outcome_N": [1, 0, 0], "group_N": [0] * 3, "steps_N": [1] * 3, "alpha": 0.1}
     good["label_NK"] = np.zeros((3, 1), int)
     with pytest.raises(ValueError, match=says):
-        advantages.adca(**good | change)
+        attribution.adca(**good | change)
 
 
 # --- plugs ----------------------------------------------------------------------------------------
@@ -389,7 +390,7 @@ def test_one_number_per_trajectory_goes_to_each_of_its_turns(name):
     estimator = getattr(estimators, name)
     assert advantages.ESTIMATORS[name] == f"rl.advantages.estimators:{name}"
     assert estimator.needs_labels is False
-    value_N = getattr(advantages, name)(batch.outcome_N, batch.group_N)
+    value_N = getattr(baselines, name)(batch.outcome_N, batch.group_N)
     taken_NK = np.arange(3) < batch.turns_N[:, None]
     got_NK = advantages.estimate(estimator, batch)
     np.testing.assert_array_equal(got_NK, np.where(taken_NK, value_N[:, None], 0))
@@ -400,7 +401,7 @@ def test_an_estimator_is_called_with_the_batch():
     options = {"alpha": 0.4, "alpha_steps": 6, "norm": "step"}
     arrays = batch.outcome_N, batch.group_N, batch.label_NK, batch.turns_N
     got = advantages.estimate(functools.partial(estimators.adca, **options), batch)
-    np.testing.assert_array_equal(got, advantages.adca(*arrays, 3, **options))
+    np.testing.assert_array_equal(got, attribution.adca(*arrays, 3, **options))
 
     def whole(batch, *, scale):
         return scale * batch.label_NK
@@ -420,13 +421,13 @@ def test_the_part_of_outcomes_and_the_part_of_labels_add_up(scheme, outcome_at):
     part_NK = estimators.of_outcomes(functools.partial(bound), batch)
     labels_NK = advantages.estimate(bound, batch) - part_NK
     alone = (batch.outcome_N, batch.group_N, 0 * batch.label_NK, batch.turns_N, 3)
-    np.testing.assert_array_equal(part_NK, advantages.adca(*alone, **arguments))
+    np.testing.assert_array_equal(part_NK, attribution.adca(*alone, **arguments))
     if outcome_at == "none":
         assert not part_NK.any()
     else:
         equal = (np.ones(4), batch.group_N, batch.label_NK, batch.turns_N, 3)
         if scheme == "decouple":  # whose labels do not depend on outcomes
-            np.testing.assert_allclose(labels_NK, advantages.adca(*equal, **arguments), atol=1e-12)
+            np.testing.assert_allclose(labels_NK, attribution.adca(*equal, **arguments), atol=1e-12)
     assert labels_NK.any()
 
 
