@@ -256,7 +256,7 @@ class TestChat:
         system = chat.system_message(tmp_path)
         clerk, own = ([{"role": "system", "content": text}] for text in (system, "Be brief."))
         service = Service(*parts, name="policy", system=system)
-        prompt = lambda messages: service._prompt(json.dumps({"messages": messages}).encode())
+        prompt = lambda messages: service._prompt({"messages": messages})
         assert prompt(HELLO) == chat.opening(parts[2], clerk + HELLO)
         assert prompt(own + HELLO) == chat.opening(parts[2], own + HELLO)
         hf.save(tmp_path / "none", parts[0].shape, parts[1], tokenizer=parts[2])

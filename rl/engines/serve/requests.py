@@ -11,7 +11,7 @@ import difflib
 import itertools
 import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
@@ -240,19 +240,7 @@ class Request(Fields):
     model: str = ""  # the served name
 
 
-class Prompt(Request):
-    """A request about prompts."""
-
-    def least(self, tokenizer: Tokenizer) -> int:
-        """Return a number of tokens that the longest prompt has at least, without encoding."""
-        raise NotImplementedError
-
-    def prompts(self, tokenizer: Tokenizer) -> Iterator[list[int]]:
-        """Yield the token ids of each prompt. Raises ChatError and TokenizerError."""
-        raise NotImplementedError
-
-
-class TextPrompt(Prompt):
+class TextPrompt(Request):
     """A request with texts or token ids. Control tokens in texts are plain text."""
 
     prompt: Annotated[
@@ -267,14 +255,16 @@ class TextPrompt(Prompt):
     )
 
     def least(self, tokenizer: Tokenizer) -> int:
+        """Return a number of tokens that the longest prompt has at least, without encoding."""
         return max(tokenizer.least(p) if isinstance(p, str) else len(p) for p in self.prompt)
 
     def prompts(self, tokenizer: Tokenizer) -> Iterator[list[int]]:
+        """Yield the token ids of each prompt. Raises ChatError and TokenizerError."""
         for prompt in self.prompt:
             yield tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
 
-class ChatPrompt(Prompt):
+class ChatPrompt(Request):
     """A request with a conversation, whose prompt is in the chat template and ends with the header
     of the next assistant turn."""
 
@@ -282,12 +272,14 @@ class ChatPrompt(Prompt):
     tools: Annotated[list[Annotated[Json, AfterValidator(_named)]], FAIL_FAST] = []
 
     def least(self, tokenizer: Tokenizer) -> int:
+        """As in `TextPrompt`."""
         texts: Iterable[str] = map(_compact, self.tools)
         for message in self.messages:
             texts = itertools.chain(texts, message.texts)
         return len(self.messages) + sum(map(tokenizer.least, texts))
 
     def prompts(self, tokenizer: Tokenizer) -> Iterator[list[int]]:
+        """As in `TextPrompt`."""
         messages = [message.model_dump(exclude_none=True) for message in self.messages]
         yield chat.opening(tokenizer, messages, self.tools)
 
@@ -298,7 +290,7 @@ class TokenIds(Request):
     tokens: Annotated[list[int], FAIL_FAST]
 
 
-class Generation(Prompt):
+class Generation(Request):
     """The options that completions and chat completions share."""
 
     n: int = Field(1, ge=1, le=MAX_CHOICES)  # samples of each prompt
@@ -474,21 +466,25 @@ class ChatRequest(Generation, ChatPrompt):
         return super().prompts(tokenizer if thinking is None else tokenizer.with_thinking(thinking))
 
 
-AnyRequest = TypeVar("AnyRequest", bound=Request)
-
-
-def parse(kind_of: Callable[[Json], type[AnyRequest]], body: bytes, model: str) -> AnyRequest:
-    """Return the request in a body, of a kind that follows from its fields, to the model with this
-    name. Raises Refused for the first field at fault."""
+def fields_of(body: bytes, model: str) -> Json:
+    """Return the fields of a body, a request to the model with this name. Raises Refused."""
     if body.count(b",") + body.count(b"[") + body.count(b"{") > MAX_VALUES:
         raise Refused(f"the body has more than {MAX_VALUES:,} commas and brackets", 413)
     fields = loads(body, "the body")
     if not isinstance(fields, dict):
         raise Refused("the body is not a JSON object")
-    asked, kind = fields.get("model"), kind_of(fields)
+    asked = fields.get("model")
     if isinstance(asked, str) and asked != model:
         message = f"the model `{asked[:80]}` does not exist; this server has `{model}`"
         raise Refused(message, 404, "model_not_found")
+    return fields
+
+
+AnyRequest = TypeVar("AnyRequest", bound=Request)
+
+
+def parse(kind: type[AnyRequest], fields: Json) -> AnyRequest:
+    """Return the request with these fields. Raises Refused for the first one at fault."""
     try:
         return kind.model_validate(fields)
     except ValidationError as invalid:
@@ -504,7 +500,7 @@ def parse(kind_of: Callable[[Json], type[AnyRequest]], body: bytes, model: str) 
 
 
 def prompts_of(
-    request: Prompt, tokenizer: Tokenizer, *, vocab: int, context: int
+    request: TextPrompt | ChatPrompt, tokenizer: Tokenizer, *, vocab: int, context: int
 ) -> Iterator[list[int]]:
     """Yield the token ids of the prompts, which are below `vocab`. Raises Refused, for a prompt
     that is certainly longer than the context before it is encoded."""

@@ -69,11 +69,11 @@ try:
         Generation,
         Json,
         Message,
-        Prompt,
         Refused,
         TextPrompt,
         TextRequest,
         TokenIds,
+        fields_of,
         parse,
         prompts_of,
     )
@@ -114,6 +114,7 @@ class Service:
         self._threads = ThreadPoolExecutor(THREADS, "serve")
         self.answered: Counter[tuple[str, int]] = Counter()  # requests by route and status
         endpoints = [
+            ("GET", "/health", _health),
             ("POST", "/v1/chat/completions", self._complete),
             ("POST", "/v1/completions", self._complete),
             ("POST", "/tokenize", self._tokenize),
@@ -122,9 +123,10 @@ class Service:
             ("GET", "/metrics", self._metrics),
             ("GET", "/openapi.json", self._openapi),
         ]
-        routes = [Route("/health", self._endpoint(_health))]
-        for method, path, handler in endpoints:
-            routes.append(Route(path, self._endpoint(handler), methods=[method]))
+        routes = [
+            Route(path, self._endpoint(handler), methods=[method])
+            for method, path, handler in endpoints
+        ]
         self.app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
         self.paths: Json = {route.path: {} for route in routes}
 
@@ -197,8 +199,14 @@ class Service:
                 task.cancel()
 
     async def _models(self, incoming: HttpRequest) -> Response:
-        model = {"id": self.name, "object": "model", "created": 0, "owned_by": "evolver"}
-        model |= {"max_model_len": self.engine.context, "root": self.name}
+        model = {
+            "id": self.name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "evolver",
+            "max_model_len": self.engine.context,
+            "root": self.name,
+        }
         return JSONResponse({"object": "list", "data": [model]})
 
     async def _metrics(self, incoming: HttpRequest) -> Response:
@@ -219,39 +227,42 @@ class Service:
 
     # --- reading, in a thread ---------------------------------------------------------------------
 
-    async def _read(self, incoming: HttpRequest, read: Callable[[bytes], Result]) -> Result:
-        """Return what `read` makes of the body."""
+    async def _read(self, incoming: HttpRequest, read: Callable[[Json], Result]) -> Result:
+        """Return what `read` makes of the fields of the body."""
         try:
             body = await http.read_body(incoming.stream(), MAX_BODY)
         except http.BodyTooLarge as why:
             await http.drain(incoming.stream())  # else the client fails before it reads the answer
             raise Refused(str(why), 413) from None
-        return await self._aside(functools.partial(read, body))
+        return await self._aside(lambda: read(fields_of(body, self.name)))
 
     async def _aside(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _choices(
-        self, kind: type[Generation], body: bytes
-    ) -> tuple[Generation, list[tuple[list[int], Sampling]]]:
-        request = parse(lambda fields: kind, body, self.name)
+        self, kind: type[ChatRequest] | type[TextRequest], fields: Json
+    ) -> tuple[Generation, list[Choice]]:
+        request = parse(kind, fields)
         prompts = self._prompts(request)
         return request, request.choices(prompts, self.tokenizer, self.engine.context)
 
-    def _prompt(self, body: bytes) -> list[int]:
-        request = parse(_prompt_kind, body, self.name)
+    def _prompt(self, fields: Json) -> list[int]:
+        kind: type[ChatPrompt] | type[TextPrompt] = TextPrompt
+        if "messages" in fields:
+            kind = ChatPrompt
+        request = parse(kind, fields)
         if isinstance(request, TextPrompt) and len(request.prompt) > 1:
             raise Refused(f"{len(request.prompt)} prompts; one at a time is encoded")
         return next(self._prompts(request))
 
-    def _text_of(self, body: bytes) -> str:
-        ids = parse(lambda fields: TokenIds, body, self.name).tokens
+    def _text_of(self, fields: Json) -> str:
+        ids = parse(TokenIds, fields).tokens
         vocab = self.engine.shape.vocab
         if any(not 0 <= token < vocab for token in ids):
             raise Refused(f"tokens must be a list of token ids below {vocab}")
         return self.tokenizer.decode(ids)
 
-    def _prompts(self, request: Prompt) -> Iterator[list[int]]:
+    def _prompts(self, request: TextPrompt | ChatPrompt) -> Iterator[list[int]]:
         if self.system and isinstance(request, ChatPrompt) and request.messages[0].role != "system":
             request.messages.insert(0, self.system)
         vocab, context = self.engine.shape.vocab, self.engine.context
@@ -263,26 +274,22 @@ class Service:
         """Yield server-sent events: the pieces of all choices as they are generated, then the
         usage."""
         queue: asyncio.Queue[Any] = asyncio.Queue()
-
-        async def stream(index: int, choice: Choice) -> None:
-            try:
-                async for event in self._stream(answers, index, *choice):
-                    queue.put_nowait(event)
-            except Exception as why:
-                queue.put_nowait(why)
-
-        tasks = [asyncio.create_task(stream(*numbered)) for numbered in enumerate(choices)]
+        tasks = []
+        for index, choice in enumerate(choices):
+            task = asyncio.create_task(self._stream(answers, index, queue.put_nowait, *choice))
+            task.add_done_callback(queue.put_nowait)
+            tasks.append(task)
         generated: list[Generated] = []
         try:
             while len(generated) < len(choices):
                 item = await queue.get()
-                if isinstance(item, Generated):
-                    generated.append(item)
-                elif isinstance(item, Exception):
-                    yield _event(error(str(item), "engine_error"))
+                if not isinstance(item, asyncio.Task):
+                    yield _event(item)
+                elif why := item.exception():
+                    yield _event(error(str(why), "engine_error"))
                     return
                 else:
-                    yield _event(item)
+                    generated.append(item.result())
             if answers.request.stream_options.include_usage:
                 yield _event(answers.usage_event(generated))
             yield "data: [DONE]\n\n"
@@ -291,9 +298,14 @@ class Service:
                 task.cancel()
 
     async def _stream(
-        self, answers: Answers, index: int, prompt: list[int], sampling: Sampling
-    ) -> AsyncIterator[Json | Generated]:
-        """Yield the events of one choice, and last the choice itself.
+        self,
+        answers: Answers,
+        index: int,
+        put: Callable[[Json], None],
+        prompt: list[int],
+        sampling: Sampling,
+    ) -> Generated:
+        """Put the events of one choice, and return the choice.
 
         Text from the possible start of a stop text on is held back until the generation ends, and
         all of it if the request has tools: what comes later may make it a thought or a tool call.
@@ -307,10 +319,10 @@ class Service:
                 held = max(map(len, request.stop), default=1) - 1
                 text = generated.text[: max(len(generated.text) - held, sent)]
             if text[sent:] or generated.tokens[tokens_sent:] or first:
-                yield answers.event(index, generated, text[sent:], tokens_sent, first=first)
+                put(answers.event(index, generated, text[sent:], tokens_sent, first=first))
                 sent, tokens_sent, first = max(sent, len(text)), len(generated.tokens), False
-        yield answers.last_event(index, generated, turn)
-        yield generated
+        put(answers.last_event(index, generated, turn))
+        return generated
 
     async def _finished(self, answers: Answers, prompt: list[int], sampling: Sampling) -> Generated:
         """Generate one whole choice, with the scores of its prompt if requested."""
@@ -424,10 +436,6 @@ def _scored(
 
 def _event(content: Json) -> str:
     return f"data: {json.dumps(content)}\n\n"
-
-
-def _prompt_kind(fields: Json) -> type[Prompt]:
-    return ChatPrompt if "messages" in fields else TextPrompt
 
 
 async def _health(incoming: HttpRequest) -> Response:
