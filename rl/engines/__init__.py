@@ -13,10 +13,8 @@ import numpy as np
 
 from rl.trajectory import Completion, Sampling
 
-COLDEST, HOTTEST = (
-    1e-5,
-    1e5,
-)  # temperatures, besides 0, at which logits and their quotients stay finite
+# temperatures, besides 0, at which logits and their quotients stay finite
+COLDEST, HOTTEST = 1e-5, 1e5
 
 
 class ContextFull(ValueError):

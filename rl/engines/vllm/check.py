@@ -8,11 +8,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from models import hf
 from rl.engines import ContextFull, EngineFault
 from rl.engines.vllm.client import COMPLETIONS, GENERATE, Server, ServerBusy, ServerGone
 from rl.trajectory import Sampling
 
-ATTEMPTS = 5  # at the first request; a server that has just started may refuse for a moment
+# seconds between attempts at the first request; a server that has just started may refuse for a
+# moment
+DELAYS = (1, 2, 4, 8)
 
 
 async def problems_of(
@@ -42,7 +45,8 @@ async def problems_of(
         return [f"{where} is not an OpenAI-compatible server: {message}"]
     server.paths = set(described.get("paths", {})) or {COMPLETIONS}
     if not server.paths & {GENERATE, COMPLETIONS}:
-        return [f"{where} has neither {GENERATE} nor {COMPLETIONS}; it has {_some(server.paths)}"]
+        has = hf.some(sorted(server.paths), 6)
+        return [f"{where} has neither {GENERATE} nor {COMPLETIONS}; it has {has}"]
     served = next((model for model in models if model.get("id") == server.model), None)
     if served is None:
         names = ", ".join(repr(model.get("id")) for model in models) or "nothing"
@@ -53,7 +57,7 @@ async def problems_of(
         problems.append(
             f"{where} has a context of {limit} tokens; config.rollout.context needs {context}"
         )
-    if missing := _some(path for path in needs if path not in server.paths):
+    if missing := hf.some(sorted(set(needs) - server.paths), 6):
         problems.append(
             f"{where} accepts no weights, it lacks {missing}: start it with VLLM_SERVER_DEV_MODE=1"
             " (vLLM 0.32 or newer)"
@@ -62,14 +66,12 @@ async def problems_of(
 
 
 async def _first_answer(server: Server) -> dict:
-    for attempt in range(ATTEMPTS):
+    for delay in DELAYS:
         try:
             return await server.ask("GET", "/openapi.json", timeout=30.0)
         except ServerBusy:
-            if attempt == ATTEMPTS - 1:
-                raise
-            await asyncio.sleep(2**attempt)
-    raise AssertionError
+            await asyncio.sleep(delay)
+    return await server.ask("GET", "/openapi.json", timeout=30.0)
 
 
 async def _sampling_problems(server: Server, vocab: int, temperature: float) -> list[str]:
@@ -105,11 +107,6 @@ async def _sampling_problems(server: Server, vocab: int, temperature: float) -> 
             " start it with --logprobs-mode processed_logprobs"
         ]
     return []
-
-
-def _some(names: Iterable[str]) -> str:
-    names = sorted(names)
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
 def compare(

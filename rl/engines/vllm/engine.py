@@ -70,6 +70,7 @@ class _Replica:
     why: str = ""  # reason for being down
     admissions: int = ADMISSIONS  # attempts left
     running: set[asyncio.Future[Any]] = field(default_factory=set)
+    health: asyncio.Task[None] | None = None  # its health checks
 
 
 class VllmEngine:
@@ -111,7 +112,6 @@ class VllmEngine:
         self._replicas: list[_Replica] = []
         self._of_session: dict[str, _Replica] = {}
         self._stats: dict[str, float] = dict.fromkeys(COUNTERS, 0.0)
-        self._health: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()  # held during an update or an admission
         # A fixed random prompt over the whole vocabulary: its score depends on every weight.
         length = min(PROBE_TOKENS, context - 1)
@@ -148,9 +148,10 @@ class VllmEngine:
 
     async def close(self) -> None:
         """Stop everything that was started here. Pending requests fail with EngineFault."""
-        if self._health is not None:
-            self._health.cancel()
-            await asyncio.wait([self._health])
+        checks = [replica.health for replica in self._replicas if replica.health is not None]
+        for check in checks:
+            check.cancel()
+        await asyncio.gather(*checks, return_exceptions=True)
         for replica in self._replicas:
             self._cut_off(replica, "the engine was closed")
             await replica.server.close()
@@ -299,8 +300,6 @@ class VllmEngine:
             raise ServerGone(replica.why) from None
         finally:
             replica.running.discard(request)
-            if not request.done():
-                request.cancel()
 
     async def _replica_of(self, session: str) -> _Replica:
         """Return the session's replica, or the one with the fewest sessions; wait while no replica
@@ -357,17 +356,9 @@ class VllmEngine:
     # --- health -----------------------------------------------------------------------------------
 
     def _start_health_checks(self) -> None:
-        if self._health is None or self._health.done():
-            self._health = asyncio.get_running_loop().create_task(
-                self._check_all(), name="vllm-health"
-            )
-
-    async def _check_all(self) -> None:
-        async with (
-            asyncio.TaskGroup() as group
-        ):  # a gather would leave the others running if one raises
-            for replica in self._replicas:
-                group.create_task(self._check_health(replica))
+        for replica in self._replicas:
+            if replica.health is None or replica.health.done():
+                replica.health = asyncio.create_task(self._check_health(replica))
 
     async def _check_health(self, replica: _Replica) -> None:
         """Remove, restart and readmit one replica according to its health checks, until

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from models import hf, qwen
 from rl.engines.vllm.client import Server
-from rl.engines.vllm.transfer import MIB, UPDATE, Bucket, Transfer, TransferError, buckets_of
+from rl.engines.vllm.transfer import MIB, UPDATE, Transfer, TransferError, buckets_of
 
 UNIQUE_ID_BYTES = 128
 UINT8, FLOAT32, SUM = 1, 7, 0  # of nccl.h
@@ -47,8 +47,8 @@ class NcclBroadcast(Transfer):
         bucket: float = 1024,
         library: Nccl | None = None,
     ):
-        self.shape, self.dtype = shape, jnp.dtype(dtype)
-        self.buckets = buckets_of(shape, dtype, int(bucket * MIB), alignment=1)
+        self.shape, self.dtype = shape, dtype
+        self.buckets = buckets_of(shape, dtype, int(bucket * MIB))
         self._limit = max(int(bucket * MIB), *(bucket.size for bucket in self.buckets))
         self._library = library or Nccl()
         self._device = jax.local_devices()[0]
@@ -89,11 +89,16 @@ class NcclBroadcast(Transfer):
         faults: list[BaseException | None] = [None] * len(servers)
         tensors = hf.to_hf(self.shape, self._params)
         for bucket in self.buckets:
-            body = described(bucket)
+            info = {
+                "names": bucket.names,
+                "dtype_names": [self.dtype] * len(bucket.names),
+                "shapes": bucket.shapes,
+            }
             requests = [
-                asyncio.ensure_future(server.post("/update_weights", body)) for server in servers
+                asyncio.ensure_future(server.post("/update_weights", {"update_info": info}))
+                for server in servers
             ]
-            buffer = packed([next(tensors)[1] for _ in bucket.slots], self.dtype, self._device)
+            buffer = packed([next(tensors)[1] for _ in bucket.names], self.dtype, self._device)
             await asyncio.to_thread(self._library.broadcast, buffer)
             for number, answer in enumerate(
                 await asyncio.gather(*requests, return_exceptions=True)
@@ -109,18 +114,7 @@ class NcclBroadcast(Transfer):
             self._library.leave()
 
 
-def described(bucket: Bucket) -> dict[str, Any]:
-    """Return the body of the /update_weights request that announces a bucket."""
-    return {
-        "update_info": {
-            "names": [slot.name for slot in bucket.slots],
-            "dtype_names": [slot.dtype for slot in bucket.slots],
-            "shapes": [list(slot.shape) for slot in bucket.slots],
-        }
-    }
-
-
-def packed(arrays: Sequence[Any], dtype: Any, device: jax.Device) -> jax.Array:
+def packed(arrays: Sequence[Any], dtype: str, device: jax.Device) -> jax.Array:
     """Return the bytes of the arrays, cast to `dtype` and concatenated, as a uint8 array on
     `device`. Blocks."""
     parts = []
@@ -143,7 +137,7 @@ class Nccl:
         """Load the libraries; return the 128 bytes that identify a new communicator."""
         try:
             self._nccl = ctypes.CDLL("libnccl.so.2")
-            self._cuda = _first("libcudart.so.13", "libcudart.so.12")
+            self._cuda = _cuda_runtime()
         except OSError as error:
             raise TransferError(
                 f"engine.vllm.transfer=nccl needs NCCL and CUDA on the trainer: {error}"
@@ -172,10 +166,8 @@ class Nccl:
 
     def _collect(self, name: str, buffer: jax.Array, kind: int, operation_or_root: int) -> None:
         """Run one collective in place on the default stream and wait for it."""
-        pointer, count = (
-            ctypes.c_void_p(buffer.unsafe_buffer_pointer()),
-            ctypes.c_size_t(buffer.size),
-        )
+        pointer = ctypes.c_void_p(buffer.unsafe_buffer_pointer())
+        count = ctypes.c_size_t(buffer.size)
         self._call(name, pointer, pointer, count, kind, operation_or_root, self._communicator, None)
         _check(self._cuda.cudaStreamSynchronize(None), "cudaStreamSynchronize")
 
@@ -192,10 +184,8 @@ class _UniqueId(ctypes.Structure):
     _fields_ = [("internal", ctypes.c_ubyte * UNIQUE_ID_BYTES)]
 
 
-def _first(*names: str) -> Any:
-    for name in names[:-1]:
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    return ctypes.CDLL(names[-1])
+def _cuda_runtime() -> Any:
+    try:
+        return ctypes.CDLL("libcudart.so.13")
+    except OSError:
+        return ctypes.CDLL("libcudart.so.12")

@@ -4,11 +4,11 @@ stops."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from envs.http import listen
 from rl.engines.vllm.client import Server
 
 PLUGIN = Path(__file__).parent / "vllm_plugin"  # code that runs under vLLM's interpreter
@@ -138,10 +139,6 @@ class OwnServers(Servers):
         await _end(self._processes)
         self._processes = [None] * len(self._processes)
 
-    def pids(self) -> list[int]:
-        """Return the process ids of the launchers; each server is its launcher's only child."""
-        return [process.pid for process in self._processes if process is not None]
-
     def _log(self, number: int) -> Path:
         return self._logs / f"vllm-{number}.log"
 
@@ -229,11 +226,6 @@ def _environment(devices: str) -> dict[str, Any]:
 
 def _free_ports(count: int) -> list[int]:
     """Return ports that are free at the moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(listen("127.0.0.1", 0)) for _ in range(count)]
+        return [held.getsockname()[1] for held in sockets]

@@ -19,14 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from models import hf, lora, qwen
 from rl.engines.vllm.client import Server
 
 PREFIX = "evolver-weights-"
-ALIGNMENT = 64  # bytes; at least that of any dtype
 MIB = 1 << 20
 LOAD = "/v1/load_lora_adapter"
 CONTROL = ("/pause", "/resume", "/reset_prefix_cache")
@@ -37,7 +35,6 @@ UPDATE = (
     "/finish_weight_update",
     *CONTROL,
 )
-DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
 class TransferError(RuntimeError):
@@ -45,45 +42,29 @@ class TransferError(RuntimeError):
 
 
 @dataclass
-class Slot:
-    """One tensor within a bucket: its place and type."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
-
-
-@dataclass
 class Bucket:
-    """Tensors that one request transfers."""
+    """Tensors that one request transfers, without gaps between them. offsets: the byte at which
+    each of them begins. size: the bytes of all."""
 
-    slots: list[Slot] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
     size: int = 0
 
-    def add(
-        self, name: str, dtype: str, shape: tuple[int, ...], alignment: int = ALIGNMENT
-    ) -> None:
-        slot = Slot(name, dtype, shape, -(-self.size // alignment) * alignment)
-        self.slots.append(slot)
-        self.size = slot.offset + slot.size
 
-
-def buckets_of(
-    shape: qwen.Config, dtype: str, limit: int, alignment: int = ALIGNMENT
-) -> list[Bucket]:
+def buckets_of(shape: qwen.Config, dtype: str, limit: int) -> list[Bucket]:
     """Split a model's tensors, in checkpoint order, into buckets of at most `limit` bytes or of one
     larger tensor."""
     buckets = [Bucket()]
     for name, dimensions in hf.shapes(shape):
-        size = math.prod(dimensions) * DTYPES[dtype].itemsize
-        if buckets[-1].slots and buckets[-1].size + size > limit:
+        size = math.prod(dimensions) * np.dtype(dtype).itemsize
+        if buckets[-1].names and buckets[-1].size + size > limit:
             buckets.append(Bucket())
-        buckets[-1].add(name, dtype, dimensions, alignment)
+        bucket = buckets[-1]
+        bucket.names.append(name)
+        bucket.shapes.append(dimensions)
+        bucket.offsets.append(bucket.size)
+        bucket.size += size
     return buckets
 
 
@@ -142,7 +123,8 @@ class SharedMemory(Transfer):
     def __init__(self, shape: qwen.Config, *, dtype: str, folder: str | Path, bucket: float = 1024):
         """Create the directory. Raises TransferError if `folder` does not have enough free
         space."""
-        self.shape, self.buckets = shape, buckets_of(shape, dtype, int(bucket * MIB))
+        self.shape, self.dtype = shape, dtype
+        self.buckets = buckets_of(shape, dtype, int(bucket * MIB))
         needed = sum(bucket.size for bucket in self.buckets)
         try:
             _clear(Path(folder))
@@ -168,11 +150,10 @@ class SharedMemory(Transfer):
                 self._maps.append(np.memmap(path, np.uint8, mode="r+", shape=(bucket.size,)))
         tensors = hf.to_hf(self.shape, params)
         for held, bucket in zip(self._maps, self.buckets):
-            for slot in bucket.slots:
+            for expected, offset in zip(bucket.names, bucket.offsets):
                 name, array = next(tensors)
-                assert name == slot.name, f"expected the tensor {slot.name}, got {name}"
-                place = held[slot.offset : slot.offset + slot.size].view(DTYPES[slot.dtype])
-                np.copyto(place.reshape(slot.shape), np.asarray(array), casting="unsafe")
+                assert name == expected, f"expected the tensor {expected}, got {name}"
+                np.ndarray(array.shape, self.dtype, held.data, offset)[...] = array
         return sum(bucket.size for bucket in self.buckets)
 
     def updates(self) -> Iterator[dict[str, Any]]:
@@ -182,10 +163,10 @@ class SharedMemory(Transfer):
                 "update_info": {
                     "path": str(held.filename),
                     "size": bucket.size,
-                    "names": [slot.name for slot in bucket.slots],
-                    "dtypes": [slot.dtype for slot in bucket.slots],
-                    "shapes": [list(slot.shape) for slot in bucket.slots],
-                    "offsets": [slot.offset for slot in bucket.slots],
+                    "names": bucket.names,
+                    "dtypes": [self.dtype] * len(bucket.names),
+                    "shapes": bucket.shapes,
+                    "offsets": bucket.offsets,
                 }
             }
 
@@ -218,8 +199,10 @@ class AdapterFiles(Transfer):
 
     needs = (LOAD, "/update_weight_version", *CONTROL)
 
-    def __init__(self, config: lora.LoRA, *, folder: str | Path, name: str = "policy-adapter"):
-        self.config, self.name = config, name
+    name = "policy-adapter"
+
+    def __init__(self, config: lora.LoRA, *, folder: str | Path):
+        self.config = config
         self.source: Callable[[], qwen.Params] | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="evolver-adapters-", dir=folder))
         self._count = 0
