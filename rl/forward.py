@@ -278,8 +278,6 @@ def _on_shards(unembed: Callable[..., Any], mesh: Mesh | None) -> Callable[..., 
 def _cut(x_RT: Array, rows: int, columns: int) -> Array:
     """Return (R, T, ...) as (rows * columns, n, ...): the tokens that each device holds, in one
     axis."""
-    if columns == 1:
-        return x_RT.reshape(rows, -1, *x_RT.shape[2:])
     r, t, *rest = x_RT.shape
     x = x_RT.reshape(rows, r // rows, columns, t // columns, *rest)
     return x.swapaxes(1, 2).reshape(rows * columns, -1, *rest)
@@ -287,8 +285,6 @@ def _cut(x_RT: Array, rows: int, columns: int) -> Array:
 
 def _joined(x_Sn: Array, shape: tuple[int, ...], rows: int, columns: int) -> Array:
     """Undo `_cut`."""
-    if columns == 1:
-        return x_Sn.reshape(shape)
     r, t = shape
     return x_Sn.reshape(rows, columns, r // rows, t // columns).swapaxes(1, 2).reshape(shape)
 

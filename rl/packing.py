@@ -76,11 +76,9 @@ class Packed:
 
     def placed(self, value_n: np.ndarray) -> np.ndarray:
         """Undo `trained`: return (R, T) with the values at the tokens that train, 0 elsewhere."""
-        order = np.argsort(self.sample_RT[self.mask_RT], kind="stable")
         value_RT = np.zeros(self.mask_RT.shape, np.float32)
-        flat_n = np.empty(len(order), np.float32)
-        flat_n[order] = value_n
-        value_RT[self.mask_RT] = flat_n
+        places_n = self.trained(np.arange(self.mask_RT.size).reshape(self.mask_RT.shape))
+        value_RT.flat[places_n] = value_n
         return value_RT
 
 

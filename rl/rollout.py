@@ -83,9 +83,11 @@ def branch(trajectory: Trajectory, turns: int, job: Job) -> Job:
 def turns_of(tokenizer: Tokenizer, actions: Sequence[str]) -> list[Turn]:
     """Return turns to begin a rollout with that say the given actions, in the policy's format of
     calls. Raises ChatError."""
-    said = [calls.reply(tokenizer, {"role": "assistant", "content": text}) for text in actions]
-    made = [Completion(ids, [0.0] * len(ids), "stop", -1) for ids in said]
-    return [Turn([], completion, action, []) for completion, action in zip(made, actions)]
+    turns = []
+    for action in actions:
+        ids = calls.reply(tokenizer, {"role": "assistant", "content": action})
+        turns.append(Turn([], Completion(ids, [0.0] * len(ids), "stop", -1), action, []))
+    return turns
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@ train."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -108,25 +108,6 @@ REASONS = ("env_error", "cancelled", "parse_error", "stale", "overlong", "no_sig
 DROPPED = ("cancelled", "env_error", "stale", "overlong", "no_signal")
 
 
-def env_error(trajectory: Trajectory) -> bool:
-    """Return True if the environment failed or did not answer: the outcome says nothing about the
-    policy."""
-    return trajectory.failed
-
-
-def cancelled(trajectory: Trajectory) -> bool:
-    """Return True if the rollout was cancelled at its deadline, or generated nothing to train
-    on."""
-    generated = any(turn.trains for turn in trajectory.turns)
-    return trajectory.stop is StopReason.CANCELLED or not generated
-
-
-def parse_error(trajectory: Trajectory) -> bool:
-    """Return True if the rollout ended on an unreadable turn. That is the policy's own failure, and
-    may train."""
-    return trajectory.stop is StopReason.PARSE_ERROR
-
-
 def stale(trajectory: Trajectory, *, version: int, max_staleness: int) -> bool:
     """Return True if any turn was sampled by weights more than `max_staleness` versions older than
     `version`."""
@@ -147,7 +128,7 @@ def overlong(trajectory: Trajectory, *, row: int, drop_truncated: bool = False) 
     return any(len(sample) > row for sample in samples(trajectory))
 
 
-def no_signal(group: Iterable[Trajectory], *, tolerance: float = 1e-6) -> bool:
+def no_signal(group: Iterable[Trajectory]) -> bool:
     """Return True if every advantage in the group is 0: outcomes are equal and labels give no
     credit.
 
@@ -155,29 +136,29 @@ def no_signal(group: Iterable[Trajectory], *, tolerance: float = 1e-6) -> bool:
     `rollout.refill` replaces them.
     """
     return all(
-        abs(turn.advantage) <= tolerance
+        abs(turn.advantage) <= 1e-6
         for trajectory in group
         for turn in trajectory.turns
         if not turn.given
     )
 
 
-# Gates that look only at how a rollout ended. env_error comes first: a reset that failed leaves no
-# tokens either.
-_END_GATES: dict[str, Callable[[Trajectory], bool]] = {
-    "env_error": env_error,
-    "cancelled": cancelled,
-    "parse_error": parse_error,
-}
-
-
 def void_reason(trajectory: Trajectory, drop: Sequence[str]) -> str | None:
     """Return the gate by which the end of a rollout excludes it from training, and so from its
-    group's statistics; None if it does not."""
-    for name, gate in _END_GATES.items():
-        if name in drop and gate(trajectory):
-            return name
-    return None
+    group's statistics; None if it does not.
+
+    "env_error": the environment failed or did not answer, so that the outcome says nothing about
+    the policy. It comes first: a reset that failed leaves no tokens either. "cancelled": at its
+    deadline, or nothing was generated to train on. "parse_error": the rollout ended on an
+    unreadable turn, which is the policy's own failure, and may train.
+    """
+    silent = not any(turn.trains for turn in trajectory.turns)
+    gates = {
+        "env_error": trajectory.failed,
+        "cancelled": trajectory.stop is StopReason.CANCELLED or silent,
+        "parse_error": trajectory.stop is StopReason.PARSE_ERROR,
+    }
+    return next((name for name, closed in gates.items() if closed and name in drop), None)
 
 
 def drop_reasons(

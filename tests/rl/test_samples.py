@@ -78,7 +78,7 @@ def test_a_turn_that_was_given_is_part_of_the_prompt_and_of_no_gate():
     np.testing.assert_array_equal(sample.mask, [0, 0, 0, 0, 0, 1])
     assert not samples.stale(t, version=5, max_staleness=0)
     assert samples.no_signal([t])
-    assert samples.cancelled(trajectory(first))
+    assert samples.void_reason(trajectory(first), ["cancelled"])
 
 
 def test_channels_of_turns_reach_the_rows_at_the_tokens_that_train():
