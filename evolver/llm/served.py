@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ import httpx
 import rl
 from evolver.config.paths import model_folder
 from rl.engines import EngineFault
-from rl.engines.vllm.servers import PLUGIN, first_error
+from rl.engines.vllm.servers import PLUGIN, first_error, free_ports
 
 CHECKS_S = 0.5  # between two looks at a server
 GRACE_S = 20.0  # until a server that was told to end is killed
@@ -76,7 +75,7 @@ class _Server:
 
     def __init__(self, config: Any, log: Path, say: Callable[[str], None]):
         self._settings, self._log, self._say = config.llm.serve, log, say
-        port = _free_port()
+        (port,) = free_ports(1)
         self._command, self._address = command_of(config, port), f"http://127.0.0.1:{port}"
         self.url = f"{self._address}/v1"
         self._closed = threading.Event()
@@ -154,10 +153,3 @@ def _path(python: str) -> str:
     inherited = os.environ.get("PYTHONPATH", "")
     root = str(Path(rl.__file__).parents[1])
     return "" if python else os.pathsep.join(filter(None, (root, inherited)))
-
-
-def _free_port() -> int:
-    """Return a port that is free at the moment."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -112,7 +112,7 @@ class OwnServers(Servers):
 
     async def start(self) -> list[str]:
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._urls = [f"http://127.0.0.1:{port}" for port in _free_ports(len(self._devices))]
+        self._urls = [f"http://127.0.0.1:{port}" for port in free_ports(len(self._devices))]
         self._say(f"starting {len(self._urls)} vLLM server(s); log: {self._log(0)}")
         try:
             await asyncio.gather(*(self._spawn(number) for number in range(len(self._urls))))
@@ -224,7 +224,7 @@ def _environment(devices: str) -> dict[str, Any]:
     return environment
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Return ports that are free at the moment."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(listen("127.0.0.1", 0)) for _ in range(count)]
