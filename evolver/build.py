@@ -22,6 +22,7 @@ from envs.world import Task, World, WorldError
 from evolver import grading
 from evolver.config.checks.world import evaluated, held_out_tasks, leaks, shared_ids
 from evolver.config.derived import replaces_outcome
+from evolver.config.keys import arguments
 from evolver.config.paths import model_folder, resolve
 from evolver.config.plugs import plug, templates_of_worlds
 from evolver.engines import jax_engine, make_engine
@@ -163,7 +164,7 @@ def build(
 
         opened = serving(c, workdir.path, say=progress.say, check=stop.check)
         served = closing.enter_context(opened)
-    chat = make_chat(c, workdir.path, resolve, check=stop.check, served=served, loop=stop.loop)
+    chat = make_chat(c, workdir.path, check=stop.check, served=served, loop=stop.loop)
     if chat:
         closing.callback(chat.close)
         if problems := chat.server_problems():
@@ -374,16 +375,12 @@ def make_actor(config: Any, engine: Engine, tokenizer: Tokenizer, chat: Chat | N
     """Return what all rollouts of the run have in common."""
     c, inprocess = config, config.env.mode == "inprocess"
     limits = Limits(
-        max_turns=c.rollout.max_turns,
-        max_tokens=c.rollout.max_tokens,
-        context=c.rollout.context,
+        **arguments(Limits, c.rollout),
         max_observation=c.template.max_observation,
-        timeout=c.rollout.timeout,
         # Workers and services hold to env.timeout themselves. Here it would also count the time
         # that a call waits for another episode of its worker, and one that hangs would end them
         # all.
         env_timeout=c.env.timeout if inprocess else math.inf,
-        must_end=c.rollout.must_end,
     )
     return Actor(
         engine,
@@ -391,9 +388,7 @@ def make_actor(config: Any, engine: Engine, tokenizer: Tokenizer, chat: Chat | N
         limits,
         context=make_template(c),
         chat=chat,
-        show_tools=c.template.show_tools,
-        parse_error=c.template.parse_error,
-        cut_turn=c.template.cut_turn,
+        **arguments(Actor, c.template),
         threads=not inprocess,
     )
 

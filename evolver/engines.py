@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from evolver.config.derived import weight_dtype
+from evolver.config.keys import arguments
 from evolver.config.paths import model_folder
 from evolver.llm.roles import engine_context
 from evolver.processes import hosts
@@ -113,18 +114,13 @@ def _servers(
         checkpoint = workdir.absolute() / "engine" / "initial"
         hf.save(checkpoint, shape, params, tokenizer=tokenizer)
     return OwnServers(
-        python=v.python,
+        **arguments(OwnServers, v),
         checkpoint=checkpoint,
         logs=workdir / "engine",
-        replicas=v.replicas,
-        devices=v.devices,
         context=engine_context(config),
         dtype=config.model.dtype,
         slots=config.engine.slots,
         backend={"shm": BACKEND, "nccl": "nccl"}.get(v.transfer, ""),
-        flags=v.flags,
-        start_timeout=v.start_timeout,
-        restarts=v.restarts,
         say=say,
         lora_rank=config.lora.rank if v.transfer == "lora" else 0,
     )

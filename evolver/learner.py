@@ -10,6 +10,7 @@ import optax
 from jax.sharding import Mesh
 
 from evolver.config.derived import needs_reference, updates, warmup, weight_dtype
+from evolver.config.keys import arguments
 from evolver.config.paths import model_folder
 from evolver.config.plugs import plug
 from models import hf, qwen
@@ -17,6 +18,7 @@ from models import mesh as meshes
 from models.lora import LoRA
 from rl import learner, optim
 from rl.forward import Forward
+from rl.losses import token_loss
 from rl.mismatch import Alarm
 from rl.seeds import seed_of
 
@@ -134,9 +136,7 @@ def make_optimizer(config: Any) -> optax.GradientTransformation:
     for it, also where fewer are made."""
     c = config.optim
     lr = optim.schedule(lr=c.lr, schedule=c.schedule, warmup=warmup(config), steps=updates(config))
-    return optim.optimizer(
-        lr=lr, b1=c.b1, b2=c.b2, eps=c.eps, weight_decay=c.weight_decay, clip=c.clip
-    )
+    return optim.optimizer(**(arguments(optim.optimizer, c) | {"lr": lr}))
 
 
 def capacity_rows(config: Any) -> int:
@@ -153,29 +153,20 @@ def make_programs(
     forward = Forward(
         shape,
         mesh,
-        micro=c.learner.micro,
+        **arguments(Forward, c.learner),
         capacity_rows=capacity_rows(c),
         temperature=c.rollout.temperature or 1.0,
         dtype=jnp.dtype(c.model.dtype),
         remat=c.model.remat,
         attention=c.model.attention,
-        most_segments=c.learner.most_segments,
-        chunk=c.learner.chunk,
-        widths=c.learner.widths,
     )
     update = learner.make_update(
         forward,
         optimizer=optimizer,
         loss=plug("loss", c.loss.name, c.loss.args.to_dict()),
         aggregate=c.loss.aggregate,
+        **arguments(token_loss, c.loss),
         max_tokens=min(c.rollout.context, c.rollout.max_turns * c.rollout.max_tokens),
-        kl_coef=c.loss.kl_coef,
-        kl_estimator=c.loss.kl_estimator,
-        entropy_coef=c.loss.entropy_coef,
-        importance_cap=c.loss.importance_cap,
-        importance_level=c.loss.importance_level,
-        importance_low=c.loss.importance_low,
-        importance_high=c.loss.importance_high,
         layout=make_layout(c),
         keep_logp=True,
     )

@@ -266,7 +266,7 @@ def read_all_rollouts(folder: Path) -> None:
     for file in rollout_files(folder):
         file.index_text()
         file.make_index()
-        file.member(0, 200)
+        file.lines(0, 200)
     read_rollouts(folder / "trajectories/step_000001.jsonl.gz")
 
 

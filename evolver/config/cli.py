@@ -67,25 +67,25 @@ def parse(argv: Sequence[str]) -> Command:
         given, strays = flags().parse_known_args([w for w in words if w not in overrides])
     except argparse.ArgumentError as error:
         return Command(problems=[f"{error}; {USAGE}"])
-    path, colon, argument = given.config.partition(":")
+    path, *argument = given.config.split(":", 1)
     plugs.look_in(resolve(path).absolute().parent, Path.cwd())
     problems = [f"{word}: not a flag; values are given as --config.key=value" for word in strays]
     config = None
     try:
         if path:
-            config = load(path, argument) if colon else load(path)
+            config = load(path, *argument)
         elif given.help is None:
             problems.append("--config is missing, for example --config=configs/quickstart.py")
     except ConfigError as error:
         problems.append(str(error))
     if config is not None:
-        for word in sorted(overrides, key=is_argument):
-            problems += override(config, word)
-    workdir = os.path.expanduser(given.workdir) or default_workdir(path, argument, given.mode)
+        found = [override(config, word) for word in sorted(overrides, key=is_argument)]
+        problems += filter(None, found)
+    workdir = os.path.expanduser(given.workdir) or default_workdir(given.mode, path, *argument)
     return Command(config, workdir, given.mode, given.target, problems, given.help)
 
 
-def default_workdir(path: str, argument: str, mode: str) -> str:
+def default_workdir(mode: str, path: str, argument: str = "") -> str:
     """Return runs/<name of the config>, to which eval, explore and pool append their mode."""
     parts = [Path(path).stem, re.sub(r"[^\w.=-]+", "_", argument)]
     parts += [] if mode in ("train", "plan") else [mode]
@@ -97,39 +97,39 @@ def is_argument(word: str) -> bool:
     return ".args." in word.partition("=")[0]
 
 
-def override(config: ConfigDict, word: str) -> list[str]:
-    """Apply --config.KEY=VALUE and return [what is wrong with it], [] if nothing is."""
+def override(config: ConfigDict, word: str) -> str:
+    """Apply --config.KEY=VALUE and return what is wrong with it, "" if nothing is."""
     name, equals, text = word.partition("=")
     key = name.removeprefix("--config.")
     known = flat(config)
     if is_argument(word):
         return set_argument(config, key, text)
     if any(other.startswith(f"{key}.") for other in known):
-        return [f"config.{key} is a group of keys; give one a value: --config.{key}.KEY=VALUE"]
+        return f"config.{key} is a group of keys; give one a value: --config.{key}.KEY=VALUE"
     if key not in known:
-        return [unknown_key(key, known)]
+        return unknown_key(key, known)
     before, kind = known[key], type(known[key])
     value = text if kind is str else read(text if equals else "true", kind)
     if kind is tuple:
         value = tuple(value) if isinstance(value, list | tuple) else (value,)
     if rule := misfit(value, kind):
-        return [f"config.{key} must be {rule}; {text!r} is not"]
+        return f"config.{key} must be {rule}; {text!r} is not"
     assign(config, key, value)
     arguments = f"{key.removesuffix('name')}args"
     if key.endswith(".name") and arguments in known and value != before:
         assign(config, arguments, {})  # those of the file belong to another plug
-    return []
+    return ""
 
 
-def set_argument(config: ConfigDict, key: str, text: str) -> list[str]:
-    """Set an argument of a plug or a world, and return [what is wrong], [] if nothing is. Its
+def set_argument(config: ConfigDict, key: str, text: str) -> str:
+    """Set an argument of a plug or a world, and return what is wrong, "" if nothing is. Its
     signature decides on the value when the whole config is checked."""
     group, _, argument = key.partition(".args.")
     known = flat(config)
     given = known.get(f"{group}.args")
     if given is None:
         groups = ", ".join(key.removesuffix(".args") for key in known if key.endswith(".args"))
-        return [f"config.{group}.args: there is no such key; these take arguments: {groups}"]
+        return f"config.{group}.args: there is no such key; these take arguments: {groups}"
     value = text if isinstance(given.get(argument), str) else literal(text)
     with contextlib.suppress(KeyError, plugs.PlugError):  # a world, or the check reports it
         takes = plugs.settable(plugs.load(group, known[f"{group}.name"]))
@@ -141,4 +141,4 @@ def set_argument(config: ConfigDict, key: str, text: str) -> list[str]:
         inner = inner[name]
     inner[last] = value
     assign(config, f"{group}.args", given)
-    return []
+    return ""

@@ -32,9 +32,9 @@ def load(path: str, *argument: str) -> ConfigDict:
         plain(config.to_dict())  # does not end if the config contains itself
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == file]
-        line = lines[-1] if lines else getattr(error, "lineno", None)
-        where = f", line {line}" if line else ""
+        lines = [getattr(error, "lineno", None)]
+        lines += [frame.lineno for frame in frames if frame.filename == file]
+        where = f", line {lines[-1]}" if lines[-1] else ""
         endless = isinstance(error, RecursionError)
         why = "the config contains itself" if endless else reason(error)
         raise ConfigError(f"{path}{where}: {why}") from error

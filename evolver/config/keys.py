@@ -5,9 +5,10 @@ A schema is a pydantic model, whose fields are keys or groups of keys.
 """
 
 import functools
+import inspect
 import operator
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -59,6 +60,12 @@ def assign(config: ConfigDict, key: str, value: Any) -> None:
     """Set a key such as "rollout.tasks" of a config."""
     *groups, last = key.split(".")
     functools.reduce(operator.getitem, groups, config)[last] = value
+
+
+def arguments(target: Callable[..., Any], group: ConfigDict) -> dict[str, Any]:
+    """Return the arguments of a callable that a group of the config sets: those with the names of
+    its keys."""
+    return {name: group[name] for name in inspect.signature(target).parameters if name in group}
 
 
 def key_problems(config: ConfigDict, schema: type[BaseModel]) -> dict[str, str]:

@@ -26,15 +26,23 @@ Record = dict[str, Any]  # a JSON object of a file, such as a line of it
 
 
 @pydantic.with_config(STRICT)
-class ShownExperience(TypedDict):
+class Checked(TypedDict):
+    """An object whose values have exactly their types; it may have further ones."""
+
+
+@pydantic.with_config(STRICT | {"extra": "forbid"})
+class Closed(TypedDict):
+    """An object whose values have exactly their types, without further ones."""
+
+
+class ShownExperience(Checked):
     """An experience that was put into a prompt."""
 
     id: str
     content: str
 
 
-@pydantic.with_config(STRICT)
-class TurnRecord(TypedDict):
+class TurnRecord(Checked):
     """A generation of the policy and what answered it. Without a default: what an index needs."""
 
     action: str
@@ -56,8 +64,7 @@ class TurnRecord(TypedDict):
     ratio: NotRequired[list[Number | None]]
 
 
-@pydantic.with_config(STRICT)
-class RolloutRecord(TypedDict):
+class RolloutRecord(Checked):
     """A line of a file of rollouts, see `evolver.files.rollout_files.record_of`."""
 
     task: str
@@ -82,8 +89,7 @@ class RolloutRecord(TypedDict):
     turns: list[TurnRecord]
 
 
-@pydantic.with_config(strict=True, allow_inf_nan=False, extra="forbid")
-class Columns(TypedDict):
+class Columns(Closed):
     """One value per rollout of what lists, filters and tables show."""
 
     task: list[str]
@@ -108,8 +114,7 @@ class Columns(TypedDict):
     abstained: list[list[str]]
 
 
-@pydantic.with_config(strict=True, allow_inf_nan=False, extra="forbid")
-class Index(TypedDict):
+class Index(Closed):
     """The index beside a file of rollouts. members: (offset, bytes, rollouts) of each gzip member;
     bytes: of the file."""
 
@@ -121,7 +126,7 @@ class Index(TypedDict):
     bytes: Count
 
 
-@pydantic.with_config(strict=True, allow_inf_nan=False, extra="allow")
+@pydantic.with_config(STRICT | {"extra": "allow"})
 class RunRecord(TypedDict):
     """`config.json`, see `evolver.files.workdir.Workdir.claim`."""
 
@@ -130,8 +135,7 @@ class RunRecord(TypedDict):
     git: NotRequired[str | None]
 
 
-@pydantic.with_config(STRICT)
-class PoolHeader(TypedDict):
+class PoolHeader(Checked):
     """The first line of `experience/experiences.jsonl`. splits: of the tasks that the experience
     comes from."""
 
@@ -140,8 +144,7 @@ class PoolHeader(TypedDict):
     splits: list[str]
 
 
-@pydantic.with_config(strict=True, allow_inf_nan=False, extra="forbid")
-class ExperienceRecord(TypedDict):
+class ExperienceRecord(Closed):
     """Another line of it, see `evolver.navigating.Experience`."""
 
     id: str
@@ -155,8 +158,7 @@ class ExperienceRecord(TypedDict):
     expected: Number
 
 
-@pydantic.with_config(STRICT)
-class ComparedLabels(TypedDict):
+class ComparedLabels(Checked):
     """Turns with one pair of labels, and where they are: (name of a file, row)."""
 
     judge: Label
@@ -165,8 +167,7 @@ class ComparedLabels(TypedDict):
     rollouts: list[Annotated[tuple[str, Count], pydantic.Strict(False)]]
 
 
-@pydantic.with_config(STRICT)
-class Comparison(TypedDict):
+class Comparison(Checked):
     """`.view/replay.json`, see `experiments.view.replay.compare`."""
 
     rollouts: Count

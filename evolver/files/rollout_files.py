@@ -8,13 +8,14 @@ holds what lists, filters and tables show. Both are written once and never appen
 """
 
 import gzip
+import io
 import itertools
 import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from envs.toolcalls import parse, spoken
 from envs.world import Task
@@ -234,11 +235,11 @@ class RolloutFile:
         """Return an index made from the rollouts themselves, of one member. `broken` is the number
         of lines that cannot be read, which are left out, and `faults` says why. Raises
         FileNotFoundError."""
-        lines: list[Record | str] = []
-        size = self.path.stat().st_size
+        lines: list[Record | str]
+        size = self.path.stat().st_size  # raises if the file, which was listed, is gone
         try:
             lines = self.lines(0, size)
-        except FileNotFoundError:  # it was there when it was listed
+        except FileNotFoundError:
             raise
         except (OSError, BrokenFile) as error:
             lines = [str(error)]
@@ -248,29 +249,13 @@ class RolloutFile:
         broken = {"broken": len(faults), "faults": told(faults)}
         return index_of(sound) | {"members": members} | broken
 
-    def member(self, offset: int, length: int) -> list[Record]:
-        """Return the records of one gzip member, see "members" of the index, without lines that
-        cannot be read. Raises BrokenFile and OSError."""
-        return [line for line in self.lines(offset, length) if isinstance(line, dict)]
-
     def lines(self, offset: int, length: int, first: int = 1) -> list[Record | str]:
-        """Return the records of one gzip member, whose first line has a number. In place of a line
-        that cannot be read, what is wrong with it. Raises BrokenFile and OSError."""
+        """Return the records of one gzip member, see "members" of the index, whose first line has a
+        number. In place of a line that cannot be read, what is wrong with it. Raises BrokenFile and
+        OSError."""
         with opened(self.path) as file:
             file.seek(offset)
-            return list(_records(cast(BinaryIO, _Part(file, length)), first))
-
-
-class _Part:
-    """The next bytes of a file, for a reader of gzip members."""
-
-    def __init__(self, file: BinaryIO, length: int):
-        self._file, self._left = file, length
-
-    def read(self, size: int) -> bytes:
-        data = self._file.read(min(size, self._left))
-        self._left -= len(data)
-        return data
+            return list(_records(io.BytesIO(file.read(min(length, MOST_TEXT))), first))
 
 
 def _records(file: BinaryIO, first: int = 1) -> Iterator[Record | str]:

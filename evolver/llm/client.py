@@ -16,7 +16,6 @@ engines' own. Creating a Chat needs httpx (requirements/llm.txt); importing this
 import asyncio
 import concurrent.futures
 import contextlib
-import functools
 import json
 import math
 import os
@@ -129,10 +128,10 @@ class Chat:
         """
         return self._together(self._answer, questions, kept=ChatError)
 
-    def embed(self, texts: Sequence[str], *, role: str = "embedder") -> list[list[float]]:
-        """Return one vector per text, as the role's server gives it. Raises ChatError and
-        RunEnds."""
-        return self._together(functools.partial(self._vector, role), texts)
+    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Return one vector per text, as the server of the role "embedder" gives it. Raises
+        ChatError and RunEnds."""
+        return self._together(self._vector, texts)
 
     def server_problems(self) -> list[str]:
         """Return what is wrong with the servers: unreachable urls, unknown models, refused keys,
@@ -195,10 +194,10 @@ class Chat:
             self._book(call, "failure", kind=problem.kind)
             raise self._unanswered(call, problem.kind, problem) from None
 
-    async def _vector(self, name: str, text: str) -> list[float]:
-        role = self.roles[name]
+    async def _vector(self, text: str) -> list[float]:
+        role = self.roles["embedder"]
         body = {"model": role.model, "input": text}
-        record, _ = await self._record(Call(name, role, body, version="embedding"))
+        record, _ = await self._record(Call("embedder", role, body, version="embedding"))
         return record["vector"]
 
     async def _record(self, call: Call) -> tuple[Record, bool]:
@@ -281,14 +280,12 @@ class Chat:
     async def _within_deadline(self, call: Call) -> Record:
         """Return the answer of an engine or a server. Raises ChatError, also if it is cancelled."""
         deadline, kind, billed = self.limits.deadline, "timeout", not call.role.is_policy
-        answer: Callable[[Call], Coroutine[Any, Any, Record]] = self._servers.answer
         if billed:  # what the policy answers is not paid for: nothing waits for it at the end
             self._in_flight.add(call.key)
-        else:
-            answer = self.responders[call.role.server].answer
+        asked = self._servers if billed else self.responders[call.role.server]
         try:
             async with asyncio.timeout(deadline):
-                return await answer(call)
+                return await asked.answer(call)
         except TimeoutError:
             text = f"no answer within {deadline:g} s (config.llm.deadline)"
         except asyncio.CancelledError:

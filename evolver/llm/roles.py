@@ -7,7 +7,6 @@ ROLES.
 
 import asyncio
 import contextlib
-import dataclasses
 import importlib.util
 import os
 import re
@@ -19,6 +18,7 @@ from typing import Any
 from envs.packages import how_to_install
 from envs.values import json_value
 from evolver.config import plugs
+from evolver.config.keys import arguments
 from evolver.config.paths import resolve
 from evolver.files import formats
 from evolver.llm.client import Chat, Limits
@@ -76,7 +76,7 @@ def _in_use(config: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
                 yield key, plugs.load(key, name)
 
 
-def llm_problems(config: Any, mode: str, resolve: Callable[[str], Path]) -> Iterator[str]:
+def llm_problems(config: Any, mode: str) -> Iterator[str]:
     """Yield what is wrong with `config.llm`, without asking any server. A plan is not checked: it
     is made for another machine."""
     if mode == "eval":
@@ -120,7 +120,7 @@ def llm_problems(config: Any, mode: str, resolve: Callable[[str], Path]) -> Iter
             f"(max_tokens={longest}): no question could be asked"
         )
     try:
-        prices = read_prices(resolve(c.prices)) if c.prices else {}
+        prices = read_prices(c.prices)
     except (OSError, ValueError) as error:
         form = "{model: [prompt, completion]}"
         yield f"config.llm.prices={c.prices} must be a JSON file {form}: {error}"
@@ -242,10 +242,12 @@ def policy_prompts(config: Any) -> Iterator[tuple[str, Prompt]]:
             yield from ((roles[0], prompt(name)) for name in getattr(target, "prompts", ()))
 
 
-def read_prices(path: Path) -> dict[str, tuple[float, float]]:
-    """Return {model: money per million (prompt tokens, completion tokens)}. Raises OSError and
-    ValueError."""
-    data = path.read_bytes()
+def read_prices(path: str) -> dict[str, tuple[float, float]]:
+    """Return {model: money per million (prompt tokens, completion tokens)} of `llm.prices`; {} of
+    "". Raises OSError and ValueError."""
+    if not path:
+        return {}
+    data = resolve(path).read_bytes()
     loads(data)  # refuses what pydantic would take or explain worse: a key twice, a deep nesting
     return formats.valid(formats.PRICES, data)
 
@@ -253,7 +255,6 @@ def read_prices(path: Path) -> dict[str, tuple[float, float]]:
 def make_chat(
     config: Any,
     workdir: Path,
-    resolve: Callable[[str], Path],
     *,
     check: Callable[[], None],
     served: str = "",
@@ -271,12 +272,11 @@ def make_chat(
     for name, role in roles.items():
         if role.url == SERVED:
             roles[name] = dataclasses.replace(role, url=served)
-    limits = {field.name: c[field.name] for field in dataclasses.fields(Limits) if field.name in c}
     cache = {"": workdir / "llm_cache", "off": None}.get(c.cache, os.path.expanduser(c.cache))
     return Chat(
         roles,
-        limits=Limits(**limits),
-        prices=read_prices(resolve(c.prices)) if c.prices else {},
+        limits=Limits(**arguments(Limits, c)),
+        prices=read_prices(c.prices),
         cache=cache,
         ledger=Ledger(workdir / "llm.jsonl"),
         check=check,

@@ -91,12 +91,10 @@ class ExperiencePool:
     def record(self, ids: Sequence[str], *, success: bool, expected: float) -> None:
         """Count one guided rollout that carried `ids`; ids that are no longer in the pool are
         ignored."""
-        for id in ids:
-            if id in self:
-                experience = self[id]
-                experience.uses += 1
-                experience.wins += bool(success)
-                experience.expected += expected
+        for experience in (self[id] for id in ids if id in self):
+            experience.uses += 1
+            experience.wins += success
+            experience.expected += expected
 
     def prune(self) -> list[str]:
         """Delete experiences that do not help (ReMe's utility rule) and return their ids.
@@ -105,20 +103,15 @@ class ExperiencePool:
         and no more often than the unguided rollouts of the same groups: early in training, even
         good advice often fails.
         """
-        useless = []
-        for e in self.all():
-            if e.uses >= MIN_USES and e.wins <= min(MAX_WIN_RATE * e.uses, e.expected):
-                useless.append(e.id)
-        if useless:
-            self.remove(useless)
+        used = [e for e in self.all() if e.uses >= MIN_USES]
+        useless = [e.id for e in used if e.wins <= min(MAX_WIN_RATE * e.uses, e.expected)]
+        self.remove(useless)
         return useless
 
     def state(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        return {
-            "splits": sorted(self.splits),
-            "experiences": [e.to_dict() for e in self.all()],
-        }
+        experiences = [e.to_dict() for e in self.all()]
+        return {"splits": sorted(self.splits), "experiences": experiences}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Replace the pool by the one that `state` was taken from."""

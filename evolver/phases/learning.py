@@ -4,7 +4,6 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ import numpy as np
 
 from evolver.build import Run
 from evolver.config.derived import updates_of_a_step
+from evolver.config.keys import arguments
 from evolver.learner import Learner
 from evolver.metrics import Metrics, timed
 from evolver.processes import hosts
@@ -40,15 +40,9 @@ def select(
     that has no signal although others of its group may have some; None = True for all.
     """
     c = config.learner
-    reasons_of = partial(
-        drop_reasons,
-        row=c.row,
-        version=version,
-        max_staleness=c.max_staleness,
-        drop=c.drop,
-        drop_truncated=c.drop_truncated,
-    )
-    reason_N, extra_reasons = reasons_of(trajectories), reasons_of(extra)
+    gates = arguments(drop_reasons, c)
+    reason_N = drop_reasons(trajectories, version=version, **gates)
+    extra_reasons = drop_reasons(extra, version=version, **gates)
     if trains:
         pairs = zip(trajectories, reason_N)
         reason_N = [reason or (None if trains(t) else "no_signal") for t, reason in pairs]

@@ -3,12 +3,14 @@
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from envs.world import Task
 from evolver import grading
 from evolver.build import Run
+from evolver.config.keys import arguments
 from evolver.metrics import Metrics, timed
 from evolver.pipeline import Pipeline
 from evolver.processes import hosts
@@ -20,9 +22,8 @@ from rl.trajectory import Sampling, StopReason, Trajectory
 
 def sampling_of(config: Any, temperature: float | None = None) -> Sampling:
     """Return how the policy samples: as in training, or at another temperature."""
-    c = config.rollout
-    temperature = c.temperature if temperature is None else temperature
-    return Sampling(max_tokens=c.max_tokens, temperature=temperature, top_p=c.top_p, top_k=c.top_k)
+    sampling = Sampling(**arguments(Sampling, config.rollout))
+    return sampling if temperature is None else replace(sampling, temperature=temperature)
 
 
 def clear_caches(run: Run) -> None:

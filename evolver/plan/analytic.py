@@ -56,7 +56,7 @@ def decode_bytes(
     return weights * BYTES[dtype] + batch * context * kv_bytes(shape, cache_dtype)
 
 
-def layer_activations(shape: qwen.Config, tokens: float, *, dtype: str, tensor: int) -> float:
+def layer_activations(shape: qwen.Config, tokens: float, dtype: str, tensor: int) -> float:
     """Return the bytes that a layer saves for its backward pass: inputs of norms and products,
     heads before and after rotation."""
     heads = (3 * shape.heads + 4 * shape.kv_heads) * shape.head_dim
@@ -69,7 +69,7 @@ def logp_bytes(
     """Return the bytes that one pass of log-probabilities moves on a device: the weights, gathered
     for each micro-batch, and the activations, written and read."""
     weights = micro_batches * qwen.parameter_count(shape) * BYTES[dtype] / tensor
-    return weights + 2 * shape.layers * layer_activations(shape, tokens, dtype=dtype, tensor=tensor)
+    return weights + 2 * shape.layers * layer_activations(shape, tokens, dtype, tensor)
 
 
 def update_bytes(
@@ -99,7 +99,7 @@ def update_temporaries(
     is assumed to be linear in the length of a row.
     """
     size = BYTES[dtype]
-    working = layer_activations(shape, tokens, dtype=dtype, tensor=tensor)
+    working = layer_activations(shape, tokens, dtype, tensor)
     stream = tokens * shape.d_model * size
     heads = tokens * shape.heads * shape.head_dim * size / tensor
     saved = {
@@ -118,7 +118,7 @@ def logp_temporaries(
     shape: qwen.Config, tokens: float, *, dtype: str, tensor: int, chunk: int
 ) -> float:
     """Return the same for a pass of log-probabilities, which saves nothing."""
-    working = layer_activations(shape, tokens, dtype=dtype, tensor=tensor)
+    working = layer_activations(shape, tokens, dtype, tensor)
     entries = 2 * layer_parameters(shape) + shape.d_model * shape.vocab
     logits = 2 * 4 * min(chunk, tokens) * shape.vocab / tensor
     return 2 * working + entries * BYTES[dtype] / tensor + logits

@@ -51,7 +51,7 @@ def bill(config: Any, originals: int = 0, held_out: int = 0) -> dict[str, Calls]
     originals, held_out: number of original tasks and of evaluated ones, 0 = unknown. Raises OSError
     and ValueError if config.llm.prices cannot be read.
     """
-    prices = read_prices(resolve(config.llm.prices)) if config.llm.prices else {}
+    prices = read_prices(config.llm.prices)
     chosen = {key: name for key, name, _ in plugs.in_config(config)}
     counts, result = _counts(config, originals, held_out), {}
     for role, asked in role_settings(config).items():

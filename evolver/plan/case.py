@@ -295,8 +295,7 @@ def sizes(config: Any, shape: qwen.Config) -> dict[str, int]:
 
 def entries(weights: Any) -> int:
     """Return the number of entries of a tree of `qwen.Weight`s."""
-    leaves = jax.tree.leaves(weights)
-    return sum(math.prod(weight.shape) for weight in leaves)
+    return sum(math.prod(weight.shape) for weight in jax.tree.leaves(weights))
 
 
 # --- vLLM servers ---------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ The loop (`evolver.loop.iterate`) calls them in this order. Each does by default
 of `evolver.phases` do; a subclass overrides those that its idea changes, in one file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from envs.world import Task
@@ -29,6 +29,8 @@ class Recipe:
     """The standard step. `step` is the number of the training step, from 1."""
 
     needs_reference = False  # True: `weigh` reads `ref_logp_RT`, whatever `loss.kl_coef` is
+    # False for a rollout that has no signal, whatever its group has; None: all have
+    trains: Callable[[Trajectory], bool] | None = None
 
     def __init__(self, parts: Parts):
         self.parts = parts
@@ -68,7 +70,7 @@ class Recipe:
         """Return the mini-batches, why each trajectory does not train (None if it does; those of
         `extra` come last), and metrics."""
         version = run.actor.engine.version
-        return learning.select(run.config, trajectories, version, extra=extra)
+        return learning.select(run.config, trajectories, version, extra=extra, trains=self.trains)
 
     def remember(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics:
         """Keep what the rollouts say about tasks and experience. Return metrics."""

@@ -49,7 +49,7 @@ class ReinforcePP(Recipe):
 
     def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
         grading.shape(run.config, run.reward, trajectories, step)
-        counted = [t for t in trajectories if not grading.void_reason(t, run.config.learner.drop)]
+        counted = grading.counted(run.config, trajectories)
         batch = Batch.of(counted, step)
         reward_N = batch.outcome_N
         if self.baseline == "group":

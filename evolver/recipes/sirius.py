@@ -18,18 +18,23 @@ from evolver import grading
 from evolver.build import Run
 from evolver.metrics import Metrics
 from evolver.parts import Parts
-from evolver.phases import learning
 from evolver.phases.rollouts import gather_rollouts, sampling_of
 from evolver.recipes import Recipe
 from rl.bounds import Count
-from rl.packing import Packed
 from rl.rollout import Job
 from rl.seeds import seed_of
 from rl.trajectory import Trajectory
 
 
+def succeeded(trajectory: Trajectory) -> bool:
+    """Return True for a whole rollout that succeeded."""
+    return trajectory.evaluation.success and not trajectory.broken
+
+
 class Sirius(Recipe):
     """Trains on successes, and on failures that succeed with feedback."""
+
+    trains = staticmethod(succeeded)
 
     def __init__(
         self, parts: Parts, *, attempts: Count = 1, feedback: str = "This succeeds: {solution}"
@@ -65,16 +70,5 @@ class Sirius(Recipe):
         shown = [("sirius/feedback", words)]
         return Job(failure.task, place, seed, sampling_of(run.config), shown, failure.draw)
 
-    def select(
-        self, run: Run, trajectories: Sequence[Trajectory], extra: Sequence[Trajectory], step: int
-    ) -> tuple[list[Packed], list[str | None], Metrics]:
-        version = run.actor.engine.version
-        return learning.select(run.config, trajectories, version, extra=extra, trains=succeeded)
-
     def metrics(self) -> Metrics:
         return {"sirius/failed": self.failed, "sirius/repaired": self.repaired}
-
-
-def succeeded(trajectory: Trajectory) -> bool:
-    """Return True for a whole rollout that succeeded."""
-    return trajectory.evaluation.success and not trajectory.broken

@@ -83,7 +83,7 @@ class Tree(Recipe):
     def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
         """Write `advantages`. A turn that several rollouts share trains once, with their mean."""
         grading.shape(run.config, run.reward, trajectories, step)
-        counted = [t for t in trajectories if not grading.void_reason(t, run.config.learner.drop)]
+        counted = grading.counted(run.config, trajectories)
         reward_N = np.array([t.compared for t in counted])
         roots = [self.root(place_of(t)) for t in counted]
         value_N = advantages(reward_N, roots)

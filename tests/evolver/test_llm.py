@@ -7,7 +7,6 @@ import json
 import os
 import threading
 import types
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -151,10 +150,11 @@ class TestCache:
             return Answer({"data": [{"embedding": vector}], "usage": {"prompt_tokens": 3}})
 
         with client(script, cache=tmp_path) as chat:
+            chat.roles["embedder"] = chat.roles["judge"]
             vectors = [[1.0, 1.0], [2.0, 1.0], [1.0, 1.0]]
-            assert chat.embed(["a", "bb", "a"], role="judge") == vectors
+            assert chat.embed(["a", "bb", "a"]) == vectors
             assert len(chat.server.requests) == 2 and chat.server.requests[0][0] == "/v1/embeddings"
-            assert chat.ledger.tokens == 6 and chat.embed(["bb"], role="judge") == vectors[1:2]
+            assert chat.ledger.tokens == 6 and chat.embed(["bb"]) == vectors[1:2]
             assert len(chat.server.requests) == 2
 
 
@@ -627,7 +627,7 @@ class TestRoles:
 
     def test_plugs_that_ask_must_declare_roles_that_exist(self, config):
         self.use(config, {"attributing.judge": f"{__name__}:Unknown"})
-        (problem,) = llm_problems(config, "train", Path)
+        (problem,) = llm_problems(config, "train")
         assert problem.startswith("config.attributing.judge: ")
         assert problem.endswith("declares ('judge', 'oracle')")
         with pytest.raises(ValueError, match="must declare its roles"):
@@ -636,8 +636,8 @@ class TestRoles:
     def test_roles_inherit_the_common_settings(self, config, tmp_path):
         self.use(config, {"attributing.judge": "llm"})
         config.llm.step_judge.model, config.llm.deadline = "big", 7.0
-        assert not list(llm_problems(config, "train", Path))
-        chat = make_chat(config, tmp_path, Path, check=lambda: None)
+        assert not list(llm_problems(config, "train"))
+        chat = make_chat(config, tmp_path, check=lambda: None)
         chat.close()
         assert chat.roles == {"step_judge": Role(DEAD, "big", max_tokens=8192)}
         assert chat.limits == Limits(deadline=7.0) and chat.cache.folder == tmp_path / "llm_cache"

@@ -388,11 +388,9 @@ def test_a_missing_package_of_schemas_is_reported_before_anything_is_computed(
         roles.importlib.util, "find_spec", lambda name: None if name == "llguidance" else find(name)
     )
     config.llm.url, config.llm.model = "http://127.0.0.1:9/v1", "judge"
-    assert not list(
-        roles.llm_problems(config, "train", lambda path: tmp_path / path)
-    )  # a server has its own
+    assert not list(roles.llm_problems(config, "train"))  # a server has its own
     config.llm.url = CURRENT_POLICY
-    (problem,) = roles.llm_problems(config, "train", lambda path: tmp_path / path)
+    (problem,) = roles.llm_problems(config, "train")
     assert "llguidance" in problem and "llm" in problem
 
 

@@ -19,7 +19,6 @@ from evolver.config.checks.model import model_problems
 from evolver.config.checks.workdir import workdir_problems
 from evolver.config.checks.world import world_problems
 from evolver.config.keys import fitted, key_problems
-from evolver.config.paths import resolve
 from evolver.llm import roles
 
 
@@ -42,7 +41,7 @@ def problems(
         contradictions(config, mode, plugged=not plugged),
         model_problems(config, mode),
         world_problems(config, mode),
-        roles.llm_problems(config, mode, resolve),
+        roles.llm_problems(config, mode),
         engine_problems(config, mode),
         install_problems(config, mode),
         mesh_problems(config),

@@ -27,12 +27,11 @@ TASK_FILE = ".jsonl"  # the end of an `eval.split` that is a file of tasks
 
 def evaluated(tasks: list[Task], config: ConfigDict) -> list[Task]:
     """Return the tasks of a split that are evaluated. config: `config.eval`."""
-    parts = [([t for t in tasks if t.env not in config.worlds], config.tasks)]
-    parts += [([t for t in tasks if t.env == w], count) for w, count in config.worlds.items()]
-    kept: set[str] = set()
-    for part, count in parts:
-        kept.update(task.id for task in sampled(part, count))
-    return [task for task in tasks if task.id in kept]
+    kept = sampled([task for task in tasks if task.env not in config.worlds], config.tasks)
+    for world, count in config.worlds.items():
+        kept = kept + sampled([task for task in tasks if task.env == world], count)
+    ids = {task.id for task in kept}
+    return [task for task in tasks if task.id in ids]
 
 
 def sampled(tasks: list[Task], count: int) -> list[Task]:
