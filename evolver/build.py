@@ -301,8 +301,7 @@ def read_all_tasks(
         else:
             originals = boundary.tasks(world, c.env.split) if c.env.split else []
     known = {"env.tasks" if c.env.tasks else "env.split": originals, "questioning.tasks": given}
-    problems = [*leaks(c, known, held_out), *shared_ids(known)]
-    if problems:
+    if problems := [*leaks(c, known, held_out), *shared_ids(known)]:
         raise RunError("\n".join(problems))
     return originals, evaluated(held_out, c.eval), given
 
@@ -402,8 +401,7 @@ def make_template(config: Any) -> Callable[[Opening], Context]:
     def context(opening: Opening) -> Context:
         shown = worlds.get(opening.world, {}).get("show_tools", opening.show_tools)
         template = own.get(f"template.worlds.{opening.world}", common)
-        made: Context = template(replace(opening, show_tools=shown))
-        return made
+        return template(replace(opening, show_tools=shown))
 
     return context if worlds else common
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from evolver.config.derived import needs_reference, updates, warmup, weight_dtype
 from evolver.config.keys import arguments
 from evolver.config.paths import model_folder
-from evolver.config.plugs import plug
+from evolver.config.plugs import chosen, plug
 from models import hf, qwen
 from models import mesh as meshes
 from models.lora import LoRA
@@ -48,8 +48,7 @@ class Learner:
         that it may be a part of."""
         reference = self.reference
         if reference is None:
-            base: qwen.Params = self.state["base"]
-            return base
+            return self.state["base"]
         if self.offloaded:
             reference = _in_memory("device", reference)
         return learner.whole(self.state | {"params": reference}, self.layout)
@@ -163,7 +162,7 @@ def make_programs(
     update = learner.make_update(
         forward,
         optimizer=optimizer,
-        loss=plug("loss", c.loss.name, c.loss.args.to_dict()),
+        loss=plug(*chosen(c, "loss")),
         aggregate=c.loss.aggregate,
         **arguments(token_loss, c.loss),
         max_tokens=min(c.rollout.context, c.rollout.max_turns * c.rollout.max_tokens),

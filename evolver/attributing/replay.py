@@ -39,7 +39,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,7 +131,7 @@ class ReplayJudge(TurnJudge):
         executed = [executed_text(turn) for turn in turns]
         needed = values_needed(executed, [words(text) for text in texts], episodes.opening)
         moves = [_Move(t.action, values, text) for t, values, text in zip(turns, needed, texts)]
-        nodes = episodes.walk(moves)
+        nodes = list(episodes.walk(moves))
         if len(nodes) == len(moves) and episodes.end(moves).evaluation == trajectory.reached:
             judgement = _Judgement(moves, nodes, episodes, before + self.max_replayed)
             judged = dict(zip(map(id, turns), judgement.label(trajectory.reached.success)))
@@ -188,17 +188,15 @@ class _Judgement:
     def _remove_harm(self) -> bool:
         """Label and remove the moves without which a failure is worth more. Return True if there
         were any."""
-        removed = False
-        k = len(self.moves) - 1
-        while k >= 0 and not self.over_budget:
-            if k in self.kept:
-                rest, value = self._without(k)
-                if value > self.value:
-                    self.labels[k] = _WORTH_MORE
-                    self.kept, self.value, removed = rest, value, True
-                    k = len(self.moves)  # without this move, another one may turn out to be harmful
-            k -= 1
-        return removed
+        left = self.kept[:]
+        while left and not self.over_budget:
+            k = left.pop()
+            rest, value = self._without(k)
+            if value > self.value:
+                self.labels[k] = _WORTH_MORE
+                self.kept, self.value = rest, value
+                left = rest[:]  # without this move, another one may turn out to be harmful
+        return len(self.kept) < len(self.moves)
 
     def _label_of_equal(self, k: int, success: bool, harm: bool) -> Label:
         """Return the label of a move without which the episode is worth the same."""
@@ -270,20 +268,18 @@ class _Episodes:
         self._nodes: dict[tuple[_Move, ...], _Node] = {(): _Node(snapshot_of(world))}
         self._ends: dict[tuple[_Move, ...], _End] = {}
 
-    def walk(self, moves: Sequence[_Move]) -> list[_Node]:
-        """Return a node for each move, played in order; fewer nodes than moves if the episode ends
+    def walk(self, moves: Sequence[_Move]) -> Iterator[_Node]:
+        """Yield a node for each move, played in order; fewer nodes than moves if the episode ends
         before the last."""
-        nodes: list[_Node] = []
         for k in range(len(moves)):
             path = tuple(moves[: k + 1])
             if path not in self._nodes:
                 node, _ = self._continue(path[:k], path[k:])
                 node.snapshot = snapshot_of(self.world)
                 self._nodes[path] = node
-            nodes.append(self._nodes[path])
-            if nodes[-1].ended:
-                break
-        return nodes
+            yield self._nodes[path]
+            if self._nodes[path].ended:
+                return
 
     def end(self, moves: Sequence[_Move]) -> _End:
         """Return the result of playing `moves`, continued from the longest prefix that was

@@ -25,6 +25,8 @@ from typing import Any, Protocol
 
 from evolver.config.values import hint, misfit
 
+Chosen = tuple[str, str, dict[str, Any]]  # key, name and arguments of a plug
+
 
 class PlugError(ValueError):
     """A plug that cannot be used; the message says what was given and what the callable takes."""
@@ -278,15 +280,19 @@ def resolved(key: str, name: str, args: Mapping[str, Any]) -> str:
     return f"{name}({', '.join(f'{n}={value!r}' for n, value in values(key, name, args).items())})"
 
 
-def in_config(config: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def chosen(config: Any, key: str) -> Chosen:
+    """Return (key, name, args) of the plug of a config under `key`."""
+    group = operator.attrgetter(key)(config)
+    return key, group.name, group.args.to_dict()
+
+
+def in_config(config: Any) -> Iterator[Chosen]:
     """Yield (key, name, args) of every plug of a config."""
-    for key in KINDS:
-        group = operator.attrgetter(key)(config)
-        yield key, group.name, group.args.to_dict()
+    yield from (chosen(config, key) for key in KINDS)
     yield from templates_of_worlds(config.template)
 
 
-def templates_of_worlds(template: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def templates_of_worlds(template: Any) -> Iterator[Chosen]:
     """Yield (key, name, args) of the templates of `template.worlds`. Where no name is given, it is
     that of the other worlds, with their arguments unless there are others."""
     for world, own in template.worlds.to_dict().items():

@@ -1,7 +1,7 @@
 """The report of --mode=evolve: what the policy could do before and after each stage."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +95,13 @@ def written_rollouts(folder: Path) -> str:
         kind = bool(before.get(record["task"], {}).get("success")), bool(record["success"])
         kinds.setdefault(kind, (names[kind], record))
     chosen = [kinds[kind] for kind in names if kind in kinds][:3]
-    return (
-        "\n\n".join(f"=== {name}: {one['task']} ===\n{_text(one)}" for name, one in chosen) + "\n"
-    )
+    parts = [f"=== {name}: {one['task']} ===\n{_text(one)}" for name, one in chosen]
+    return "\n\n".join(parts) + "\n"
 
 
 def _text(record: Record) -> str:
-    parts: Sequence[str] = [f"task: {record['query']}"]
+    lines = [f"task: {record['query']}"]
     for turn in record["turns"]:
-        parts = [*parts, f"agent: {turn['action']}", f"world: {text_of(turn['observation'])}"]
-    return "\n".join([*parts, f"success: {record['success']} (ended by {record['stop']})"])
+        lines += [f"agent: {turn['action']}", f"world: {text_of(turn['observation'])}"]
+    lines.append(f"success: {record['success']} (ended by {record['stop']})")
+    return "\n".join(lines)

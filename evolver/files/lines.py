@@ -1,7 +1,5 @@
 """JSON-lines files that survive a crash, with errors that name the line."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Iterator

@@ -291,7 +291,7 @@ def _scores_of(record: Any) -> Scores:
 def read_tasks(path: str | Path) -> list[Task]:
     """Return the tasks of a JSON-lines file. Raises BrokenFile, which names the first line that
     cannot be read."""
-    tasks: list[Task] = list(read_jsonl(path, make=Task.from_dict))
+    tasks = list(read_jsonl(path, make=Task.from_dict))
     if twice := repeated(tasks):
         raise BrokenFile(f"{path}: the task id {twice[0]} appears more than once")
     return tasks

@@ -186,11 +186,11 @@ def unfit_reason(text: str, query: str = "", observations: Iterable[str] = ()) -
     """
     if _TAGS.search(text) or COPIED in text:  # first, because a caller may care for tags only
         return "marked"
-    if not words(text).strip():  # nothing, or the dots of the answer's example
+    sentence = words(text)
+    if not sentence.strip():  # nothing, or the dots of the answer's example
         return "empty"
     if len(text) > _LONGEST:
         return "long"
-    sentence = words(text)
     if len(text.split()) > _FEW and any(sentence in words(seen) for seen in observations):
         return "quoted"
     common, own = scripts(text), scripts(query)

@@ -16,6 +16,7 @@ engines' own. Creating a Chat needs httpx (requirements/llm.txt); importing this
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import json
 import math
 import os
@@ -128,10 +129,10 @@ class Chat:
         """
         return self._together(self._answer, questions, kept=ChatError)
 
-    def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return one vector per text, as the server of the role "embedder" gives it. Raises
-        ChatError and RunEnds."""
-        return self._together(self._vector, texts)
+    def embed(self, texts: Sequence[str], *, role: str = "embedder") -> list[list[float]]:
+        """Return one vector per text, as the role's server gives it. Raises ChatError and
+        RunEnds."""
+        return self._together(functools.partial(self._vector, role), texts)
 
     def server_problems(self) -> list[str]:
         """Return what is wrong with the servers: unreachable urls, unknown models, refused keys,
@@ -194,10 +195,10 @@ class Chat:
             self._book(call, "failure", kind=problem.kind)
             raise self._unanswered(call, problem.kind, problem) from None
 
-    async def _vector(self, text: str) -> list[float]:
-        role = self.roles["embedder"]
+    async def _vector(self, name: str, text: str) -> list[float]:
+        role = self.roles[name]
         body = {"model": role.model, "input": text}
-        record, _ = await self._record(Call("embedder", role, body, version="embedding"))
+        record, _ = await self._record(Call(name, role, body, version="embedding"))
         return record["vector"]
 
     async def _record(self, call: Call) -> tuple[Record, bool]:

@@ -83,13 +83,14 @@ class EndpointEmbedder:
     """Embeddings from the `/embeddings` route of an OpenAI-compatible server, cached by text.
 
     The constructor asks for one vector to learn its length. Experience cannot be searched without
-    embeddings, so a failure ends the run (ServerDown).
+    embeddings, so a failure ends the run (ServerDown). role: of `config.llm`, which names server
+    and model.
     """
 
     roles = ("embedder",)
 
-    def __init__(self, parts: Parts):
-        self.chat = parts.chat
+    def __init__(self, parts: Parts, *, role: str = "embedder"):
+        self.chat, self.role = parts.chat, role
         self.dims = self._vectors(["dimensions"]).shape[1]
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
@@ -103,7 +104,7 @@ class EndpointEmbedder:
 
     def _vectors(self, texts: Sequence[str]) -> np.ndarray:
         try:
-            return np.array(self.chat.embed(texts), np.float32)
+            return np.array(self.chat.embed(texts, role=self.role), np.float32)
         except ChatError as error:
             raise ServerDown(f"experience cannot be searched without embeddings: {error}") from None
         except ValueError:

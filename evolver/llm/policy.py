@@ -1,11 +1,9 @@
 """The policy as a language model: questions answered by an engine of this run."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +11,11 @@ import numpy as np
 
 from evolver.llm.questions import Call, ChatError, Json, Record
 from models import chat
+from models.tokenizer import Tokenizer
 from rl.engines import ContextFull, Engine
 from rl.engines.grammar import Grammars
 from rl.seeds import seed_of
 from rl.trajectory import Sampling
-
-if TYPE_CHECKING:
-    from models.tokenizer import Tokenizer
 
 
 class PolicyResponder:

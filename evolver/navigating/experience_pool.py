@@ -39,9 +39,7 @@ class ExperiencePool:
         self.embedder = embedder
         self.splits: set[str] = set()  # of all tasks that experience was extracted from
         self._experiences: dict[str, Experience] = {}  # by their ids, in the order of arrival
-        # Their vectors, in the same order; later rows are room for more, so that adding one does
-        # not copy all.
-        self._vectors_ND = np.empty((16, embedder.dims), np.float32)
+        self._vectors_ND = np.zeros((0, embedder.dims), np.float32)  # theirs, in the same order
 
     def __len__(self) -> int:
         return len(self._experiences)
@@ -64,7 +62,8 @@ class ExperiencePool:
         for experience, vector_D in zip(experiences, vectors_ND, strict=True):
             twin = self._twin(experience, vector_D)
             if twin is None:
-                self._insert(experience, vector_D)
+                self._experiences[experience.id] = experience
+                self._vectors_ND = np.vstack([self._vectors_ND, vector_D], dtype=np.float32)
                 added.append(experience.id)
             else:
                 twin.sources.extend(s for s in experience.sources if s not in twin.sources)
@@ -73,8 +72,7 @@ class ExperiencePool:
     def remove(self, ids: Sequence[str]) -> None:
         """Remove experiences. Raises KeyError for an id that is not in the pool."""
         gone = {id: self._experiences[id] for id in ids}
-        kept = [n for n, id in enumerate(self._experiences) if id not in gone]
-        self._vectors_ND[: len(kept)] = self._vectors_ND[kept]
+        self._vectors_ND = self._vectors_ND[[id not in gone for id in self._experiences]]
         for id in gone:
             del self._experiences[id]
 
@@ -119,8 +117,8 @@ class ExperiencePool:
         self.splits = set(state["splits"])
         self._experiences = {experience.id: experience for experience in experiences}
         keys = [experience.key for experience in experiences]
-        self._vectors_ND = np.empty((len(keys) + 16, self.embedder.dims), np.float32)
-        self._vectors_ND[: len(keys)] = np.reshape(self.embedder(keys), (-1, self.embedder.dims))
+        vectors_ND = np.asarray(self.embedder(keys), np.float32)
+        self._vectors_ND = vectors_ND.reshape(-1, self.embedder.dims)
 
     def save(self, folder: Path) -> None:
         """Write the pool. At any moment the folder holds the previous pool or the new one."""
@@ -134,19 +132,11 @@ class ExperiencePool:
         """Read what `save` wrote. Raises what `read_pool` does."""
         self.load_state(read_pool(folder))
 
-    def _insert(self, experience: Experience, vector_D: np.ndarray) -> None:
-        if len(self) == len(self._vectors_ND):
-            self._vectors_ND = np.resize(self._vectors_ND, (2 * len(self), self.embedder.dims))
-        self._vectors_ND[len(self)] = vector_D
-        self._experiences[experience.id] = experience
-
     def _nearest(
         self, vector_D: np.ndarray, k: int, min_similarity: float
     ) -> list[tuple[Experience, float]]:
         experiences, count = self.all(), min(k + _TIES, len(self))
-        found = search(
-            self._vectors_ND[: len(self)], vector_D, count, MetricKind.Cos, exact=True, threads=1
-        )
+        found = search(self._vectors_ND, vector_D, count, MetricKind.Cos, exact=True, threads=1)
         cosines = zip(found.keys, np.round(1 - found.distances.astype(float), 6))
         near = [(experiences[n], float(c)) for n, c in cosines if c >= min_similarity]
         return sorted(near, key=lambda pair: (-pair[1], pair[0].id))[:k]

@@ -69,10 +69,9 @@ def solutions(run: Run) -> tuple[list[Trajectory], Metrics]:
                 trajectory = attempt(world, task, task.reference, rollout=c.rollouts)
                 if trajectory.evaluation.success:
                     solved.append(trajectory)
-    failed = len(invented) - len(solved)
     return solved, {
         "navigating/solutions": len(solved),
-        "navigating/solutions_failed": failed,
+        "navigating/solutions_failed": len(invented) - len(solved),
     }
 
 

@@ -1,13 +1,11 @@
 """Phase 10: evaluation, metrics, checkpoints, and the files of the workdir."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import reprlib
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 from evolver import alarms
 from evolver.build import Run, RunError, remembering
@@ -77,7 +75,7 @@ class Recorder:
         id = self.manifest["wandb"]
         self.sinks = Sinks(run.workdir.path, c, id=id, writes=run.workdir.writes)
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -105,7 +105,7 @@ def _counts(config: Any, originals: int, held_out: int) -> dict[str, Count]:
     first = learnt = first_tasks(c, originals)  # groups that experience is extracted from
     if n.every:
         learnt += c.steps // n.every * (1 + c.rollout.refill) * c.rollout.tasks
-    given = _arguments("navigating.extractor", n.extractor)
+    given = plugs.values(*plugs.chosen(c, "navigating.extractor"))
     extractor = plugs.load("navigating.extractor", n.extractor.name)
     labelled = first if getattr(extractor, "reads_labels", True) else 0
     queries = _retrievals(c, groups, held_out)
@@ -143,16 +143,11 @@ def _exploration(config: Any, role: str, originals: int) -> Count:
     worded = sum(budgets) if role == "writer" and q.words.name == "model" else 0
     if q.explorer.name != "llm":
         return 0, worded
-    given = _arguments("questioning.explorer", q.explorer)
+    given = plugs.values(*plugs.chosen(config, "questioning.explorer"))
     calls = given["breadth"] + given["depth"] if role == "explorer" else 1  # of one walk
     least = sum(math.ceil(budget / given["per_walk"]) for budget in budgets)
     most = sum(map(bool, budgets)) * given["rounds"] * originals
     return calls * least, calls * max(least, most) + worded if originals else math.inf
-
-
-def _arguments(key: str, group: Any) -> dict[str, Any]:
-    """Return the arguments of a plug, defaults included."""
-    return plugs.values(key, group.name, group.args.to_dict())
 
 
 def _range(least: int, most: float) -> str:

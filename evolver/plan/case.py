@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from evolver.config.checks.machine import mesh_error
+from evolver.config.checks.machine import KERNELS, mesh_error
 from evolver.config.derived import needs_reference, weight_dtype
 from evolver.config.paths import model_folder
 from evolver.learner import make_layout
@@ -227,10 +227,10 @@ def adapted(config: Any, target: Target) -> tuple[Any, str]:
 def problems(case: Case) -> Iterator[str]:
     """Yield why the config's engine, kernels and mesh cannot run on the target."""
     c, chip, target = case.config, case.target.chip, case.target
-    kernels = {"cudnn": "cuda", "cudnn_packed": "cuda", "pallas": "cuda", "splash": "tpu"}
     kernel, (replicas, devices) = c.model.attention, servers_of(c)
+    backend = chip.platform.replace("cuda", "gpu")
     starts_servers = not case.on_jax and not c.engine.vllm.urls
-    if kernels.get(kernel, chip.platform) != chip.platform:
+    if KERNELS.get(kernel, backend) != backend:
         yield f"config.model.attention={kernel} does not run on {chip.name}: set it to auto"
     if not case.on_jax and target.count > chip.host:
         yield (

@@ -48,13 +48,14 @@ def devices_of(target: targets.Target) -> list[Any]:
     """Return descriptions of the target's devices, for which jax can compile but not run
     programs."""
     chip = target.chip
-    described = {"topology_name": targets.topologies(chip.name).get(target.count)}
-    if chip.platform == "cuda":
-        described = {
-            "target_config": targets.gpu_description(chip),
-            "topology": targets.gpu_topology(target.count),
-        }
-    return topologies.get_topology_desc(platform=chip.platform, **described).devices
+    if chip.platform == "tpu":
+        name = targets.topologies(chip.name)[target.count]
+        return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+    return topologies.get_topology_desc(
+        platform="cuda",
+        target_config=targets.gpu_description(chip),
+        topology=targets.gpu_topology(target.count),
+    ).devices
 
 
 def placed(tree: Any, where: Sharding) -> Any:

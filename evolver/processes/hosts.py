@@ -66,8 +66,10 @@ def _join(c: Any, stack: contextlib.ExitStack) -> None:
     if not count:
         from jax._src.clusters import ClusterEnv  # as jax.distributed.initialize does, later
 
-        detect = ClusterEnv.auto_detect_unset_distributed_params
-        address, count, index, devices = detect(*[None] * 5, int(c.deadline))
+        found = ClusterEnv.auto_detect_unset_distributed_params(
+            None, None, None, None, None, int(c.deadline)
+        )
+        address, count, index, devices = found
     bind = None
     if not index and address:
         stack.enter_context(coordinator.serving(address, count, c.deadline))

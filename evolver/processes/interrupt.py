@@ -4,8 +4,6 @@ SIGTERM does the same. So does SIGHUP, the end of a terminal or of an ssh sessio
 shells and the kernel both send it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib
@@ -16,7 +14,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from evolver.processes.streams import silence
 from rl.trajectory import EndsRun
@@ -55,7 +53,7 @@ class Stop:
             self._thread = threading.Thread(target=work, name="rollouts", daemon=True)
             self._thread.start()
 
-    def __enter__(self) -> Stop:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` sets it

@@ -1,7 +1,5 @@
 """A buffer of rollouts that survives a resume, for recipes that train on them again."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import random

@@ -87,10 +87,10 @@ class WebRL(Recipe):
         return kept
 
     def remember(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics:
-        failed = [t for t in trajectories if not (t.broken or t.evaluation.success)]
-        for t in failed:
-            start = t.task.meta.get("source", t.task.id)
-            self.failed.append([start, [turn.action for turn in t.turns]])
+        for t in trajectories:
+            if not (t.broken or t.evaluation.success):
+                start = t.task.meta.get("source", t.task.id)
+                self.failed.append([start, [turn.action for turn in t.turns]])
         return super().remember(run, trajectories, step)
 
     def metrics(self) -> Metrics:

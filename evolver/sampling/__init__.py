@@ -1,7 +1,5 @@
 """The choice of the tasks of a step: the plug `sampler`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

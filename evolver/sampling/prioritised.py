@@ -4,8 +4,6 @@ The success rate of a task is estimated as (successes + 1) / (attempts + 2), so 
 never tried has 1/2. Guided rollouts do not count.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any

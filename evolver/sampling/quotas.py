@@ -1,7 +1,5 @@
 """A sampler that gives each world its share of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -150,11 +150,10 @@ class TestCache:
             return Answer({"data": [{"embedding": vector}], "usage": {"prompt_tokens": 3}})
 
         with client(script, cache=tmp_path) as chat:
-            chat.roles["embedder"] = chat.roles["judge"]
             vectors = [[1.0, 1.0], [2.0, 1.0], [1.0, 1.0]]
-            assert chat.embed(["a", "bb", "a"]) == vectors
+            assert chat.embed(["a", "bb", "a"], role="judge") == vectors
             assert len(chat.server.requests) == 2 and chat.server.requests[0][0] == "/v1/embeddings"
-            assert chat.ledger.tokens == 6 and chat.embed(["bb"]) == vectors[1:2]
+            assert chat.ledger.tokens == 6 and chat.embed(["bb"], role="judge") == vectors[1:2]
             assert len(chat.server.requests) == 2
 
 

@@ -119,7 +119,7 @@ def test_the_command_line_reaches_what_is_said_of_one_world(tmp_path):
     config = mixed()
     words = ["env.args.worlds.a.args.size=2", "env.args.worlds.c.name=home", "eval.worlds={'b': 1}"]
     for word in words:
-        assert override(config, f"--config.{word}") == []
+        assert override(config, f"--config.{word}") == ""
     given = config.env.args.worlds.to_dict()
     assert given == WORLDS | {"a": WORLDS["a"] | {"args": {"size": 2}}, "c": {"name": "home"}}
     assert config.eval.worlds.b == 1

@@ -11,6 +11,9 @@ from ml_collections import ConfigDict
 from envs.packages import how_to_install
 from evolver.config.paths import model_folder, resolve
 
+# The backend that a kernel of `model.attention` is for; the others run on any.
+KERNELS = {"cudnn": "gpu", "cudnn_packed": "gpu", "pallas": "gpu", "splash": "tpu"}
+
 
 def install_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     """Yield packages, files and devices that this machine lacks; nothing for a plan, which is for
@@ -28,9 +31,7 @@ def install_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     if python and not (resolve(python).exists() or shutil.which(python)):
         yield f"config.env.python={python}: there is no such program"
     attention = config.model.attention
-    kernel = {
-        "cudnn": "gpu", "cudnn_packed": "gpu", "pallas": "gpu", "splash": "tpu"
-    }.get(attention)  # fmt: skip
+    kernel = KERNELS.get(attention)
     devices = math.prod(config.mesh.values())
     if not kernel and (devices == 1 or config.hosts.count != 1):
         return
