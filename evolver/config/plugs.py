@@ -214,15 +214,15 @@ def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
             )
         elif not free:
             found.append(f"there is no argument {argument!r}{hint(argument, takes)}")
-    for argument, p in parameters(target).items():
-        if p.default is p.empty and argument in takes and argument not in args:
+    for argument in (n for n, p in parameters(target).items() if p.default is p.empty):
+        if argument in takes and argument not in args:
             found.append(f"{argument} is missing")
-        if made and p.default is p.empty and argument in first:
+        if made and argument in first:
             found.append(
                 f"{argument} cannot be provided: an instance is made from the config's `args`, and"
                 f" then its __call__ is given {kind.given}"
             )
-        elif p.default is p.empty and argument in first[1:]:
+        elif argument in first[1:]:
             found.append(
                 f"{argument} cannot be provided: a plug has one positional argument, {kind.given},"
                 " and what the config sets is keyword-only (after `*`)"

@@ -1,5 +1,7 @@
 """A context template that asks a language model: older turns are summarised."""
 
+import contextlib
+
 from evolver.llm.answers import unfit_reason
 from evolver.llm.prompts import prompt
 from evolver.llm.questions import ChatError
@@ -48,11 +50,10 @@ class SummarisedWindow(SlidingWindow):
             "memory": quoted(self.summary or "nothing yet"),
             "turns": quoted("\n".join(self.tokenizer.decode(turn) for turn in leaving)),
         }
-        try:
+        lines = []
+        with contextlib.suppress(ChatError):  # recorded by the client
             reply = await self.chat(prompt("memory").messages(**slots), role="summariser")
-        except ChatError:
-            reply = None  # recorded by the client
-        lines = reply.text.strip().splitlines() if reply is not None else []
+            lines = reply.text.strip().splitlines()
         # A tag of a prompt would be obeyed.
         if lines and not any(unfit_reason(line) == "marked" for line in lines):
             told = [{"role": "user", "content": "\n".join(lines)}]

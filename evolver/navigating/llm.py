@@ -209,12 +209,11 @@ class Reranker(Refiner):
         """Return what an answer chose from the candidates. An answer with a number that does not
         exist is ignored, because all its numbers may be shifted."""
         contents: dict[int, str] = {}
-        chosen = [] if isinstance(answer, ChatError) else answer.parsed["chosen"]
-        for entry in chosen:
+        chosen = None if isinstance(answer, ChatError) else answer.parsed["chosen"]
+        for entry in chosen or ():
             contents.setdefault(entry["number"], entry["content"].strip())
-        if isinstance(answer, ChatError) or not contents.keys() <= set(
-            range(1, len(candidates) + 1)
-        ):
+        numbers = range(1, len(candidates) + 1)
+        if chosen is None or not contents.keys() <= set(numbers):
             self._meter.count("unrefined")
             return list(candidates[:top_k])
         kept = list(contents.items())[:top_k]
