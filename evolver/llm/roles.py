@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +272,7 @@ def make_chat(
         return None
     for name, role in roles.items():
         if role.url == SERVED:
-            roles[name] = dataclasses.replace(role, url=served)
+            roles[name] = replace(role, url=served)
     cache = {"": workdir / "llm_cache", "off": None}.get(c.cache, os.path.expanduser(c.cache))
     return Chat(
         roles,

@@ -8,7 +8,7 @@ from typing import Any
 
 from configs.paper import runs as paper_runs
 from evolver.plan import calls, targets
-from evolver.plan.amounts import evaluated_episodes
+from evolver.plan.amounts import evaluated_episodes, first_tasks
 from evolver.plan.case import case_of
 from evolver.plan.estimate import overheads, phases, step_seconds
 from experiments.grid import Run, some
@@ -55,8 +55,8 @@ def cost_of(study: Study, run: Run, target: str, prices: str = "") -> Cost:
     evaluated = evaluated_episodes(config, HELD_OUT[config.eval.split])
     hours = (seconds * config.steps + episode * evaluated) / 3600
     if config.navigating.enabled:
-        tasks = config.questioning.budget if config.questioning.enabled else ORIGINALS[world]
-        hours += episode * tasks * config.navigating.rollouts / 3600
+        first = first_tasks(config, ORIGINALS[world])
+        hours += episode * first * config.navigating.rollouts / 3600
     work = f"{config.steps} steps, {episodes + evaluated:,} episodes"
     return Cost(hours, priced(config, world), work)
 
