@@ -74,7 +74,10 @@ class _Server:
     """The process of a server. log: its output is appended."""
 
     def __init__(self, config: Any, log: Path, say: Callable[[str], None]):
-        self._settings, self._log, self._say = config.llm.serve, log, say
+        serve = config.llm.serve
+        self._path, self._python, self._devices = serve.path, serve.python, serve.devices
+        self._start_timeout, self._restarts = serve.start_timeout, serve.restarts
+        self._log, self._say = log, say
         (port,) = free_ports(1)
         self._command, self._address = command_of(config, port), f"http://127.0.0.1:{port}"
         self.url = f"{self._address}/v1"
@@ -84,30 +87,29 @@ class _Server:
 
     def start(self, check: Callable[[], None]) -> None:
         """Start the process and wait until it answers. Raises NotServed and what `check` raises."""
-        self._say(f"serving {self._settings.path}; log: {self._log}")
+        self._say(f"serving {self._path}; log: {self._log}")
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        environment = os.environ | {"PYTHONPATH": _path(self._settings.python)}
-        if self._settings.devices:
-            environment["CUDA_VISIBLE_DEVICES"] = self._settings.devices
+        environment = os.environ | {"PYTHONPATH": _python_path(self._python)}
+        if self._devices:
+            environment["CUDA_VISIBLE_DEVICES"] = self._devices
         with self._log.open("ab") as log:
             self._begins = log.tell()
             process = self._process = subprocess.Popen(
                 [sys.executable, str(PLUGIN / "launch.py"), *self._command],
                 stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=environment,
             )  # fmt: skip
-        most = self._settings.start_timeout
-        ends = time.monotonic() + most
+        ends = time.monotonic() + self._start_timeout
         while not self._answers():
             check()
             if process.poll() is not None:
                 raise NotServed(self._fault("it ended while starting"))
             if time.monotonic() > ends:
-                raise NotServed(self._fault(f"it was not ready after {most:g} s"))
+                raise NotServed(self._fault(f"it was not ready after {self._start_timeout:g} s"))
             time.sleep(CHECKS_S)
 
     def watch(self) -> None:
         """Start the process again whenever it ends by itself, as often as the config allows."""
-        for _ in range(self._settings.restarts):
+        for _ in range(self._restarts):
             while self._process is not None and self._process.poll() is None:
                 if self._closed.wait(CHECKS_S):
                     return
@@ -143,11 +145,10 @@ class _Server:
 
     def _fault(self, what: str) -> str:
         log = self._log.read_bytes()[self._begins :][-200_000:].decode(errors="replace")
-        path = self._settings.path
-        return f"the server of {path}: {what}: {first_error(log)}\n  log: {self._log}"
+        return f"the server of {self._path}: {what}: {first_error(log)}\n  log: {self._log}"
 
 
-def _path(python: str) -> str:
+def _python_path(python: str) -> str:
     """Return the PYTHONPATH of the server's process: this code for our server, nothing of ours for
     vLLM."""
     inherited = os.environ.get("PYTHONPATH", "")

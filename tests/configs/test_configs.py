@@ -3,9 +3,11 @@
 import ast
 import dataclasses
 import importlib
+import inspect
 import math
 import re
 import typing
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,8 @@ from configs import base, meshes, relatives
 from evolver.config import plugs
 from evolver.config.keys import flat, keys_of
 from evolver.config.values import described
-from evolver.llm.client import Limits
 from evolver.llm.questions import Role
+from evolver.llm.roles import ROLES
 from tests.configs import mistakes
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +35,8 @@ IMITATION = (
 )
 FILES = [p for p in sorted((ROOT / "configs").glob("*.py")) if p.stem not in PARTS + IMITATION]
 KEYS = keys_of(base.Config)
-LIMITS, ROLE = ({field.name for field in dataclasses.fields(kind)} for kind in (Limits, Role))
+ROLE = {field.name for field in dataclasses.fields(Role)}
+LLM_ROLES = [f"llm.{name}" for name in ROLES]
 PAPER = ("appworld_14b", "appworld_7b", "bfcl_14b", "bfcl_7b")
 ARGUMENTS = {
     "quickstart": ("grpo", "q", "qn", "qa", "all"),
@@ -70,18 +73,19 @@ def test_lists_are_not_used_because_flags_cannot_override_them():
     assert not [name for name, key in KEYS.items() if isinstance(key.default, list)]
 
 
-def attributes(tree: ast.AST) -> set[str]:
+def attributes(path: Path) -> set[str]:
     """Every "a.b.c" of a module; names that a function gives to parts (`c = run.config.rollout`)
-    are replaced by what they stand for."""
-    found = set()
-    for scope in (
-        tree,
-        *(
-            node
-            for node in ast.walk(tree)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        ),
-    ):
+    are replaced by what they stand for. What `arguments(target, a.b)` passes by name is "a.b" with
+    each parameter of the target."""
+    tree, found = ast.parse(path.read_text()), set()
+    origins = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, functions))):
         names = {}
         for node in ast.walk(scope):
             for target in node.targets if isinstance(node, ast.Assign) else ():
@@ -91,23 +95,37 @@ def attributes(tree: ast.AST) -> set[str]:
                 names |= {t.id: ast.unparse(value) for t, value in pairs if isinstance(t, ast.Name)}
         for node in ast.walk(scope):
             if isinstance(node, ast.Attribute):
-                head, *rest = ast.unparse(node).split(".")
-                found.add(".".join([names.get(head, head), *rest]))
+                found.add(written_out(node, names))
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "arguments":
+                if origins.get("arguments") == "evolver.config.keys":
+                    target, group = node.args
+                    owner = written_out(group, names)
+                    found |= {f"{owner}.{name}" for name in parameters_of(target, origins)}
     return found
+
+
+def written_out(node: ast.AST, names: dict[str, str]) -> str:
+    head, *rest = ast.unparse(node).split(".")
+    return ".".join([names.get(head, head), *rest])
+
+
+def parameters_of(target: ast.AST, origins: dict[str, str]) -> list[str]:
+    """The parameters of a callable that a module has imported."""
+    name = ast.unparse(target)
+    origin = importlib.import_module(origins[name.partition(".")[0]])
+    return list(inspect.signature(attrgetter(name)(origin)).parameters)
 
 
 def test_every_key_is_read_by_the_code():
     sources = [*(ROOT / "evolver").rglob("*.py"), ROOT / "run.py"]
-    read = "\n".join(set().union(*(attributes(ast.parse(p.read_text())) for p in sources)))
+    read = "\n".join(set().union(*map(attributes, sources)))
     for name in KEYS:
         section, _, key = name.rpartition(".")
         if section == "sharding":
             continue  # passed on as a whole
         if key == "args" or name.removesuffix("name") + "args" in KEYS:
             section, _, key = section.rpartition(".")  # a plug is passed on as a whole
-        if (section == "llm" and key in LIMITS | ROLE) or (
-            section.startswith("llm.") and key in ROLE
-        ):
+        if section in ("llm", *LLM_ROLES) and key in ROLE:
             continue  # passed on by name
         owner = rf"\b{section.rpartition('.')[2]}" if section else r"\b(c|config)"
         assert re.search(rf"{owner}\.{key}\b", read), f"nothing reads config.{name}"
