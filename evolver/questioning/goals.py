@@ -196,7 +196,10 @@ class Writer:
         """Return the fewest calls that still make the goal's changes and show its answer. Other
         changes are among them only if a call of the goal is refused without them."""
         events, needed = goal.events, set(goal.needed)
-        whole = list(range(max(needed) + 1))
+        # Changes whose arguments an agent cannot know are no part of any solution.
+        every = range(max(needed) + 1)
+        unknown = [n for n in every if events[n].changes and not self._found_out(goal, every, [n])]
+        whole = [n for n in every if n in needed or n not in unknown]
         alone = [n for n in whole if n in needed or not events[n].changes]
 
         def holds(trial: Sequence[int]) -> bool:

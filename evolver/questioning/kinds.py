@@ -120,16 +120,6 @@ class ToolStart(StartState):
                 probes[call.key] = call
         return list(probes.values())
 
-    def about(self, event: Event) -> list[Event]:
-        """Return calls of reading operations with the event's values for their arguments of the
-        same names."""
-        calls = []
-        for name, operation in self.operations.items():
-            if operation.required and name != event.name and self.stats.roles[name].reads:
-                if event.arguments.keys() >= set(operation.required):
-                    calls.append(self.event_like(event, name))
-        return calls
-
 
 class SlowStart(ToolStart):
     """The start of a world whose plays take long: its tests use fewer calls, and its battery is

@@ -311,9 +311,9 @@ class OperationStats:
 
     def says_nothing(self, event: Event) -> bool:
         """Return True if a reading operation gives this answer whatever it is asked, such as "no
-        results"."""
-        role = self.roles[event.name]
-        return role.answers.get(event.result, 0) >= _SAME_ANSWERS and role.reads
+        results". What is asked nothing shows the state, also that there is nothing yet."""
+        role, asked = self.roles[event.name], bool(event.arguments)
+        return asked and role.answers.get(event.result, 0) >= _SAME_ANSWERS and role.reads
 
     def refuses(self, answer: str) -> bool:
         """Return True if an answer in sentences means that the call was refused, although the world

@@ -33,10 +33,11 @@ Readings = Sequence[Reading]
 @dataclass
 class Probe:
     """A call of the battery. needs: calls before it without which it is refused; None = not yet
-    known."""
+    known. awaits: it shows nothing at the start, and is about what walks change."""
 
     event: Event
     needs: list[Event] | None = None
+    awaits: bool = False
 
     def calls(self) -> list[Event]:
         """Return the call after those that it needs."""
@@ -206,6 +207,7 @@ class StartState:
         self.compare_starts()
         walked = [event for event in self.to_offer(events) if event.accepted]
         self._offer([event for event in walked if self.reads(event)])
+        self._await(events)
         for _ in range(self.rounds):
             self._offer(self._others())
         self.measure()
@@ -280,6 +282,30 @@ class StartState:
                     self.stats.see(event.cells)
                 self.battery.append(Probe(event))
 
+    def _await(self, events: Events) -> None:
+        """Add calls about a walk's changes that show nothing yet, such as the bookings of somebody
+        who has none: there the changes will show."""
+        known = {probe.event.key for probe in self.battery}
+        changes = [event for event in events if event.accepted and event.changes]
+        about = {call.key: call for event in changes for call in self.about(event)}
+        calls = [call for key, call in about.items() if key not in known]
+        episode = self.open() if calls else None
+        for call in calls:
+            if episode and not episode.over:
+                event = episode.call(call.name, call.arguments)
+                if event.ok and not event.cells:
+                    self.battery.append(Probe(event, awaits=True))
+
+    def about(self, event: Event) -> list[Event]:
+        """Return calls of reading operations with the event's values for their arguments of the
+        same names."""
+        calls = []
+        for name, operation in self.operations.items():
+            if operation.required and name != event.name and self.stats.roles[name].reads:
+                if event.arguments.keys() >= set(operation.required):
+                    calls.append(self.event_like(event, name))
+        return calls
+
     def first_offers(self, calls: list[Event]) -> Events:
         """Return the calls that are tried first, as many as fit in."""
         return calls[: self.most_offered]
@@ -297,8 +323,10 @@ class StartState:
         number: Counter[str] = Counter()
         rank = {}
         for n, (now, before) in enumerate(zip(first, second)):
-            if now and self.visible(now) == self.visible(before):
-                name = self.battery[n].event.name
+            probe = self.battery[n]
+            tells = bool(now) or probe.awaits or not probe.event.arguments
+            if tells and self.visible(now) == self.visible(before):
+                name = probe.event.name
                 rank[n] = (*self.dullness(name), number[name])
                 number[name] += 1
         kept = sorted(sorted(rank, key=rank.__getitem__)[: self.most_probes])

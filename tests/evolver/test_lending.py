@@ -42,8 +42,8 @@ def test_a_loan_to_a_member_who_owes_a_fine_does_not_name_the_payment(tasks):
     assert len(hidden) >= 4
     for task in hidden:
         assert task.meta["prerequisites"] == ["pay"] and "lend" in task.meta["template"]
-        lent = next(call for call in calls(task) if call.name == "lend")
-        assert call_text("pay", {"member": lent.arguments["member"]}) in task.reference
+        lent = [call.arguments["member"] for call in calls(task) if call.name == "lend"]
+        assert any(call_text("pay", {"member": member}) in task.reference for member in lent)
         paid = [call for call in calls(task) if call.name == "pay"]
         assert task.query.lower().count("payment") == len(paid) - 1
 
