@@ -29,6 +29,7 @@ _ENOUGH_TESTS = 10  # after which a role counts as clear whatever the results ar
 _ENOUGH_REPETITIONS = 20  # the same for repetitions at once
 COMPARISONS = 3  # calls at two starts, by which it is clear that an operation ignores the state
 _CALLS_COMPARED = 200  # calls of one operation whose first answers are kept
+_MEASURE = re.compile(r"-?\d+(\.\d+)?|[Tt]rue|[Ff]alse")
 _SAME_ANSWERS = 3  # calls with one answer, after which a reader says nothing by it
 _PRACTISED = 10  # an operation that has worked as often is well known
 _CONTRAST = 3  # refusals, without which a uniform answer does not show that a call was accepted
@@ -311,9 +312,15 @@ class OperationStats:
 
     def says_nothing(self, event: Event) -> bool:
         """Return True if a reading operation gives this answer whatever it is asked, such as "no
-        results". What is asked nothing shows the state, also that there is nothing yet."""
-        role, asked = self.roles[event.name], bool(event.arguments)
-        return asked and role.answers.get(event.result, 0) >= _SAME_ANSWERS and role.reads
+        results".
+
+        What is asked nothing shows the state, also that there is nothing yet. A number, "true" or
+        "false" tells something however often it comes.
+        """
+        role = self.roles[event.name]
+        if not event.arguments or _MEASURE.fullmatch(event.result):
+            return False
+        return role.answers.get(event.result, 0) >= _SAME_ANSWERS and role.reads
 
     def refuses(self, answer: str) -> bool:
         """Return True if an answer in sentences means that the call was refused, although the world
