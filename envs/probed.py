@@ -51,7 +51,7 @@ from envs.world import (
 # A word may be a path from the root.
 _TOKEN = re.compile(r"(?:(?<![^\s\"'(\[])/)?(?:\w[\w.:@'/-]*\w|\w)")
 _WORD = re.compile(r"\w+")
-_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?!\w)")
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?!\w)")
 # A name of a thing does not begin or end with one of these.
 _FUNCTION_WORDS = set(
     re.findall(
@@ -213,8 +213,8 @@ def answered(text: str, answer: dict[str, Any]) -> bool:
     answer. A world may write 6 as 6.0.
     """
     value, words = answer["value"].lower(), _WORD.findall(text.lower())
-    if _NUMBER.fullmatch(value):
-        return {Decimal(number) for number in _NUMBER.findall(text)} == {Decimal(value)}
+    if NUMBER.fullmatch(value):
+        return {Decimal(number) for number in NUMBER.findall(text)} == {Decimal(value)}
     padded = f" {' '.join(words)} "
 
     def named(other: str) -> bool:

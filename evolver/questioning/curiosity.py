@@ -23,6 +23,7 @@ from rl.bounds import Count, CountOrZero
 
 _PATIENCE = 512  # visits of worlds by which something has to be found
 _PROPOSALS = 3  # goals that are written per task that a walk may give
+_TRIALS = 64  # of goals of one name, after which none of them is expected to become a task
 _HALF = 0.5  # rate of success up to which a difficulty counts once
 _SURPLUS = 6.0  # how much more a difficulty counts for each success beyond
 
@@ -60,6 +61,7 @@ class Curiosity:
         self.rehearsals, self.goals, self.least, self.most = rehearsals, goals, least, most
         self.walker = Walker(breadth=breadth, depth=depth, branches=branches)
         self._tried: Counter[str] = Counter()  # goals by name
+        self._made: set[str] = set()  # names of goals that became tasks
         # start -> what its world showed: fields of SeenValues, and StartState.state()
         self._starts: dict[str, Json] = {}
         self._tools: dict[str, str] = {}  # start -> names of its operations
@@ -186,7 +188,7 @@ class Curiosity:
         def commonness(goal: Goal) -> tuple[float, int]:
             return statistics.as_difficult_as(goal.name), self._tried[goal.name]
 
-        goals = goals_of(walk, start, most=self.goals)
+        goals = [goal for goal in goals_of(walk, start, most=self.goals) if self._hopes(goal.name)]
         writer = Writer(start, least=self.least, most=self.most)
         kept = tried = 0
         while goals and kept < most and tried < _PROPOSALS * most:
@@ -204,8 +206,13 @@ class Curiosity:
             tried += 1
             yield task
             if self.pool.tasks.get(task.id) is task:
+                self._made.add(goal.name)
                 statistics.add(task)
                 kept += 1
+
+    def _hopes(self, name: str) -> bool:
+        """Return True unless goals of this name were tried often and never became tasks."""
+        return self._tried[name] < _TRIALS or name in self._made
 
     def state(self) -> Json:
         """Return what was learnt, as JSON values."""
@@ -213,6 +220,7 @@ class Curiosity:
             "stats": self.walker.stats.state(),
             "beside": {value: sorted(others) for value, others in self.walker.beside.items()},
             "tried": dict(self._tried),
+            "made": sorted(self._made),
             "starts": self._starts,
             "tools": self._tools,
             "rehearsed": self._rehearsed,
@@ -224,6 +232,7 @@ class Curiosity:
         self.walker.stats.load_state(state["stats"])
         self.walker.beside = {value: set(others) for value, others in state["beside"].items()}
         self._tried, self._starts = Counter(state["tried"]), dict(state["starts"])
+        self._made = set(state["made"])
         self._tools = dict(state["tools"])
         self._rehearsed, self._slow = state["rehearsed"], state["slow"]
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from envs.probed import Cell
+from envs.probed import NUMBER, Cell
 from envs.wording import distinguishing, goal_text, joined, spaced, summaries
 from evolver.questioning.calls import Event, Events, Operation
 from evolver.questioning.start_state import is_token
@@ -128,6 +128,8 @@ class Phrasing:
         if shown and not shown[0].label and len(rows) == 1 and len(shown) > 1:
             options.append(Option("the first word", shown[0].value, shown[:1]))
             options.append(Option("the last word", shown[-1].value, shown[-1:]))
+        if len(shown) == 1 and not shown[0].label and NUMBER.fullmatch(shown[0].value):
+            options.append(Option("the number", shown[0].value, shown))
         entries = [cell for cell in shown if "[*]" in cell.label]
         lists = {cell.label.partition("[*]")[0] for cell in entries}
         if len(lists) == 1:
