@@ -138,6 +138,8 @@ class Role:
         """Return True if the role is clear from `tests` tests, or was tested often enough."""
         differ, tested = self.effects
         same, repeated = self.repeated
+        if not differ and self.is_uniform:  # "done" is said of changes, which may need a condition
+            tests = _ENOUGH_TESTS
         return (
             (tested >= tests and differ != 1)
             or tested >= _ENOUGH_TESTS
@@ -161,11 +163,15 @@ class Role:
         return self.refusals >= _CONTRAST and self.refusals == sum(self.outcomes.values())
 
     @property
-    def only_confirms(self) -> bool:
-        """True if the operation answers every call that it does not refuse alike, such as with
-        "ok"."""
+    def is_uniform(self) -> bool:
+        """True if the operation answers every call that it does not refuse alike."""
         accepted = [name for name in self.outcomes if not name.startswith("refused")]
-        return len(self.answers) == len(accepted) == 1 and self.refusals >= _CONTRAST
+        return len(self.answers) == len(accepted) == 1
+
+    @property
+    def only_confirms(self) -> bool:
+        """True if the operation says no more than "ok", as far as its refusals show."""
+        return self.is_uniform and self.refusals >= _CONTRAST
 
     def novelty(self, followed: int) -> float:
         """Return the expected novelty of another call. followed: how often the operation has
