@@ -1,0 +1,40 @@
+"""The explorer in worlds of a stranger: modules of plain functions, each with something that an
+explorer may overlook, and with a rule that no description mentions."""
+
+import pytest
+
+from envs import make
+from evolver.questioning.curiosity import Curiosity
+from tests.evolver.explorers import Questioning, solves
+
+# {module: (goals that have to be found, (a call, the later one that is refused without it))}
+STRANGERS = {
+    "garage": ({"book_car", "charge_car", "check_licence"}, ("check_licence", "book_car")),
+    "garage_by_driver": ({"book_car", "charge_car"}, ("check_licence", "book_car")),
+    "bank": ({"deposit", "transfer", "unfreeze"}, ("unfreeze", "transfer")),
+    "tickets": (
+        {"assign_ticket", "close_ticket", "set_priority"},
+        ("assign_ticket", "close_ticket"),
+    ),
+}
+BUDGET = 100
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_a_strangers_world_gives_tasks_and_its_hidden_rule(name):
+    def make_world():
+        return make("functions", module=f"tests.evolver.strangers.{name}")
+
+    made = Questioning(Curiosity, make_world, make_world().tasks("train")[:16], rehearsals=8)
+    tasks = made.explore(seed=0, budget=BUDGET)
+    assert len(tasks) >= 0.7 * BUDGET
+    wanted, (first, later) = STRANGERS[name]
+    changes = [set(task.meta["template"].split("+")) for task in tasks]
+    assert wanted <= set().union(*changes)
+    hidden = [task for task in tasks if first in task.meta["prerequisites"]]
+    assert len(hidden) >= 2
+    for task in hidden:
+        assert later in task.meta["template"]
+        without = [action for action in task.reference if f'"{first}"' not in action]
+        assert solves(make_world(), task, task.reference)
+        assert not solves(make_world(), task, without)
