@@ -339,8 +339,11 @@ class Writer:
         if not self._passes(events, verifier, closing)[0]:
             raise Rejected("reference fails")
         for n, event in enumerate(events):
-            rest = [*events[:n], *events[n + 1 :]]
-            if rest and n != goal.asked and self._informed(rest, events):
+            kept = [m for m in range(len(events)) if m != n]
+            rest = [events[m] for m in kept]
+            others = [m for m in kept if events[m].changes and m not in goal.needed]
+            known = self._informed(rest, events) and self._found_out(goal, kept, others)
+            if rest and n != goal.asked and known:
                 success, played = self._passes(rest, verifier, closing)
                 if success:
                     raise Rejected("a call is superfluous")
