@@ -24,6 +24,7 @@ from rl.bounds import Count, CountOrZero
 _PATIENCE = 512  # visits of worlds by which something has to be found
 _PROPOSALS = 3  # goals that are written per task that a walk may give
 _TRIALS = 64  # of goals of one name, after which none of them is expected to become a task
+_RETRIED = 0.1  # of such goals
 _HALF = 0.5  # rate of success up to which a difficulty counts once
 _SURPLUS = 6.0  # how much more a difficulty counts for each success beyond
 
@@ -188,7 +189,8 @@ class Curiosity:
         def commonness(goal: Goal) -> tuple[float, int]:
             return statistics.as_difficult_as(goal.name), self._tried[goal.name]
 
-        goals = [goal for goal in goals_of(walk, start, most=self.goals) if self._hopes(goal.name)]
+        goals = goals_of(walk, start, most=self.goals)
+        goals = [goal for goal in goals if self._hopes(goal.name, rng)]
         writer = Writer(start, least=self.least, most=self.most)
         kept = tried = 0
         while goals and kept < most and tried < _PROPOSALS * most:
@@ -210,9 +212,11 @@ class Curiosity:
                 statistics.add(task)
                 kept += 1
 
-    def _hopes(self, name: str) -> bool:
-        """Return True unless goals of this name were tried often and never became tasks."""
-        return self._tried[name] < _TRIALS or name in self._made
+    def _hopes(self, name: str, rng: random.Random) -> bool:
+        """Return True for the name of goals that become tasks, or were not tried often. Others are
+        tried now and then, as what is known of the world grows."""
+        often = self._tried[name] >= _TRIALS and name not in self._made
+        return not often or rng.random() < _RETRIED
 
     def state(self) -> Json:
         """Return what was learnt, as JSON values."""

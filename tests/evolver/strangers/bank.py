@@ -47,7 +47,12 @@ def deposit(account: str, amount: float) -> str:
 
 
 def transfer(source: str, target: str, amount: float) -> str:
-    """Transfer money from one account to another."""
+    """Transfer money.
+
+    Args:
+        source: the account that pays
+        target: the account that is paid
+    """
     if amount <= 0:
         raise ValueError("the amount must be positive")
     giver, taker = _get(source), _get(target)
