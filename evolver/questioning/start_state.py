@@ -284,7 +284,9 @@ class StartState:
 
     def _await(self, events: Events) -> None:
         """Add calls about a walk's changes that show nothing yet, such as the bookings of somebody
-        who has none: there the changes will show."""
+        who has none: there the changes will show. In a slow world they are too many."""
+        if self.slow:
+            return
         known = {probe.event.key for probe in self.battery}
         changes = [event for event in events if event.accepted and event.changes]
         about = {call.key: call for event in changes for call in self.about(event)}
