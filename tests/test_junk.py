@@ -40,7 +40,7 @@ from models import hf, hf_config
 from models.files import BrokenFile
 from models.tokenizer import Tokenizer, TokenizerError, train_bpe
 from rl.checkpoint import _drop_damaged_metrics
-from rl.engines.serve.requests import ChatRequest, Refused, parse, prompts_of
+from rl.engines.serve.requests import ChatRequest, Refused, fields_of, parse, prompts_of
 from tests.evolver.test_books import trajectory
 
 INPUTS = 100_000  # of all readers together, in the slow test
@@ -369,7 +369,7 @@ READERS = {
     "tokenizer.json": Reader(lines(json.loads(TOKENIZER.to_json())), placed(
         "tokenizer.json", Tokenizer.load), (TokenizerError,), 0.2),
     "requests": Reader(lines(REQUEST), lambda data, _: list(prompts_of(
-        parse(lambda fields: ChatRequest, data, "policy"), TOKENIZER, vocab=400, context=400)), (Refused, values.Unsafe), 2),
+        parse(ChatRequest, fields_of(data, "policy")), TOKENIZER, vocab=400, context=400)), (Refused, values.Unsafe), 2),
     "URLs": Reader(damaged(b"http://user:key@[::1]:8000/v1?x=1#y"), lambda data, _: url_problem(decoded(data))),
     "targets": Reader(damaged(b"h100:8"), lambda data, _: targets.parse(decoded(data)), (targets.TargetError,)),
     "values of keys": Reader(lines(["a", {"b": 1.5}]), overridden, weight=0.02),

@@ -32,8 +32,9 @@ def test_exploration_ends_at_once_on_a_signal(step, kept):
     budgets = SimpleNamespace(budget=9, refresh=9)
     with Stop() as stop:
         exploring = SimpleNamespace(
-            config=SimpleNamespace(questioning=budgets, seed=0), stop=stop, make_world=Library
-        )
+            config=SimpleNamespace(questioning=budgets, seed=0), stop=stop, make_world=Library,
+            progress=SimpleNamespace(phase=print),
+        )  # fmt: skip
         with pytest.raises(Interrupted):
             invent(exploring, pool, Stops(), step)
         assert stop.asked

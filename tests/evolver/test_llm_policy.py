@@ -507,7 +507,7 @@ class TestRuns:
     [
         (["--config.llm.url=Policy"], "'Policy' is not a URL"),
         (["--config.llm.url=policy:first"], "nor one of policy, policy:initial"),
-        (["--config.llm.url="], "with its /v1, or policy"),
+        (["--config.llm.url="], "with its /v1, policy, or served"),
         (
             ["--config.navigating.enabled=True", "--config.navigating.embedder.name=endpoint"],
             "makes no embeddings",

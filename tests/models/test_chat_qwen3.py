@@ -16,7 +16,7 @@ from models.tokenizer import Tokenizer, TokenizerError, train_bpe
 from rl.contexts import Opening
 from rl.contexts.causal import Causal
 from rl.contexts.reasoning import ReasoningAugmented
-from rl.engines.serve.requests import ChatRequest, Refused, parse
+from rl.engines.serve.requests import ChatRequest, Refused, fields_of, parse
 from rl.trajectory import Completion
 from tests.models.make_golden_chat import FILE, TOOL, rendered, template_of
 from tests.models.test_chat import assistant, canonical, message
@@ -171,7 +171,7 @@ def test_a_server_takes_the_switch_of_a_request(small):
 
     def ask(**options):
         text = json.dumps(body | {"chat_template_kwargs": options}).encode()
-        return parse(lambda fields: ChatRequest, text, "policy")
+        return parse(ChatRequest, fields_of(text, "policy"))
 
     assert list(ask().prompts(small)) == [chat.opening(small, body["messages"])]
     assert list(ask(enable_thinking=False).prompts(small)) == [chat.opening(off, body["messages"])]

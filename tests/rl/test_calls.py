@@ -266,11 +266,11 @@ def test_a_world_is_played_in_the_policys_own_format(name):
 def test_the_server_reads_what_worlds_read(name):
     pytest.importorskip("pydantic")
     from rl.engines.serve.answers import Answers, Generated
-    from rl.engines.serve.requests import ChatRequest, parse
+    from rl.engines.serve.requests import ChatRequest, fields_of, parse
 
     tokenizer = mistral() if name == "mistral" else real(name)
     body = json.dumps({"messages": [USER], "tools": [TOOL]}).encode()
-    answers = Answers(parse(lambda fields: ChatRequest, body, "policy"), "policy", tokenizer)
+    answers = Answers(parse(ChatRequest, fields_of(body, "policy")), "policy", tokenizer)
     ids = calls.reply(tokenizer, {"content": call_text(ROME.name, ROME.arguments)})
     text = tokenizer.decode(ids[:-1])
     (choice,) = answers.whole([Generated([1], 0, ids, text=text, finish="stop")])["choices"]
