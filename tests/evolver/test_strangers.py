@@ -21,7 +21,13 @@ STRANGERS = {
 BUDGET = 100
 
 
-@pytest.mark.parametrize("name", STRANGERS)
+# The default run has the harder of the two garages.
+SLOW = {"garage": pytest.mark.slow}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=SLOW.get(name, ())) for name in STRANGERS]
+)
 def test_a_strangers_world_gives_tasks_and_its_hidden_rule(name):
     def make_world():
         return make("functions", module=f"tests.evolver.strangers.{name}")
