@@ -44,7 +44,7 @@ def serving(
     server = _Server(config, workdir / "llm_server.log", say)
     try:
         server.start(check)
-        threading.Thread(target=server.watch, daemon=True).start()
+        server.watcher.start()
         yield server.url
     finally:
         server.close()
@@ -81,6 +81,7 @@ class _Server:
         (port,) = free_ports(1)
         self._command, self._address = command_of(config, port), f"http://127.0.0.1:{port}"
         self.url = f"{self._address}/v1"
+        self.watcher = threading.Thread(target=self._watch, daemon=True)
         self._closed = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._begins = 0  # of the log of the present process
@@ -107,15 +108,18 @@ class _Server:
                 raise NotServed(self._fault(f"it was not ready after {self._start_timeout:g} s"))
             time.sleep(CHECKS_S)
 
-    def watch(self) -> None:
-        """Start the process again whenever it ends by itself, as often as the config allows."""
-        for _ in range(self._restarts):
+    def _watch(self) -> None:
+        """Start the process again whenever it ends by itself, as often as the config allows. Say
+        so, also when it is gone for good."""
+        for left in range(self._restarts, -1, -1):
             while self._process is not None and self._process.poll() is None:
                 if self._closed.wait(CHECKS_S):
                     return
-            self._say(self._fault("it ended, and is started again"))
+            then = "and is started again" if left else "and is not started again"
+            self._say(self._fault(f"it ended, {then}"))
             try:
-                self.start(self._unless_closed)
+                if left:
+                    self.start(self._unless_closed)
             except NotServed as error:
                 self._say(str(error))
             except InterruptedError:
@@ -124,6 +128,8 @@ class _Server:
     def close(self) -> None:
         """End the process."""
         self._closed.set()
+        if self.watcher.is_alive():  # it may be starting another process
+            self.watcher.join()
         process = self._process
         if process is None or process.stdin is None:
             return

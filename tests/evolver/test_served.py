@@ -1,6 +1,7 @@
 """A language model that the run serves itself: the whole program with our server, and a server that
 dies."""
 
+import os
 import re
 import socket
 import sys
@@ -122,10 +123,13 @@ def test_a_server_that_dies_is_started_again_at_its_address(tmp_path, monkeypatc
             while life == 0 and not is_up(address):
                 assert time.monotonic() < ends
                 time.sleep(0.05)
-        time.sleep(2 * served.CHECKS_S)
+        while len([text for text in said if "it ended, " in text]) < 2:
+            assert time.monotonic() < ends
+            time.sleep(0.05)
         assert not is_up(address)  # one restart was allowed
-    (fault,) = [text for text in said if "started again" in text]
-    assert "RuntimeError: told to die" in fault and str(tmp_path) in fault
+    faults = [text for text in said if "it ended, " in text]
+    assert all("RuntimeError: told to die" in text and str(tmp_path) in text for text in faults)
+    assert ["not started again" in text for text in faults] == [False, True]
 
 
 def is_up(address):
@@ -136,12 +140,16 @@ def is_up(address):
 
 
 def test_a_run_that_is_interrupted_leaves_no_server(tmp_path, monkeypatch):
-    quiet = [sys.executable, "-c", "import time; time.sleep(600)"]
-    monkeypatch.setattr(served, "command_of", lambda config, port: quiet)
+    pid = tmp_path / "pid"
+    code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    monkeypatch.setattr(served, "command_of", lambda config, port: [sys.executable, "-c", code])
 
     def check():
-        raise KeyboardInterrupt
+        if pid.exists() and pid.read_text():
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         with served.serving(config(0), tmp_path, say=lambda text: None, check=check):
             pass
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
