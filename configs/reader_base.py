@@ -1,13 +1,15 @@
 """A small policy that reads the tools of worlds that it never saw: where `evolver evolve` starts.
 
     python -m experiments.imitation --config=configs/reader_base.py             # for one GPU
+    python -m experiments.imitation --config=configs/reader_base.py:again       # for two cores
     python -m experiments.imitation --config=configs/reader_base.py:smollm2     # for one GPU
 
 It imitates agents in made-up worlds, whose tools, names, schemas and hidden rules are random
 (envs/made_up): their own tasks, half of them in the explorer's words, and exercises in reading
 lists. It begins with induction heads laid out (experiments/imitation/induction.py), and with lists
 of pairs alone, because random weights find no such heads in few tokens; docs/results.md says how
-far that brings it. `smollm2` teaches SmolLM2-135M-Instruct the same; a whole run of it was not
+far that brings it. `again` goes on from the shipped one, in more wordings than it saw. `smollm2`
+teaches SmolLM2-135M-Instruct the same; a whole run of it was not
 seen.
 """
 
@@ -19,8 +21,8 @@ from configs.pretrained import SMOL
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    if arg not in (None, "smollm2"):
-        raise ValueError(f"reader_base.py:{arg}: the argument is smollm2, or none")
+    if arg not in (None, "again", "smollm2"):
+        raise ValueError(f"reader_base.py:{arg}: the argument is again or smollm2, or none")
     config = imitation.get_config()
     use(config.env, "made_up")
     use(config.template, "brief")
@@ -41,10 +43,19 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.row = 1024
     config.rows = 64
     config.micro = 64
-    if arg == "smollm2":
-        config.model.path = SMOL
+    if arg:
         config.words = config.induction = False
         config.lists = config.whole = config.pairs = 0.0
+    if arg == "again":
+        config.model.path = "configs/assets/reader"
+        config.model.dtype = "float32"
+        config.demonstrations = 20_000
+        config.steps = 300
+        config.warmup = 15
+        config.rows = config.micro = 8
+        config.lr = 3e-4
+    if arg == "smollm2":
+        config.model.path = SMOL
         config.demonstrations = 12_000
         config.steps = 150
         config.row = 2048

@@ -20,6 +20,7 @@ from envs.made_up.words import (
     SUFFIXES,
     TEXTS,
     THINGS,
+    UNITS,
     coined,
     patterned,
     plural,
@@ -35,13 +36,14 @@ KNOBS = ("station", "unit", "studio", "system", "panel", "device", "desk", "cons
 class Attribute:
     """An attribute of the entities of a kind. form: "choice", "flag", "number", "text" or "link".
     values: of a choice or flag. other: the number of the kind that a link leads to. listed: shown
-    in lists."""
+    in lists. unit: what a number counts, "" if nobody says."""
 
     name: str
     form: str
     values: tuple[str, ...] = ()
     other: int = -1
     listed: bool = True
+    unit: str = ""
 
     def draw(self, rng: random.Random) -> str:
         """Return a value that is not a link."""
@@ -85,6 +87,8 @@ class Kind:
             return coined(rng)
         if self.names == "two words":
             return f"{rng.choice(THINGS)} {rng.choice(THINGS)}"
+        if self.names == "plain":
+            return rng.choice(NOUNS)
         return rng.choice(PEOPLE if self.names == "people" else THINGS)
 
 
@@ -146,6 +150,8 @@ SYSTEMS = (
 # Shares of words that no language has. With known words alone a policy learns those by heart, and
 # copies no others.
 COINED_NOUNS, COINED_VERBS = 0.6, 0.4
+COUNTED = 0.5  # share of the numbers that have a unit
+UNLISTED = 0.25  # share of the kinds with names for ids that no tool lists
 
 
 def _open(word: str, share: float, rng: random.Random) -> str:
@@ -160,7 +166,7 @@ def plan_of(number: int) -> Plan:
     kinds = [_kind(noun, rng) for noun in nouns[: rng.choice((1, 1, 2, 2, 2, 3))]]
     if rng.random() < 0.25:
         kinds.append(Kind(rng.choice(KNOBS), "name", "things", single=True))
-    naming, style = rng.randrange(5), rng.randrange(4)
+    naming, style = rng.randrange(6), rng.randrange(4)
     makers = _changes(kinds, rng)
     operations = [*_looks(kinds, rng), *makers]
     names: set[str] = set()
@@ -177,7 +183,9 @@ def plan_of(number: int) -> Plan:
 
 def _kind(noun: str, rng: random.Random) -> Kind:
     ids = rng.choice(("letter", "letter", "letter", "dash", "number", "hash", "name", "name"))
-    names = rng.choice(("people", "things", "coined", "coined", "coined", "two words", "file"))
+    names = rng.choice(
+        ("people", "things", "coined", "coined", "coined", "two words", "file", "plain")
+    )
     return Kind(noun, ids, names)
 
 
@@ -234,7 +242,11 @@ def _attribute(rng: random.Random) -> Attribute:
         return Attribute(_open(rng.choice(FLAGS), COINED_VERBS, rng), form, ("true", "false"))
     names = NUMBERS if form == "number" else rng.choice((TEXTS, PATTERNS))
     name = rng.choice(names)
-    return Attribute(name if name in PATTERNS else _open(name, COINED_VERBS, rng), form)
+    unit = _open(rng.choice(UNITS), COINED_VERBS, rng) if rng.random() < COUNTED else ""
+    return Attribute(
+        name if name in PATTERNS else _open(name, COINED_VERBS, rng), form,
+        unit=unit if form == "number" else "",
+    )  # fmt: skip
 
 
 def _looks(kinds: list[Kind], rng: random.Random) -> list[Operation]:
@@ -243,7 +255,8 @@ def _looks(kinds: list[Kind], rng: random.Random) -> list[Operation]:
     if len(kinds) > 1 and rng.random() < 0.45:
         made.append(Operation("", "list", -1, "", rng.choice(("look", "overview", "survey"))))
     for n, kind in enumerate(kinds):
-        if not made or made[0].kind >= 0:
+        unlisted = kind.ids == "name" and not kind.single and rng.random() < UNLISTED
+        if not (unlisted or (made and made[0].kind < 0)):
             verb = rng.choice(("list", "show", "get", "view")) if not kind.single else "read"
             made.append(Operation("", "list", n, "", verb))
         hidden = any(not a.listed for a in kind.attributes)
@@ -293,7 +306,9 @@ def _name(
     verb = _open(op.verb, 0.2, rng)
     about = f"{noun}_{op.attribute}" if op.does in ("set", "which") else noun
     plain = verb if op.does not in ("set", "list", "show", "which") else f"{verb}_{about}"
-    forms = [plain, f"{verb}_{about}", f"{about}_{verb}", f"{noun}.{verb}", f"{verb}_{noun}"]
+    forms = [
+        plain, f"{verb}_{about}", f"{about}_{verb}", f"{noun}.{verb}", f"{verb}_{noun}", verb
+    ]  # fmt: skip
     name = forms[naming]
     if rng.random() < 0.15:
         first, *rest = name.replace(".", "_").split("_")
@@ -318,7 +333,8 @@ def _name(
 def _parameter(op: Operation, kinds: list[Kind], role: str, rng: random.Random) -> str:
     kind = kinds[op.kind]
     if role == "value":
-        return rng.choice((op.attribute, op.attribute, "value", f"new_{op.attribute}"))
+        unit = kind.attribute(op.attribute).unit or op.attribute
+        return rng.choice((op.attribute, unit, "value", f"new_{op.attribute}"))
     if role == "name":
         return rng.choice(("name", "name", f"{kind.noun}_name"))
     if role == "other":
@@ -341,7 +357,8 @@ def _describe(op: Operation, kinds: list[Kind], style: int, rng: random.Random) 
         "which": (f"Show the {plural(noun)} of a {attribute}",
                   f"Find {plural(noun)} by {attribute}"),
         "put": (f"{verb} {a} {noun}", f"Make {a} {noun} {op.value}", f"{verb} one {noun}"),
-        "set": (f"{verb} the {attribute} of {a} {noun}", f"Give {a} {noun} another {attribute}"),
+        "set": (f"{verb} the {attribute} of {a} {noun}", f"Give {a} {noun} another {attribute}",
+                f"{verb} {a} {attribute}"),
         "link": (f"{verb} {a} {noun} {op.preposition} a {other}",
                  f"{verb} one {noun} {op.preposition} one {other}"),
         "add": (f"{verb if verb != 'new' else 'make'} a {noun}", f"Make a new {noun}"),

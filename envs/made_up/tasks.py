@@ -8,20 +8,36 @@ import random
 from typing import Any, NamedTuple
 
 from envs.made_up.plan import Kind, Operation, Plan, plan_of
+from envs.made_up.words import (
+    CLOSINGS,
+    GREETINGS,
+    LINK_REQUESTS,
+    OPENINGS,
+    PUT_BY_VALUE,
+    PUT_REQUESTS,
+    PUT_STATEMENTS,
+    QUESTIONS,
+    SET_BRIEFLY,
+    SET_REQUESTS,
+    SET_STATEMENTS,
+)  # fmt: skip
 from envs.made_up.world import STARTS, Refused, State, broken_by, holds, perform, start_of, subject
 from envs.probed import cells
 from envs.toolcalls import call_text
 from envs.wording import goal_text, inlined, joined, spaced, summaries
 from envs.world import Task
 
-OPENINGS = ("", "", "Please ", "I need you to ", "Can you ")
+SETTING = ("set", "change", "put", "make", "switch", "adjust")  # what any tool that sets does
 JOINTS = (" and ", ", then ", ". Then ", ", and ")
 DONE = "done"
+YES_NO = ("yes", "no")
 TRIES = 200
+SMALL_TALK = 0.12  # share of the queries with a greeting, and of those with a closing
 EXPLORERS = 0.5  # share of the tasks in the explorer's words
 INLINED = 0.7  # share of those with values in place of their parameters
 ASKED = 0.2  # share of the tasks that are questions
 LOOKED_UP = 0.6  # share of the tasks that name entities without their ids
+AGAIN = 0.4  # share of the tasks of several goals whose first two are of one tool
 RULED = 4.0  # how much likelier a goal is whose tool has a hidden rule
 
 
@@ -31,6 +47,15 @@ class Made(NamedTuple):
     op: Operation
     arguments: dict[str, Any]
     needed: bool
+
+
+class Goal(NamedTuple):
+    """The words of a goal. request: they may follow "please". elided: the verb is the one of the
+    goal before, and is not repeated."""
+
+    text: str
+    request: bool = True
+    elided: bool = False
 
 
 class Unfit(Exception):
@@ -54,16 +79,27 @@ def own_task(seed: int, split: str = "train") -> Task:
 def _drafted(plan: Plan, seed: int, split: str, rng: random.Random) -> Task:
     state = start_of(plan, seed)
     words = _References(plan, state, rng)
-    goals, calls, wanted, answer, asked = [], [], [], "", ""
+    goals: list[Goal] = []
+    calls: list[Made] = []
+    wanted: list[list[Any]] = []
+    answer, asked = "", ""
     if not plan.changing() or rng.random() < ASKED:
-        text, made, answer, asked = _question(plan, state, words, rng)
-        goals, calls = [text], made
+        text, calls, answer, asked = _question(plan, state, words, rng)
+        goals = [Goal(text, not text.startswith(("what", "which", "I ")))]
     else:
         numbers = plan.changing()
         ruled = [RULED if plan.operations[n].rules else 1.0 for n in numbers]
-        for n in rng.choices(numbers, ruled, k=rng.choice((1, 1, 2, 2, 3))):
-            text, made, changes = _goal(plan, state, plan.operations[n], words, rng)
-            goals.append(text)
+        chosen = rng.choices(numbers, ruled, k=rng.choice((1, 1, 2, 2, 3)))
+        elided = 0
+        if len(chosen) > 1 and rng.random() < AGAIN:
+            chosen[1] = chosen[0]
+            elided = plan.operations[chosen[0]].does in ("put", "link") and rng.random() < 0.7
+        for n, number in enumerate(chosen):
+            op, plain = plan.operations[number], bool(elided) and n < 2
+            goal, made, changes = _goal(plan, state, op, words, rng, plain)
+            if plain and n:
+                goal = Goal(goal.text.removeprefix(f"{op.verb} "), elided=True)
+            goals.append(goal)
             calls += made
             wanted += changes
     if len({tuple(map(str, change[:3])) for change in wanted}) < len(wanted):
@@ -73,19 +109,30 @@ def _drafted(plan: Plan, seed: int, split: str, rng: random.Random) -> Task:
     looks = words.look_ups()
     calls = [Made(op, {}, False) for op in looks if not any(c.op is op for c in calls[:1])] + calls
     if words.explorers:
-        query = joined(goals, asked, rng)
+        query = joined([goal.text for goal in goals], asked, rng)
         if rng.random() < INLINED:
             query = inlined(query, words.named)
             if rng.random() < 0.5:
                 query = f"Please {query[:1].lower()}{query[1:]}"
     else:
-        joint = rng.choice(JOINTS)
-        if joint.endswith("Then "):
-            goals[1:] = [goal[0].lower() + goal[1:] for goal in goals[1:]]
-        query = ("" if answer else rng.choice(OPENINGS)) + joint.join(goals)
-        query = query[0].upper() + query[1:]
-        query += "?" if query.startswith(("Can", "What")) else "."
+        query = _request(goals, rng)
     return _task(plan, seed, split, query, calls, state, wanted, answer)
+
+
+def _request(goals: list[Goal], rng: random.Random) -> str:
+    """Return a query in words of its own."""
+    joint = rng.choice(JOINTS)
+    text = goals[0].text
+    for goal in goals[1:]:
+        text += (" and " if goal.elided else joint) + goal.text
+    opening = rng.choice(OPENINGS) if goals[0].request else ""
+    end = "?" if (opening or text).startswith(("can", "could", "would", "what", "which")) else "."
+    text = opening + text
+    if goals[0].request or text.startswith(("the ", "wh", "I ", "we ")):  # a name stays as it is
+        text = text[0].upper() + text[1:]
+    greeting = rng.choice(GREETINGS) if rng.random() < SMALL_TALK else ""
+    closing = rng.choice(CLOSINGS) if rng.random() < SMALL_TALK else ""
+    return f"{greeting}{text}{closing}{end}"
 
 
 def _task(
@@ -111,7 +158,7 @@ class _References:
 
     def __init__(self, plan: Plan, state: State, rng: random.Random):
         self.plan, self.state, self.rng = plan, copy.deepcopy(state), rng
-        self.style = rng.choice((0, 3) if rng.random() < LOOKED_UP else (1, 2, 4))
+        self.style = rng.choice((0, 3, 5) if rng.random() < LOOKED_UP else (1, 2, 4))
         self.explorers, self.sought = rng.random() < EXPLORERS, set[int]()
         self.named: list[str] = []
         self.summaries = summaries({op.name: op.description for op in plan.operations})
@@ -120,15 +167,37 @@ class _References:
         k, name = self.plan.kinds[kind], self.state[kind][id]["name"]
         if k.single:
             return f"the {k.noun}"
-        if self.style in (0, 3) and k.ids != "name":
+        by_name = self.style in (0, 3, 5)
+        told = self._told(kind, id) if self.style == 5 and not self.explorers else ""
+        if told or (by_name and k.ids != "name"):
             self.sought.add(kind)
         if self.explorers:
-            return name if self.style in (0, 3) else id
+            return name if by_name else id
+        if told:
+            return told
+        if k.names == "plain" and self.rng.random() < 0.7:
+            name = f"the {name}"
         if k.ids == "name":
-            return (name, name, f"{k.noun} {name}", f"the {k.noun} {name}", name)[self.style]
+            return (name, name, f"{k.noun} {name}", f"the {k.noun} {name}", name, name)[self.style]
         return (
-            name, f"{name} ({id})", f"{k.noun} {id}", f"the {k.noun} {name}", id,
+            name, f"{name} ({id})", f"{k.noun} {id}", f"the {k.noun} {name}", id, name,
         )[self.style]  # fmt: skip
+
+    def _told(self, kind: int, id: str) -> str:
+        """Return words that tell an entity by a listed attribute, "" if none does."""
+        k, entities = self.plan.kinds[kind], self.state[kind]
+        lists = [op for op in self.plan.operations if op.does == "list" and op.kind in (kind, -1)]
+        found = []
+        for a in k.attributes:
+            value = entities[id][a.name]
+            if a.listed and a.form in ("choice", "number", "text"):
+                found += [a] * (sum(e[a.name] == value for e in entities.values()) == 1)
+        if not found or not lists:
+            return ""
+        a = self.rng.choice(found)
+        forms = ["the {noun} whose {a} is {v}", "the {noun} with the {a} {v}"]
+        forms += ["the {v} {noun}"] * (a.form == "choice" and entities[id][a.name] not in YES_NO)
+        return self.rng.choice(forms).format(noun=k.noun, a=a.name, v=entities[id][a.name])
 
     def described(self, op: Operation, phrases: dict[str, str]) -> str:
         """Return a goal in the explorer's words. phrases: {role of a parameter: its value}."""
@@ -148,18 +217,21 @@ def _values(plan: Plan, kind: Kind, op: Operation, rng: random.Random) -> str:
 
 
 def _goal(
-    plan: Plan, state: State, op: Operation, words: _References, rng: random.Random
-) -> tuple[str, list[Made], list[list[Any]]]:
-    """Make a change. Return its words, the calls that make it, and what is then so."""
+    plan: Plan, state: State, op: Operation, words: _References, rng: random.Random, plain: bool
+) -> tuple[Goal, list[Made], list[list[Any]]]:
+    """Make a change. Return its words, plain ones if so wanted, the calls that make it, and what is
+    then so."""
     kind, k = plan.kinds[op.kind], op.kind
     if op.does == "add":
         name = kind.new_name(rng)
         made = _made(plan, state, op, {"name": name}, False)
         if words.explorers:
-            return words.described(op, {"name": name}), [made], [[k, name, "there", "yes"]]
+            said = words.described(op, {"name": name})
+            return Goal(said), [made], [[k, name, "there", "yes"]]
         called = rng.choice(("called", "named", "with the name"))
         verb = op.verb if op.verb != "new" else "make"
-        return f"{verb} a {kind.noun} {called} {name}", [made], [[k, name, "there", "yes"]]
+        text = f"{verb} a {kind.noun} {called} {name}"
+        return Goal(text), [made], [[k, name, "there", "yes"]]
     id = rng.choice([id for id in state[k] if id in words.state[k]])
     given = {"entity": id}
     other = ""
@@ -182,29 +254,39 @@ def _goal(
         given["value"] = value
     said = words(link, other) if other else value
     if words.explorers:
-        text = words.described(op, {"entity": called, "other": said, "value": said})
+        goal = Goal(words.described(op, {"entity": called, "other": said, "value": said}))
     else:
-        text = _worded(op, called, said, rng)
+        goal = _worded(plan, op, called, said, rng, plain)
     calls.append(_made(plan, state, op, given, False))
     if op.does == "drop":
-        return text, calls, [[k, name, "there", "no"]]
-    return text, calls, [[k, id, op.attribute, value]]
+        return goal, calls, [[k, name, "there", "no"]]
+    return goal, calls, [[k, id, op.attribute, value]]
 
 
-def _worded(op: Operation, called: str, value: str, rng: random.Random) -> str:
-    if op.does == "drop":
-        return f"{op.verb} {called}"
+def _worded(
+    plan: Plan, op: Operation, called: str, value: str, rng: random.Random, plain: bool
+) -> Goal:
+    """Return a change in words of its own. plain: begin with the verb of the tool."""
+    verb, requests, statements = op.verb, list(PUT_REQUESTS), list[str]()
     if op.does == "link":
-        return f"{op.verb} {called} {op.preposition} {value}"
-    if op.does == "set":
-        form = rng.randrange(4)
-        verb = op.verb if form == 0 else ("set", "change")[form % 2]
-        plain = f"{verb} the {op.attribute} of {called} to {value}"
-        return plain if form < 3 else f"make the {op.attribute} of {called} {value}"
-    plain = f"{op.verb} {called}"
-    if value in ("yes", "no") or rng.random() < 0.6:
-        return plain
-    return rng.choice((f"make {called} {value}", f"make sure that {called} is {value}"))
+        requests = list(LINK_REQUESTS)
+    elif op.does == "set":
+        a = plan.kinds[op.kind].attribute(op.attribute)
+        verb = rng.choice((op.verb, op.verb, *SETTING))
+        requests, statements = SET_REQUESTS, SET_STATEMENTS
+        settable = [o for o in plan.operations if o.does == "set" and o.kind == op.kind]
+        if len(settable) == 1 and a.form in ("choice", "number") and rng.random() < 0.4:
+            requests, statements = SET_BRIEFLY, []
+        if a.unit and rng.random() < 0.6:
+            value = f"{value} {a.unit}"
+        elif a.form == "text" and rng.random() < 0.3:
+            value = f'"{value}"'
+    elif op.does == "put" and value not in YES_NO and rng.random() < 0.5:
+        requests, statements = PUT_BY_VALUE, PUT_STATEMENTS
+    stated = not plain and bool(statements) and rng.random() < 0.3
+    form = rng.choice(statements if stated else requests[:1] if plain else requests)
+    words = {"verb": verb, "e": called, "v": value, "a": op.attribute, "prep": op.preposition}
+    return Goal(form.format(**words), not stated and not form.startswith(("I ", "we ")))
 
 
 def _made(plan: Plan, state: State, op: Operation, given: dict[str, str], needed: bool) -> Made:
@@ -240,8 +322,10 @@ def _question(
             raise Unfit
         lists = [op for op in plan.operations if op.does == "list" and op.kind in (k, -1)]
         calls = [Made(op, {}, False) for op in lists[:1]]
-    text = rng.choice(("what is the {} of {}", "tell me the {} of {}", "say the {} of {}"))
-    return text.format(attribute.name, called), calls, state[k][id][attribute.name], ""
+    text = rng.choice(QUESTIONS).format(a=attribute.name, e=called)
+    if not calls or state[k][id][attribute.name] in text:
+        raise Unfit
+    return text, calls, state[k][id][attribute.name], ""
 
 
 def _reply(shown: str, query: str, rng: random.Random) -> tuple[str, str]:

@@ -96,6 +96,11 @@ NUMBERS = _words(
     "weight price count volume age rank score quantity capacity width height depth load limit rate "
     "distance duration pressure power stock units floor year points"
 )
+# What a number counts: a name of parameters ("minutes"), and a word of queries ("22 minutes").
+UNITS = _words(
+    "percent minutes hours days metres litres kilos points steps euros seats pages pieces "
+    "volts watts miles turns coins cents grams"
+)
 TEXTS = _words("text title comment summary message subject caption body label remark")
 FLAGS = _words("active public urgent shared private enabled favourite secure fragile taxed")
 PATTERNS = _words("date time email path phone amount version url")
@@ -122,7 +127,7 @@ PLAIN = _words(
     "meeting monday review data final copy summer letter"
 )
 SYLLABLES = _words(
-    "ba be bi bo bu da de di do du fa fe fi fo ga ge gi go gu ka ke ki ko ku la le li lo lu ma me "
+    "ba be bi bo bu da de di do du fa fe fo ga ge gi go gu ka ke ki ko ku la le li lo lu ma me "
     "mi mo mu na ne ni no nu pa pe pi po pu ra re ri ro ru sa se si so su ta te ti to tu va ve vi "
     "vo wa we za ze zo bra cra dra fla gro kel mar nor pel quin ras sol tar ven wex xan yor zim"
 )
@@ -134,6 +139,50 @@ VOWELS = _words("a a e e i i o o u ai ea ee oa oo ou ie y")
 CODAS = _words(
     "b ck ct d ff ft g l ld lk ll lt m mp n nd ng nk nt p r rd rk rm rn rt s sh sk ss st t tch th x"
 )
+# How people ask for things. {verb} {e}: of the tool, and the entity; {a} {v}: the attribute and
+# its new value; {prep}: of the tool. The first words of a request may follow "please" or "can you".
+PUT_REQUESTS = ("{verb} {e}", "{verb} {e}", "{verb} {e} now", "have somebody {verb} {e}")
+PUT_BY_VALUE = _lines(
+    "make {e} {v}\nmake sure that {e} is {v}\nget {e} {v}\nsee to it that {e} is {v}\n"
+    "bring {e} into the state {v}\nhave {e} {v}"
+)
+PUT_STATEMENTS = _lines(
+    "{e} should be {v}\n{e} has to be {v}\nI want {e} to be {v}\n{e} must be {v}\n{e} is to be {v}"
+)
+SET_REQUESTS = _lines(
+    "{verb} the {a} of {e} to {v}\n{verb} the {a} of {e} to {v}\nmake the {a} of {e} {v}\n"
+    "{verb} {e}'s {a} to {v}\ngive {e} the {a} {v}\nput {v} as the {a} of {e}\n"
+    "for {e}, {verb} the {a} to {v}\ngive {e} {v} as its {a}\nlet {e} have the {a} {v}\n"
+    "turn the {a} of {e} to {v}\nuse {v} as the {a} of {e}\n{verb} the {a} to {v} for {e}"
+)
+SET_STATEMENTS = _lines(
+    "the {a} of {e} should be {v}\n{e} should have the {a} {v}\n{e} needs {v} as its {a}\n"
+    "I want {v} as the {a} of {e}\n{e} gets the {a} {v}\nthe {a} of {e} has to be {v}"
+)
+# Where one attribute of a kind alone can be set, its name need not be said.
+SET_BRIEFLY = _lines(
+    "{verb} {e} to {v}\nlet it be {v} at {e}\nhave {v} in {e}\nbring {e} to {v}\n"
+    "put {e} at {v}\nturn {e} to {v}\nmake {e} {v}\ngive {e} {v}\nI want {v} for {e}\n"
+    "we need {v} in {e}"
+)
+LINK_REQUESTS = ("{verb} {e} {prep} {v}", "{verb} {e} {prep} {v}", "{verb} {e} now {prep} {v}")
+QUESTIONS = _lines(
+    "what is the {a} of {e}\nwhat {a} does {e} have\nwhich {a} does {e} have\n"
+    "tell me the {a} of {e}\nsay the {a} of {e}\ngive me the {a} of {e}\nfind the {a} of {e}\n"
+    "I want to know the {a} of {e}\nI need the {a} of {e}\nlook up the {a} of {e}"
+)
+OPENINGS = (
+    "", "", "", "", "please ", "please ", "I need you to ", "can you ", "could you ", "would you ",
+    "I would like you to ", "go and ", "now ",
+)  # fmt: skip
+GREETINGS = (
+    "Hello! ",
+    "Good morning. ",
+    "There is something to do. ",
+    "I am back. ",
+    "One thing: ",
+)
+CLOSINGS = (", please", " for me", " today", " right now", ", thanks", " as soon as you can")
 SUFFIXES = (".txt", ".md", ".csv", ".log", ".json", ".py")
 
 
