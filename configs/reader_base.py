@@ -50,9 +50,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
         config.model.path = "configs/assets/reader"
         config.model.dtype = "float32"
         config.demonstrations = 20_000
-        config.steps = 300
+        config.steps = 260
         config.warmup = 15
-        config.rows = config.micro = 8
+        config.rows, config.micro = 8, 1
         config.lr = 3e-4
     if arg == "smollm2":
         config.model.path = SMOL
