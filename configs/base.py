@@ -553,7 +553,7 @@ class Evolve(Group):
     where the world has no held-out tasks of its own."""
     probes: Count = 16
     """Training tasks on which temperatures are compared."""
-    enough: Fraction = 0.3
+    enough: Fraction = 0.5
     """Success on these, at the best temperature, from which a policy imitates nothing."""
     solutions: Count = 200
     """The most solutions of the explorer that are imitated, and at most half of each difficulty."""

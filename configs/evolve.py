@@ -36,7 +36,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
     config.learner.updates = 2
     config.learner.row = 2048
-    config.learner.micro = 4
     config.learner.share_prompts = True
     config.optim.lr = 1e-4
     config.optim.warmup = 2
