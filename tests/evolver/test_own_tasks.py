@@ -1,6 +1,8 @@
 """Worlds in which an explorer invents nothing, and whose own tasks walks solve by chance."""
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +82,14 @@ def test_where_nothing_with_words_is_invented_own_tasks_train(
     said = capsys.readouterr().out
     assert ("poorly worded ('Act 2.')" in said) == (found == "poor tasks")
     assert (f"own {n_train} training tasks" in said) == (found != "tasks")
+
+
+def test_own_tasks_are_those_that_the_config_names(tmp_path):
+    config = evolve_config.get_config("gym")
+    world = lake(SMALL)
+    named = world.tasks("train")[4:]
+    config.env.tasks = str(tmp_path / "some.jsonl")
+    Path(config.env.tasks).write_text("".join(json.dumps(t.to_dict()) + "\n" for t in named))
+    own = evolve.own_tasks(config, world, "nothing was invented")
+    assert len(own) >= evolve.FEWEST
+    assert {task.meta["source"] for task in own} <= {task.id for task in named}
