@@ -211,7 +211,7 @@ def invented(config: Any, folder: Path, world: World) -> list[Task]:
 def own_tasks(config: Any, world: World, why: str) -> list[Task]:
     """Return the world's own training tasks that walks solve, none if they are too few."""
     c = config.env
-    given = read_tasks(Path(c.tasks)) if c.tasks else world.tasks(c.split)
+    given = read_tasks(c.tasks) if c.tasks else world.tasks(c.split)
     given = [task for task in given if task.query != START]
     if not given:
         return []
