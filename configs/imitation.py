@@ -6,6 +6,8 @@ be changed on the command line: `--config.steps=100`. An unknown key is an error
 and on the command line.
 """
 
+from typing import Literal
+
 from ml_collections import ConfigDict
 from pydantic import Field
 
@@ -29,7 +31,9 @@ class Model(Group):
     preset: Preset = "mini"
     """Shape of random weights."""
     dtype: Dtype = "float32"
-    """Dtype of the computation, and of the weights that are written."""
+    """Dtype of the computation."""
+    written: Dtype | Literal[""] = ""
+    """Dtype of the weights that are written; "" = that of the computation."""
 
 
 class Config(Group):

@@ -48,7 +48,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         config.lists = config.whole = config.pairs = 0.0
     if arg == "again":
         config.model.path = "configs/assets/reader"
-        config.model.dtype = "float32"
+        config.model.dtype, config.model.written = "float32", "bfloat16"
         config.demonstrations = 20_000
         config.steps = 260
         config.warmup = 15

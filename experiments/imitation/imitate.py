@@ -76,7 +76,8 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
     policy = Path(workdir) / "policy"
     shown = f"{len(careless.samples):,} careless ones, which succeed in {success}"
     text = card(c, shape, command, shown)
-    hf.save(policy, shape, params, tokenizer=tokenizer, card=text, dtype=c.model.dtype)
+    dtype = c.model.written or c.model.dtype
+    hf.save(policy, shape, params, tokenizer=tokenizer, card=text, dtype=dtype)
     for used in (folder, made):
         shutil.rmtree(used)
     print(f"{qwen.parameter_count(shape):,} parameters written to {policy}")
