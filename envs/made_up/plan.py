@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from dataclasses import dataclass, field
+from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from envs.made_up.words import (
@@ -58,25 +59,31 @@ class Attribute:
 
 @dataclass
 class Kind:
-    """A kind of entity. ids: style of the ids: "letter", "dash", "number", "hash", or "name" if an
-    entity's name is its id. names: what names are drawn from. single: there is only one."""
+    """A kind of entity. ids: style of the ids: "letter" and "dash" begin with letters of the noun,
+    "plate" and "code" with any, "number", "hash", or "name" if an entity's name is its id. names:
+    what names are drawn from. single: there is only one. letters, digits: how many an id has."""
 
     noun: str
     ids: str
     names: str
     attributes: list[Attribute] = field(default_factory=list)
     single: bool = False
+    letters: int = 1
+    digits: int = 2
 
     def attribute(self, name: str) -> Attribute:
         return next(a for a in self.attributes if a.name == name)
 
     def new_id(self, name: str, rng: random.Random) -> str:
-        digits = rng.randint(10, 99)
+        digits = rng.randrange(10 ** (self.digits - 1), 10**self.digits)
+        letters = "".join(rng.choices(ascii_uppercase, k=self.letters))
         return {
-            "letter": f"{self.noun[0].upper()}{digits}",
-            "dash": f"{self.noun[:3]}-{rng.randint(1, 60)}",
-            "number": str(rng.randint(1, 999)),
-            "hash": f"{rng.randrange(16**4):04x}",
+            "letter": f"{self.noun[: self.letters].upper()}{digits}",
+            "dash": f"{self.noun[:3]}-{digits}",
+            "plate": f"{letters}{digits}",
+            "code": f"{letters}-{digits}",
+            "number": str(digits),
+            "hash": f"{rng.randrange(16**self.digits):0{self.digits}x}",
             "name": name,
         }[self.ids]
 
@@ -104,8 +111,9 @@ class Rule(NamedTuple):
 
 @dataclass
 class Operation:
-    """A tool. does: "list", "show", "which", "put", "set", "link", "add" or "drop". kind: number of
-    the kind, -1 for all. verb, preposition: for queries. parameters: {its name: its role}."""
+    """A tool. does: "list", "show", "find", "which", "put", "set", "link", "add" or "drop". kind:
+    number of the kind, -1 for all. verb, preposition: for queries. parameters: {its name: its
+    role}."""
 
     name: str
     does: str
@@ -151,7 +159,9 @@ SYSTEMS = (
 # copies no others.
 COINED_NOUNS, COINED_VERBS = 0.6, 0.4
 COUNTED = 0.5  # share of the numbers that have a unit
+FOUND = 0.35  # share of the kinds with ids whose entities can be found by name
 UNLISTED = 0.25  # share of the kinds with names for ids that no tool lists
+FOUND_ALONE = 0.6  # the same of those that can be found
 
 
 def _open(word: str, share: float, rng: random.Random) -> str:
@@ -182,11 +192,14 @@ def plan_of(number: int) -> Plan:
 
 
 def _kind(noun: str, rng: random.Random) -> Kind:
-    ids = rng.choice(("letter", "letter", "letter", "dash", "number", "hash", "name", "name"))
+    ids = rng.choice(
+        ("letter", "letter", "letter", "dash", "plate", "code", "number", "hash", "name", "name")
+    )
     names = rng.choice(
         ("people", "things", "coined", "coined", "coined", "two words", "file", "plain")
     )
-    return Kind(noun, ids, names)
+    digits = rng.choice((2, 2, 3, 3, 4)) + 2 * (ids == "hash")
+    return Kind(noun, ids, names, letters=rng.choice((1, 1, 2, 3)), digits=digits)
 
 
 def _add(kind: Kind, attribute: Attribute, rng: random.Random) -> bool:
@@ -254,9 +267,15 @@ def _looks(kinds: list[Kind], rng: random.Random) -> list[Operation]:
     made = []
     if len(kinds) > 1 and rng.random() < 0.45:
         made.append(Operation("", "list", -1, "", rng.choice(("look", "overview", "survey"))))
+    whole = bool(made)
     for n, kind in enumerate(kinds):
-        unlisted = kind.ids == "name" and not kind.single and rng.random() < UNLISTED
-        if not (unlisted or (made and made[0].kind < 0)):
+        found = kind.ids != "name" and rng.random() < FOUND
+        if found:
+            verb = rng.choice(("find", "search", "lookup", "get", "identify"))
+            made.append(Operation("", "find", n, "", verb))
+        unlisted = (found or kind.ids == "name") and not kind.single
+        unlisted = unlisted and rng.random() < (FOUND_ALONE if found else UNLISTED)
+        if not (unlisted or whole):
             verb = rng.choice(("list", "show", "get", "view")) if not kind.single else "read"
             made.append(Operation("", "list", n, "", verb))
         hidden = any(not a.listed for a in kind.attributes)
@@ -305,7 +324,7 @@ def _name(
         noun = plural(noun)
     verb = _open(op.verb, 0.2, rng)
     about = f"{noun}_{op.attribute}" if op.does in ("set", "which") else noun
-    plain = verb if op.does not in ("set", "list", "show", "which") else f"{verb}_{about}"
+    plain = verb if op.does not in ("set", "list", "show", "find", "which") else f"{verb}_{about}"
     forms = [
         plain, f"{verb}_{about}", f"{about}_{verb}", f"{noun}.{verb}", f"{verb}_{noun}", verb
     ]  # fmt: skip
@@ -319,7 +338,7 @@ def _name(
     op.name = name
     roles = {
         "show": ("entity",), "which": ("value",), "put": ("entity",), "set": ("entity", "value"),
-        "link": ("entity", "other"), "add": ("name",), "drop": ("entity",),
+        "link": ("entity", "other"), "add": ("name",), "find": ("name",), "drop": ("entity",),
     }.get(op.does, ())  # fmt: skip
     for role in roles:
         if not (role == "entity" and kind and kind.single):
@@ -354,6 +373,8 @@ def _describe(op: Operation, kinds: list[Kind], style: int, rng: random.Random) 
     texts: dict[str, tuple[str, ...]] = {
         "list": (f"Show all {plural(noun)}", f"List the {plural(noun)}", f"Every {noun} there is"),
         "show": (f"Show {a} {noun}", f"Look at {a} {noun}", f"Details of {a} {noun}"),
+        "find": (f"Find {a} {noun} by name", f"Look {a} {noun} up by its name",
+                 f"The {noun} of this name"),
         "which": (f"Show the {plural(noun)} of a {attribute}",
                   f"Find {plural(noun)} by {attribute}"),
         "put": (f"{verb} {a} {noun}", f"Make {a} {noun} {op.value}", f"{verb} one {noun}"),

@@ -106,8 +106,7 @@ def _drafted(plan: Plan, seed: int, split: str, rng: random.Random) -> Task:
         raise Unfit
     if not holds(state, wanted) or (wanted and holds(start_of(plan, seed), wanted)):
         raise Unfit  # the second goal undid the first
-    looks = words.look_ups()
-    calls = [Made(op, {}, False) for op in looks if not any(c.op is op for c in calls[:1])] + calls
+    calls = [look for look in words.look_ups() if look not in calls[:1]] + calls
     if words.explorers:
         query = joined([goal.text for goal in goals], asked, rng)
         if rng.random() < INLINED:
@@ -159,7 +158,9 @@ class _References:
     def __init__(self, plan: Plan, state: State, rng: random.Random):
         self.plan, self.state, self.rng = plan, copy.deepcopy(state), rng
         self.style = rng.choice((0, 3, 5) if rng.random() < LOOKED_UP else (1, 2, 4))
-        self.explorers, self.sought = rng.random() < EXPLORERS, set[int]()
+        self.explorers = rng.random() < EXPLORERS
+        self.sought: list[tuple[int, str]] = []
+        self.told: set[int] = set()  # kinds of entities that a list alone tells
         self.named: list[str] = []
         self.summaries = summaries({op.name: op.description for op in plan.operations})
 
@@ -170,7 +171,8 @@ class _References:
         by_name = self.style in (0, 3, 5)
         told = self._told(kind, id) if self.style == 5 and not self.explorers else ""
         if told or (by_name and k.ids != "name"):
-            self.sought.add(kind)
+            self.sought.append((kind, id))
+            self.told |= {kind} if told else set()
         if self.explorers:
             return name if by_name else id
         if told:
@@ -186,7 +188,7 @@ class _References:
     def _told(self, kind: int, id: str) -> str:
         """Return words that tell an entity by a listed attribute, "" if none does."""
         k, entities = self.plan.kinds[kind], self.state[kind]
-        lists = [op for op in self.plan.operations if op.does == "list" and op.kind in (kind, -1)]
+        lists = looking(self.plan, "list", kind) or looking(self.plan, "list", -1)
         found = []
         for a in k.attributes:
             value = entities[id][a.name]
@@ -205,11 +207,23 @@ class _References:
         self.named += arguments.values()
         return goal_text(self.summaries[op.name], arguments)
 
-    def look_ups(self) -> list[Operation]:
+    def look_ups(self) -> list[Made]:
         """Return the calls that show the ids which the query does not tell."""
-        lists = [op for op in self.plan.operations if op.does == "list"]
-        whole = [op for op in lists if op.kind < 0]
-        return whole if whole and self.sought else [op for op in lists if op.kind in self.sought]
+        made: list[Made] = []
+        ways: dict[int, Operation] = {}
+        for kind, id in self.sought:
+            lists = looking(self.plan, "list", -1) or looking(self.plan, "list", kind)
+            finds = looking(self.plan, "find", kind) if kind not in self.told else []
+            op = ways.setdefault(kind, self.rng.choice([*lists[:1], *finds]))
+            name = self.state[kind][id]["name"]
+            look = Made(op, dict.fromkeys(op.parameters, name), False)
+            made += [look] * (look not in made)
+        return made
+
+
+def looking(plan: Plan, does: str, kind: int) -> list[Operation]:
+    """Return the tools that list, show or find entities of a kind."""
+    return [op for op in plan.operations if op.does == does and op.kind == kind]
 
 
 def _values(plan: Plan, kind: Kind, op: Operation, rng: random.Random) -> str:
@@ -309,19 +323,23 @@ def _question(
     if not attributes:
         raise Unfit
     attribute, id = rng.choice(attributes), rng.choice(list(state[k]))
-    called = words(k, id)
-    shows = [op for op in plan.operations if op.does == "show" and op.kind == k]
-    calls = [_made(plan, state, op, {"entity": id}, False) for op in shows[:1]]
+    finds, name = looking(plan, "find", k), state[k][id]["name"]
+    if finds and words.explorers and rng.random() < 0.6:
+        called, shows = name, finds
+    else:
+        called, shows = words(k, id), looking(plan, "show", k)
+    calls = [_made(plan, state, op, {"entity": id, "name": name}, False) for op in shows[:1]]
     if words.explorers and calls:
-        text = words.described(shows[0], {"entity": called})
+        text = words.described(shows[0], {"entity": called, "name": name})
         wanted, answer = _reply(perform(plan, state, shows[0], calls[0].arguments), text, rng)
         return text, calls, answer, wanted
     words.explorers = False
-    if not calls:
-        if not attribute.listed and not kind.single:
-            raise Unfit
-        lists = [op for op in plan.operations if op.does == "list" and op.kind in (k, -1)]
-        calls = [Made(op, {}, False) for op in lists[:1]]
+    lists = looking(plan, "list", k) or looking(plan, "list", -1)
+    if not calls and lists and (attribute.listed or kind.single):
+        calls = [Made(lists[0], {}, False)]
+    elif not calls and finds and (k, id) in words.sought and k not in words.told:
+        words.sought.remove((k, id))
+        calls = [_made(plan, state, finds[0], {"name": name}, False)]
     text = rng.choice(QUESTIONS).format(a=attribute.name, e=called)
     if not calls or state[k][id][attribute.name] in text:
         raise Unfit

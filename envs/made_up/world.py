@@ -146,6 +146,11 @@ def perform(plan: Plan, state: State, op: Operation, arguments: dict[str, Any]) 
         return listing(plan, state, found) if found else f"no {kind.noun}"
     if op.does == "add":
         return _added(plan, state, op, given["name"])
+    if op.does == "find":
+        named = [id for id, entity in entities.items() if entity["name"] == given["name"]]
+        return row(
+            plan, state, op.kind, (named or [known(plan, state, op.kind, "")])[0], whole=True
+        )
     id = ONE if kind.single else known(plan, state, op.kind, given["entity"])
     if op.does == "show":
         return row(plan, state, op.kind, id, whole=True)
