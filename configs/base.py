@@ -221,8 +221,8 @@ class Questioning(Group):
     explorer: Plug = Plug(name="curiosity")
     """Explores and writes tasks: curiosity (no language model), llm."""
     words: Plug = Plug(name="plain")
-    """Words tasks: plain (as explored), inlined (values inside the descriptions of tools), model
-    (reworded by a language model)."""
+    """Words tasks: plain (as explored), inlined (values inside the descriptions of tools), asked
+    (as people ask, in many forms), model (reworded by a language model)."""
     attempts: CountOrZero = 0
     """Unguided attempts at each new task, one of which has to succeed; 0 = none."""
     judge: Plug = Plug(name="verifier")

@@ -23,6 +23,19 @@ _LABEL = re.compile(r"^(?:[A-Z]\w*\s)?\w+:(?:\s+|$)")
 _LONGEST = 160  # characters of a description
 _THEN = (". Then ", ", and then ")  # between two goals
 _REPLY = ". Reply with "
+# How people ask: with a request before it, for something to be set, of one thing, for a number.
+_JOINTS = (". Then ", ", and then ", " and ", ", then ")
+_OPENINGS = ("", "", "please ", "please ", "I need you to ", "now ", "go and ")
+_SETTING = (
+    "{verb} {thing} to {value}", "{verb} the {object} of {thing} to {value}",
+    "{verb} the {object} to {value} for {thing}", "let it be {value} {unit} in {thing}",
+    "{text} of {value} {unit} for {thing}", "give {thing} {value} {unit}",
+    "{thing} should have {value} {unit}", "I want {value} {unit} for {thing}",
+)  # fmt: skip
+_ABOUT = ("{text} for {value}", "{text} of {value}")
+_GIVING = ("{text} to {value}", "{text} with {value}", "{text} at {value}")
+_NOUN = re.compile(r"\b(?:an?|the) \w+")
+_ARTICLE = re.compile(r"^(?:an?|the) ")
 _JOINT = re.compile(f"({'|'.join(map(re.escape, (*_THEN, _REPLY)))})")
 
 
@@ -79,20 +92,67 @@ def joined(goals: Sequence[str], wanted: str, rng: random.Random) -> str:
 
 def inlined(query: str, named: Sequence[str]) -> str:
     """Return the explorer's query with values in place of their parameters. named: its values."""
+    argument, parts = _argument(named), _JOINT.split(query.removesuffix("."))
+    goals = (_inlined(part, argument) for part in parts)
+    return "".join(_stated(text, ": ", left, ", ") for text, left in goals) + "."
+
+
+def asked(query: str, named: Sequence[str], rng: random.Random) -> str:
+    """Return the explorer's query in one of the ways in which people ask for such things. named:
+    its values."""
+    argument, parts = _argument(named), _JOINT.split(query.removesuffix("."))
+    text = _asked(*_inlined(parts[0], argument), rng)
+    first = parts[0].partition(" ")[0]
+    if text.startswith((first, "let ", "give ")):  # a request, and no statement
+        opening = rng.choice(_OPENINGS)
+        text = opening + text[:1].lower() + text[1:]
+        text = text[:1].upper() + text[1:]
+    for joint, part in zip(parts[1::2], parts[2::2]):
+        if joint == _REPLY:
+            text += joint + part
+        else:
+            text += rng.choice(_JOINTS) + _asked(*_inlined(part, argument), rng)
+    return f"{text}."
+
+
+def _asked(text: str, left: Sequence[tuple[str, str]], rng: random.Random) -> str:
+    """Return one goal as people ask. text: the description with values; left: (name, value) of the
+    arguments that it does not speak of."""
+    nouns = _NOUN.findall(text)
+    if len(left) == len(nouns) == 1 and rng.random() < 0.75:
+        ((_, value),) = left
+        return _NOUN.sub(lambda _: value, text)  # "Charge a car fully: plate A12"
+    numbers = [pair for pair in left if pair[1].isdigit()]
+    verb, _, rest = text.partition(" ")
+    of = {"text": text, "verb": verb, "object": _ARTICLE.sub("", rest)}
+    if len(left) == 2 and len(numbers) == 1:
+        ((_, thing),) = (pair for pair in left if pair not in numbers)
+        ((unit, value),) = numbers
+        of |= {"thing": thing, "unit": unit, "value": value}
+        return rng.choice(_SETTING).format(**of)
+    if len(left) == 1:
+        return rng.choice(_GIVING if numbers else _ABOUT).format(value=left[0][1], **of)
+    return _stated(text, " with ", left, " and ")
+
+
+def _stated(text: str, joint: str, left: Sequence[tuple[str, str]], between: str) -> str:
+    return text + joint * bool(left) + between.join(f"{name} {value}" for name, value in left)
+
+
+def _argument(named: Sequence[str]) -> re.Pattern[str]:
     value = "|".join(re.escape(str(value)) for value in sorted(named, key=len, reverse=True))
-    argument = re.compile(rf"([\w ]+?) ((?:{value})(?: (?:{value}))*)(?:, |$)")
-    parts = _JOINT.split(query.removesuffix("."))
-    return "".join(_inlined(part, argument) for part in parts) + "."
+    return re.compile(rf"([\w ]+?) ((?:{value})(?: (?:{value}))*)(?:, |$)")
 
 
-def _inlined(goal: str, argument: re.Pattern[str]) -> str:
-    """Return one goal, a description with arguments, with the values in the description."""
+def _inlined(goal: str, argument: re.Pattern[str]) -> tuple[str, list[tuple[str, str]]]:
+    """Return one goal, a description with arguments, with values in the description, and (name,
+    value) of the arguments that it does not speak of."""
     text, _, given = goal.partition(": ")
-    left = []
+    left: list[tuple[str, str]] = []
     while given:
         found = argument.match(given)
         if not found:
-            return goal  # it is not of the explorer's form
+            return goal, []  # it is not of the explorer's form
         given = given[found.end() :]
         name, phrase = found.groups()
         nouns = "|".join(
@@ -102,8 +162,8 @@ def _inlined(goal: str, argument: re.Pattern[str]) -> str:
         if place:
             text = text[: place.start()] + phrase + text[place.end() :]
         else:
-            left.append(f"{name} {phrase}")
-    return f"{text}: {', '.join(left)}" if left else text
+            left.append((name, phrase))
+    return text, left
 
 
 def distinguishing(cells: Sequence[Cell], value: str, hidden: Sequence[str]) -> list[str] | None:

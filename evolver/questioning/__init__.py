@@ -24,6 +24,7 @@ EXPLORERS = {
 WORDS = {
     "plain": "evolver.questioning.words:Plain",
     "inlined": "evolver.questioning.words:Inlined",
+    "asked": "evolver.questioning.words:Asked",
     "model": "evolver.questioning.words:ByModel",
 }
 JUDGES = {

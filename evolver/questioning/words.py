@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from envs.probed import is_probed
-from envs.wording import inlined
+from envs.wording import asked, inlined
 from envs.world import Task
 from evolver.llm.answers import array, record, string, unfit_reason
 from evolver.llm.prompts import prompt
@@ -76,16 +76,31 @@ class Inlined(Words):
     def metrics(self) -> dict[str, float]:
         return self.meter.read()
 
+    def _worded(self, task: Task, rng: random.Random) -> str:
+        query = inlined(task.query, task.meta["named"])
+        return f"Please {query[:1].lower()}{query[1:]}" if rng.random() < 0.5 else query
+
     def _query(self, task: Task) -> str:
         rng = random.Random(task.id)
         if not task.meta.get("named") or rng.random() >= self.share:
             return task.query
-        query = inlined(task.query, task.meta["named"])
-        if rng.random() < 0.5:
-            query = f"Please {query[:1].lower()}{query[1:]}"
+        query = self._worded(task, rng)
         problem = unfaithful(task, query)
         self.meter.count(problem or "reworded")
         return task.query if problem else query
+
+
+class Asked(Inlined):
+    """Words tasks as people ask for such things, in many forms: "Let it be 22 degrees in kitchen."
+    for "Set a temperature: room kitchen, degrees 22.".
+
+    A third of these tasks is inlined. No language model is asked.
+    """
+
+    def _worded(self, task: Task, rng: random.Random) -> str:
+        if rng.random() < 1 / 3:
+            return super()._worded(task, rng)
+        return asked(task.query, task.meta["named"], rng)
 
 
 class ByModel(Words):

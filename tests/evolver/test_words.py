@@ -12,12 +12,12 @@ import pytest
 
 from configs import base
 from envs.probed import cells
-from envs.wording import distinguishing, goal_text, inlined, joined, summaries
+from envs.wording import asked, distinguishing, goal_text, inlined, joined, summaries
 from evolver.parts import Parts
 from evolver.phases import tasks as phase
 from evolver.processes.interrupt import Stop
 from evolver.questioning import TaskPool, synthetic_task
-from evolver.questioning.words import ByModel, Inlined, Plain, unfaithful
+from evolver.questioning.words import Asked, ByModel, Inlined, Plain, unfaithful
 from tests.evolver.chat_server import answer
 from tests.evolver.toy import Library, call, task
 
@@ -90,6 +90,47 @@ def test_most_tasks_are_inlined_and_keep_their_values(chat_of):
     assert {task.query for task in Inlined(Parts(), share=0.0).reword(tasks, "")} == {f"{LEND}."}
     written = [dataclasses.replace(task, meta={}) for task in tasks]  # by a language model
     assert words.reword(written, "") == written
+
+
+@pytest.mark.parametrize(
+    ("query", "named", "some"),
+    [
+        ("Charge a car fully: plate A12.", ["A12"], {"Charge A12 fully.", "Now charge A12 fully."}),
+        (
+            "Set a temperature: room bath, degrees 21.",
+            ["bath", "21"],
+            {"Set bath to 21.", "Please let it be 21 degrees in bath.", "bath should have 21 degrees."},
+        ),
+        (
+            "Set a temperature: room bath, degrees 21. Then read a meter: room hall. Reply with the id.",
+            ["bath", "21", "hall"],
+            {"Give bath 21 degrees, then read hall. Reply with the id."},
+        ),
+        ("Move money: from A, to B, sum 5.", ["A", "B", "5"], {"Move money with from A and to B and sum 5."}),
+        ("Log in: user name Ann.", ["Ann"], {"Log in for Ann."}),
+        ("Look.", ["x"], {"Look.", "Please look."}),
+        (r"Find a path: name \1{x}.", [r"\1{x}"], {r"Find \1{x}."}),
+    ],
+)  # fmt: skip
+def test_a_task_is_asked_for_in_many_ways_that_keep_its_values(query, named, some):
+    found = {asked(query, named, random.Random(n)) for n in range(300)}
+    assert some <= found
+    for text in found:
+        assert all(value in text for value in named) or query == "Look."
+        assert text.endswith(".") and (" Reply with the id." in text) == ("Reply" in query)
+
+
+def test_tasks_are_asked_for_inlined_or_in_the_explorers_words():
+    tasks = [
+        dataclasses.replace(
+            TASK, id=str(n), query="Charge a car: plate A1.", meta={"named": ["A1"], "hidden": []}
+        )
+        for n in range(300)
+    ]
+    words = Asked(Parts())
+    asked_for = Counter(task.query for task in words.reword(tasks, ""))
+    assert asked_for["Charge a car: plate A1."] > 50 and asked_for["Charge A1."] > 20
+    assert len(asked_for) > 8 and words.reword(tasks, "") == words.reword(tasks[::-1], "")[::-1]
 
 
 def test_the_first_faithful_wording_is_taken(chat_of):
