@@ -8,9 +8,8 @@ It imitates agents in made-up worlds, whose tools, names, schemas and hidden rul
 (envs/made_up): their own tasks, half of them in the explorer's words, and exercises in reading
 lists. It begins with induction heads laid out (experiments/imitation/induction.py), and with lists
 of pairs alone, because random weights find no such heads in few tokens; docs/results.md says how
-far that brings it. `again` goes on from the shipped one, in more wordings than it saw. `smollm2`
-teaches SmolLM2-135M-Instruct the same; a whole run of it was not
-seen.
+far that brings it. `again` goes on from the shipped one, as that itself did twice. `smollm2`
+teaches SmolLM2-135M-Instruct the same; a whole run of it was not seen.
 """
 
 from ml_collections import ConfigDict

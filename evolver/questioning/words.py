@@ -1,5 +1,5 @@
-"""The words of synthetic tasks: as the explorer wrote them, with values inside the descriptions, or
-put into other words by a language model.
+"""The words of synthetic tasks: as the explorer wrote them, with values inside the descriptions, as
+people ask for such things, or put into other words by a language model.
 
 The model may be a server's or the policy itself (`llm.url`). Its wording is used only if it passes
 the gate: it names every value that the verifier demands, no value that the agent has to find out,
