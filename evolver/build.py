@@ -217,7 +217,7 @@ def build(
         initial=initial,
     )
     if c.engine.name == "vllm" and c.engine.vllm.transfer == "lora":
-        cast(Any, engine).transfer.source = lambda: run.learner.state["params"]
+        cast(Any, engine).transfer.source = lambda: hosts.local(run.learner.state["params"])
     if chat:
         chat.say, chat.ledger.step = progress.say, lambda: run.step + 1
         closing.callback(chat.close)  # before the engines that it asks are closed
@@ -353,7 +353,7 @@ def make_responders(
 
             grammars = Schemas()
         context = question_context(config)
-        return PolicyResponder(engine, tokenizer, context, hosts.local(params), grammars=grammars)
+        return PolicyResponder(engine, tokenizer, context, params, grammars=grammars)
 
     if current:
         responder = responder_with(engine)

@@ -71,8 +71,8 @@ def make_engine(
         say=say,
     )
     closing.callback(lambda: stop.finish(engine.close()))
-    stop.run(engine.start())
-    stop.run(engine.load(params, 0))
+    hosts.together(lambda: stop.run(engine.start()))
+    hosts.together(lambda: stop.run(engine.load(params, 0)))
     return engine
 
 
@@ -107,16 +107,17 @@ def _servers(
 
     v = config.engine.vllm
     if v.urls:
-        return Servers(v.urls, model=v.model, key=os.environ.get(v.key, ""))
+        return Servers(hosts.share(v.urls), model=v.model, key=os.environ.get(v.key, ""))
     if config.model.path and not config.model.tokenizer:
         checkpoint = Path(model_folder(config.model.path, weights=True)).absolute()
     else:  # the policy has no checkpoint of its own with its tokenizer
         checkpoint = workdir.absolute() / "engine" / "initial"
         hf.save(checkpoint, shape, params, tokenizer=tokenizer)
+        hosts.gather(None)  # the first process has written it
     return OwnServers(
         **arguments(OwnServers, v),
         checkpoint=checkpoint,
-        logs=workdir / "engine",
+        logs=workdir / hosts.own_name("engine"),
         context=engine_context(config),
         dtype=config.model.dtype,
         slots=config.engine.slots,

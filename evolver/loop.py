@@ -36,7 +36,7 @@ def train(config: Any, workdir: str | Path) -> None:
                     finish(run, recorder)
                 raise RunEnds(f"{why}\n{saved}") from None
             except Exception as error:  # a lost engine, a dead service, a fault of a plug
-                if hosts.alone():  # the others would not save their part
+                if hosts.alone() or hosts.in_all(error):  # else the others do not save their part
                     error.add_note(recorder.rescue(error))
                 raise
 
@@ -69,8 +69,7 @@ def iterate(run: Run, recorder: Recorder, step: int) -> None:
 
 def stop_together(run: Run) -> None:
     """Raise Interrupted in every process if one of them was asked to end: stopping is safe here."""
-    if any(hosts.gather(run.stop.asked)):
-        raise Interrupted
+    hosts.together(run.stop.check)
 
 
 def asked(run: Run) -> Metrics:

@@ -18,6 +18,7 @@ import httpx
 
 import rl
 from evolver.config.paths import model_folder
+from evolver.processes import hosts
 from rl.engines import EngineFault
 from rl.engines.vllm.servers import PLUGIN, first_error, free_ports
 
@@ -41,7 +42,7 @@ def serving(
     if not config.llm.serve.path:
         yield ""
         return
-    server = _Server(config, workdir / "llm_server.log", say)
+    server = _Server(config, workdir / hosts.own_name("llm_server.log"), say)
     try:
         server.start(check)
         server.watcher.start()

@@ -23,6 +23,9 @@ from rl.samples import REASONS, drop_reasons, samples
 from rl.seeds import seed_of
 from rl.trajectory import Trajectory, groups_of
 
+# Figures of an engine that the processes of a run have in common, or wait for.
+COMMON_STATS = ("version", "loads", "stage_seconds", "update_seconds", "gap", "shift")
+
 
 def select(
     config: Any,
@@ -182,12 +185,15 @@ def merged(measured: Sequence[dict[str, float]]) -> Metrics:
 
 def sync(run: Run, step: int) -> Metrics:
     """Load the new weights into the engine. Their version is the step that made them."""
-    engine = run.actor.engine
+    engine, on_jax = run.actor.engine, run.config.engine.name == "jax"
     with timed("sync") as metrics:
-        params = hosts.local(run.learner.policy)
+        policy = run.learner.policy
         if run.responder:
-            run.responder.expect(params, step)
-        run.stop.finish(engine.load(params, step))
-    if run.config.engine.name != "jax":
-        metrics |= {f"engine/{name}": value for name, value in engine.stats().items()}
+            run.responder.expect(policy, step)
+        # What is sent to servers is gathered tensor by tensor: a device need not hold all of it.
+        params = hosts.local(policy) if on_jax else policy
+        hosts.together(lambda: run.stop.finish(engine.load(params, step)))
+    if not on_jax:
+        stats = hosts.merge_metrics(engine.stats(), largest=COMMON_STATS)
+        metrics |= {f"engine/{name}": value for name, value in stats.items()}
     return metrics

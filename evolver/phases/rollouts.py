@@ -96,18 +96,20 @@ def collect(
     run: Run, pipeline: Pipeline, chosen: dict[int, list[Task]], step: int
 ) -> tuple[list[Trajectory], Metrics]:
     """Start the rollouts of `chosen`, and wait for the groups that `step` trains on, which are
-    graded as they end."""
+    graded as they end. Each host plays its share of the groups, and all get all trajectories."""
     groups = {ahead: groups_of_jobs(run, chosen[ahead], ahead) for ahead in chosen}
+    count = len(hosts.share(range(run.config.rollout.tasks)))
     show = partial(run.progress.phase, "groups")
 
     async def start_and_wait() -> tuple[list[Trajectory], Metrics]:
         for ahead, jobs in groups.items():
-            pipeline.launch(ahead, jobs)
-        return await pipeline.collect(step, run.config.rollout.tasks, show)
+            pipeline.launch(ahead, hosts.share(jobs))
+        return await pipeline.collect(step, count, show)
 
     with timed("wait") as seconds:
-        trajectories, metrics = run.stop.run(start_and_wait())
-    return trajectories, metrics | seconds
+        played, metrics = hosts.together(lambda: run.stop.run(start_and_wait()))
+        trajectories = list(itertools.chain(*hosts.gather(played)))
+    return trajectories, hosts.merge_metrics(metrics, largest=["time/rollout"]) | seconds
 
 
 def generated(trajectories: Sequence[Trajectory]) -> int:

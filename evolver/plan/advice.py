@@ -32,7 +32,7 @@ def changes(case: Case) -> dict[str, Any]:
         options["loss.reference"] = "host"
     if not case.rank:
         options["optim.offload"] = True
-    if case.engine.shared and case.target.count <= case.target.chip.host:
+    if case.engine.shared:
         options["engine.name"] = "vllm"
     if not case.rank:
         options |= {"optim.master": "bfloat16", "lora.rank": 32}
@@ -89,10 +89,8 @@ def _more_devices(case: Case) -> str:
                 f" {count} devices would be enough"
             )
     weights = BYTES[case.config.model.dtype] * case.sizes["parameters"]
-    host = target.chip.host
-    place = "" if target.count <= host else f" on at most {host} devices"
     return (
         f"no change of the config makes it fit: the engine alone needs {weights / GIB:.0f} GiB for"
         f" its weights, the memory of {math.ceil(weights / limit)} such devices; let vLLM servers"
-        f" generate{place}"
+        " generate"
     )

@@ -157,6 +157,11 @@ class Case:
     def sizes(self) -> dict[str, int]:
         return sizes(self.config, self.shape)
 
+    @property
+    def processes(self) -> int:
+        """The processes of the run: one for each host."""
+        return -(-self.target.count // self.target.chip.host)
+
     @cached_property
     def engine(self) -> Engine:
         """The engine of the config on the target."""
@@ -174,7 +179,9 @@ class Case:
                 used * self.target.count // local, 1, True, weights, slots * context, slots,
                 f"on {place}", initial, used,
             )  # fmt: skip
-        replicas, devices = servers_of(c)
+        each, devices = servers_of(c)
+        # Every process starts servers of its own; those that run already are divided.
+        replicas = each if vllm.urls else each * self.processes
         held = weights / devices
         cache = max(0.0, self.target.chip.memory * utilisation(vllm.flags) - SERVER - held)
         place = "elsewhere" if vllm.urls else "shared with the learner"
@@ -232,22 +239,23 @@ def problems(case: Case) -> Iterator[str]:
     starts_servers = not case.on_jax and not c.engine.vllm.urls
     if KERNELS.get(kernel, backend) != backend:
         yield f"config.model.attention={kernel} does not run on {chip.name}: set it to auto"
-    if not case.on_jax and target.count > chip.host:
+    local, urls = min(target.count, chip.host), c.engine.vllm.urls
+    if 0 < len(urls) < case.processes and not case.on_jax:
         yield (
-            f"config.engine.name=vllm supports one process, and {target.name} needs"
-            f" {target.count // chip.host}, one for each {chip.host} devices: set"
-            f" config.engine.name=jax, or plan for at most {chip.host} devices"
+            f"config.engine.vllm.urls has {len(urls)} servers, and {target.name} needs"
+            f" {case.processes} processes with servers of their own, one for each {chip.host}"
+            " devices"
         )
     if starts_servers and chip.platform != "cuda":
         yield (
             f"config.engine.vllm starts servers on CUDA devices, which {target.name} has not: set"
             " config.engine.name=jax, or give the addresses of servers in config.engine.vllm.urls"
         )
-    elif starts_servers and replicas * devices > target.count:
+    elif starts_servers and replicas * devices > local:
         yield (
             f"{replicas} vLLM servers of {devices} devices need {replicas * devices}, and"
-            f" {target.name} has {target.count}: change config.engine.vllm.devices, replicas or"
-            " flags"
+            f" {target.name if local == target.count else f'a host of {target.name}'} has {local}:"
+            " change config.engine.vllm.devices, replicas or flags"
         )
     if error := mesh_error(c, case.shape):
         yield error

@@ -204,7 +204,7 @@ def rollout_phases(case: Case) -> dict[str, Phase]:
     tokens = case.trajectories * episode / engine.replicas
     read, written = (1 - GENERATED) * tokens, GENERATED * tokens
     fit = min(engine.sequences, sequences(case)) if case.on_jax else sequences(case)
-    at_once = max(1, min(fit, c.rollout.concurrency // engine.replicas))
+    at_once = max(1, min(fit, c.rollout.concurrency * case.processes // engine.replicas))
     sizes = {"dtype": weight_dtype(c), "cache_dtype": c.engine.cache_dtype}
     # On average, half an episode is in the cache, and a forward pass attends to half a segment.
     return {

@@ -13,7 +13,7 @@ import pickle
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -21,6 +21,7 @@ import numpy as np
 
 from evolver.processes import coordinator
 from evolver.processes.interrupt import Interrupted, RunEnds, tell
+from rl.engines import EngineFault
 
 T = TypeVar("T")
 LOST = 75  # exit code of a process that ends because another one did; EX_TEMPFAIL of sysexits.h
@@ -120,7 +121,7 @@ def _watched(deadline: float) -> Iterator[None]:
         give_up.daemon = True
         give_up.start()
         reason = f"failed {type(error).__name__}: {error}"
-        watch.stop("done" if isinstance(error, SystemExit) else reason)
+        watch.stop("done" if isinstance(error, SystemExit) or in_all(error) else reason)
         raise
     watch.stop("done")
     jax.distributed.shutdown()
@@ -200,6 +201,13 @@ def first() -> bool:
     return jax.process_index() == 0
 
 
+def own_name(name: str) -> str:
+    """Return the name of this process's own file or folder in the workdir, which all share: `name`
+    in the first process, with the number of the process in the others."""
+    stem, dot, ending = name.partition(".")
+    return name if first() else f"{stem}_{jax.process_index()}{dot}{ending}"
+
+
 def share(items: Sequence[T]) -> list[T]:
     """Return this process's part: every n-th item, which balances long and short ones."""
     return list(items[jax.process_index() :: jax.process_count()])
@@ -246,8 +254,8 @@ def on_first(part: Any, work: Callable[[], T]) -> T:
 
 
 def together(work: Callable[[], T]) -> T:
-    """Return `work()`. If it ends the run in one process, raise that process's Interrupted or
-    RunEnds in all of them.
+    """Return `work()`. If it ends the run in one process, raise that process's Interrupted, RunEnds
+    or EngineFault in all of them.
 
     Alone, the one would save a checkpoint while the others wait for its part of another exchange.
     """
@@ -255,21 +263,31 @@ def together(work: Callable[[], T]) -> T:
     ending: Exception | None = None
     try:
         results.append(work())
-    except (Interrupted, RunEnds) as error:
+    except (Interrupted, RunEnds, EngineFault) as error:
         ending = error
     for found in gather(ending):
         if found is not None:
+            found.__dict__["in_all"] = True
             raise found
     return results[0]
 
 
-def merge_metrics(metrics: dict[str, float]) -> dict[str, float]:
+def in_all(error: BaseException | None) -> bool:
+    """Return True if `together` raised an error, or the one that it stands for, in all processes:
+    each of them ends by itself, after it has saved its part."""
+    return error is not None and (hasattr(error, "in_all") or in_all(error.__context__))
+
+
+def merge_metrics(metrics: dict[str, float], largest: Collection[str] = ()) -> dict[str, float]:
     """Return the metrics of all processes: counts are added, rates averaged over the processes that
-    have them."""
+    have them. largest: names of those of which the largest is taken, such as times."""
     parts, combined = gather(metrics), {}
     for name in sorted(set().union(*parts)):
         values = [part[name] for part in parts if name in part]
-        combined[name] = sum(values) / (len(values) if name.endswith("_rate") else 1)
+        if name in largest:
+            combined[name] = max(values)
+        else:
+            combined[name] = sum(values) / (len(values) if name.endswith("_rate") else 1)
     return combined
 
 

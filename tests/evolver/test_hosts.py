@@ -154,6 +154,14 @@ def test_settings_of_processes_are_checked(config):
     assert "needs config.hosts.coordinator=host:port" in "".join(machine_contradictions(config))
     hosts.coordinator, hosts.index = "node-0:1234", 4
     assert "from 0 to config.hosts.count - 1 = 3" in "".join(machine_contradictions(config))
+    hosts.index = 0
+    config.engine.name, config.rollout.async_depth = "vllm", 1
+    config.engine.vllm.python, config.rollout.tasks = "python", 4
+    assert not list(machine_contradictions(config)), "each process starts servers of its own"
+    config.engine.vllm.urls, config.rollout.tasks = ("http://a:1", "http://b:1"), 3
+    found = "".join(machine_contradictions(config))
+    assert "urls has 2 servers for config.hosts.count=4 processes" in found
+    assert "config.rollout.tasks=3 gives some" in found
 
 
 def test_parts_are_interleaved_in_order():
@@ -162,6 +170,31 @@ def test_parts_are_interleaved_in_order():
     items = list(range(11))
     for count in (1, 2, 3, 4):
         assert interleaved([items[i::count] for i in range(count)]) == items
+
+
+def test_an_error_of_all_processes_is_known_by_what_it_stands_for():
+    from evolver.processes.hosts import in_all, together
+    from rl.engines import EngineFault
+
+    def lose() -> None:
+        raise EngineFault("no server is left")
+
+    with pytest.raises(RuntimeError, match="the run ends") as ended:
+        try:
+            together(lose)
+        except EngineFault:
+            raise RuntimeError("the run ends") from None
+    assert in_all(ended.value) and not in_all(RuntimeError("alone"))
+
+
+def test_metrics_of_processes_are_added_or_the_largest(monkeypatch):
+    from evolver.processes import hosts
+
+    other = {"engine/lost": 2, "time/rollout": 5.0, "judge/agreed_rate": 0.5}
+    monkeypatch.setattr(hosts, "gather", lambda metrics: [metrics, other])
+    mine = {"engine/lost": 1, "time/rollout": 3.0}
+    found = hosts.merge_metrics(mine, largest=["time/rollout"])
+    assert found == {"engine/lost": 3, "time/rollout": 5.0, "judge/agreed_rate": 0.5}
 
 
 def test_the_service_stays_until_the_last_client_disconnects():

@@ -181,7 +181,18 @@ class TestPlan:
         [
             ("bfcl_7b", "h200:1", {}, "2 vLLM servers of 4 devices need 8, and h200:1 has 1"),
             ("bfcl_7b", "v5p:8", {}, "starts servers on CUDA devices, which v5p:8 has not"),
-            ("appworld_14b", "h100:64", {}, "vllm supports one process, and h100:64 needs 8"),
+            (
+                "appworld_14b",
+                "h100:64",
+                {"engine__vllm__urls": ("http://node:8000",)},
+                "urls has 1 servers, and h100:64 needs 8 processes",
+            ),
+            (
+                "appworld_14b",
+                "h100:64",
+                {"engine__vllm__replicas": 2, "engine__vllm__devices": ("0,1,2,3,4,5,6,7",) * 2},
+                "2 vLLM servers of 8 devices need 16, and a host of h100:64 has 8",
+            ),
             (
                 "appworld_7b",
                 "v5p:4",

@@ -2,12 +2,18 @@
 this."""
 
 import asyncio
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
 
 import pytest
 
 import run
 from evolver.files.workdir import Workdir
 from rl.engines.vllm.servers import OwnServers
+from tests.evolver.test_hosts import finish, start
 from tests.rl.vllm_setup import FLAGS, PYTHON, ROOT
 
 pytestmark = [
@@ -42,6 +48,55 @@ def test_the_quickstart_trains_on_what_vllm_samples(tmp_path, depth, capsys):
         assert line["engine/cached_tokens"] > 0.5 * line["engine/prompt_tokens"]
         assert line["rollout/success"] > 0.02
     assert "eval/avg@2" in lines[-1]
+
+
+def processes(folder: Path, *words: str) -> list:
+    """Start two processes of one run, with a server each."""
+    flags = [
+        "--config.engine.name=vllm", f"--config.engine.vllm.python={PYTHON}",
+        f"--config.engine.vllm.flags={FLAGS} --gpu-memory-utilization 0.3",
+        "--config.engine.vllm.start_timeout=1800.0", "--config.mesh.fsdp=2", "--config.eval.tasks=8",
+        "--config.eval.rollouts=2", *words,
+    ]  # fmt: skip
+    config = ROOT / "configs/quickstart.py:grpo"
+    return start(folder, config, 2, "run", *flags)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_two_processes_train_on_what_their_servers_sample(tmp_path, depth):
+    steps = ["--config.steps=3", "--config.eval.every=3", f"--config.rollout.async_depth={depth}"]
+    ends = finish(processes(tmp_path, *steps))
+    assert [code for code, _, _ in ends] == [0, 0], "".join(err[-3000:] for _, _, err in ends)
+    lines = Workdir(tmp_path / "run").metrics()
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    for line in lines[1:]:
+        assert line["rollout/count"] == 128 and line["stop/cancelled"] == 0
+        assert line["engine/replicas"] == 2 and line["engine/version"] == line["step"]
+        assert line["engine/gap"] < 1e-4 < line["engine/shift"]
+        assert line["staleness/max"] <= depth and line["rollout/success"] > 0.02
+        if depth == 0:
+            assert line["mismatch/fresh"] < 1e-4
+    asked = [
+        len(list((tmp_path / "run" / name).glob("vllm-0.log"))) for name in ("engine", "engine_1")
+    ]
+    assert asked == [1, 1], "each process has a server"
+
+
+def test_a_server_that_is_lost_for_good_ends_both_processes_with_everything_saved(tmp_path):
+    words = ["--config.steps=50", "--config.eval.every=0", "--config.engine.vllm.restarts=0"]
+    both = processes(tmp_path, *words)
+    metrics, ends = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 1800
+    while time.monotonic() < ends and not (
+        metrics.exists() and len(metrics.read_text().splitlines()) > 2
+    ):
+        time.sleep(0.5)
+    server = subprocess.run(
+        ["pgrep", "-P", str(both[1].pid), "-f", "launch.py"], capture_output=True, text=True, check=True
+    )  # fmt: skip
+    os.kill(int(server.stdout.split()[0]), signal.SIGKILL)
+    for code, _, err in finish(both):
+        assert code == 1 and "no server is left" in err, err[-3000:]
+        assert " of 50 is saved. The same command resumes from there." in err
 
 
 def test_a_quickstart_learns_on_vllm_with_a_judge_on_vllm(tmp_path, capsys):

@@ -157,10 +157,16 @@ def machine_contradictions(c: ConfigDict) -> Iterator[str]:
             f"config.learner.most_segments={c.learner.most_segments} is for samples that do not"
             " share a prompt: set it to 0, or config.learner.share_prompts to False"
         )
-    if c.hosts.count != 1 and (c.engine.name != "jax" or c.rollout.async_depth):
+    count, urls = c.hosts.count, c.engine.vllm.urls
+    if 0 < len(urls) < count:
         yield (
-            "config.hosts.count other than 1 needs config.engine.name=jax and"
-            " config.rollout.async_depth=0"
+            f"config.engine.vllm.urls has {len(urls)} servers for config.hosts.count={count}"
+            " processes, and each asks servers of its own"
+        )
+    if c.rollout.async_depth and c.rollout.tasks < count:
+        yield (
+            f"config.rollout.tasks={c.rollout.tasks} gives some of config.hosts.count={count}"
+            " processes no group to play: with config.rollout.async_depth each plays whole groups"
         )
     if c.lora.rank and not c.lora.targets:
         yield f"config.lora.rank={c.lora.rank} adapts nothing: config.lora.targets is empty"
