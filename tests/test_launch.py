@@ -113,6 +113,42 @@ def test_slurm_shows_what_it_would_run_and_refuses_to_start_elsewhere():
     assert refused.returncode == 2 and "sbatch" in refused.stderr
 
 
+def here(folder: Path, *words: str, body: str) -> subprocess.Popen[str]:
+    """Start here.sh with a stand-in of python."""
+    command(folder, "python", body)
+    environment = os.environ | {"PYTHON": f"{folder}/python"}
+    return subprocess.Popen(
+        [LAUNCH / "here.sh", *words], env=environment, text=True, stderr=subprocess.PIPE
+    )
+
+
+def test_one_machine_plays_several_with_simulated_devices(tmp_path):
+    body = f"""printf "%s\\n" "$XLA_FLAGS" "$*" > {tmp_path}/node.$BASHPID
+[[ $* == *index=1* ]] && exit {LOST}; exit 0"""
+    assert here(tmp_path, "2", "4", *RUN, body=body).wait(30) == LOST
+    lines = [path.read_text().splitlines() for path in tmp_path.glob("node.*")]
+    assert all(
+        devices.startswith("--xla_force_host_platform_device_count=4") for devices, _ in lines
+    )
+    nodes = sorted(hosts_of(flags(line)) for _, line in lines)
+    assert [node[:2] for node in nodes] == [[2, 0], [2, 1]] and nodes[0][2] == nodes[1][2]
+
+
+def test_a_signal_reaches_all_processes_of_a_machine_and_they_end_in_their_time(tmp_path):
+    body = f"""trap 'sleep 0.5; touch {tmp_path}/ended.$BASHPID; exit {INTERRUPTED}' TERM
+touch {tmp_path}/runs.$BASHPID; while true; do sleep 0.1; done"""
+    run = here(tmp_path, "2", "4", *RUN, body=body)
+    while len(list(tmp_path.glob("runs.*"))) < 2:
+        time.sleep(0.05)
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(30) == INTERRUPTED and len(list(tmp_path.glob("ended.*"))) == 2
+
+
+def test_processes_of_a_machine_need_a_number():
+    refused = subprocess.run([LAUNCH / "here.sh", *RUN], capture_output=True, text=True)
+    assert refused.returncode == 2 and "PROCESSES DEVICES" in refused.stderr
+
+
 def played(tmp_path: Path, script: str, program: str, variables: dict[str, str]) -> list[object]:
     """Return the settings of hosts that a shell command of a launcher gives a run."""
     command(tmp_path, program, f'echo "$*" > {tmp_path}/called')

@@ -8,6 +8,7 @@ updates and checkpoints span all devices. Only the first process writes metrics 
 """
 
 import contextlib
+import functools
 import os
 import pickle
 import socket
@@ -295,7 +296,12 @@ def local(params: Any) -> Any:
     """Return arrays sharded over all processes as whole arrays on this process's first device."""
     if all(x.is_fully_addressable for x in jax.tree.leaves(params)):
         return params
-    mesh = jax.tree.leaves(params)[0].sharding.mesh
-    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    copied = jax.jit(lambda x: x, out_shardings=replicated)(params)
+    copied = _copying(jax.tree.leaves(params)[0].sharding.mesh)(params)
     return jax.tree.map(lambda x: x.addressable_data(0), copied)
+
+
+@functools.cache  # a new function would be compiled again at every update
+def _copying(mesh: jax.sharding.Mesh) -> Callable[[Any], Any]:
+    """Return the program that copies arrays to all devices of a mesh."""
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    return jax.jit(lambda x: x, out_shardings=replicated)

@@ -20,7 +20,9 @@ from rl.engines.vllm.transfer import SharedMemory
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("EVOLVER_VLLM_PYTHON", ROOT / ".bench/vllm/bin/python"))
-FLAGS = "--enforce-eager --block-size 32"
+# On a CPU vLLM 0.32 dies ("CPU Generator does not use offset") where the prompt of a request with a
+# seed is cut in two, because those of one pass have more tokens than this.
+FLAGS = "--enforce-eager --block-size 32 --max-num-batched-tokens 32768"
 CONTEXT = 256
 # vLLM's CPU attention takes heads of 32 and more.
 SHAPE = qwen.Config(400, 64, 2, 2, 1, 32, 128)
