@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 from envs.world import Task
@@ -13,16 +14,21 @@ def split(tasks: Sequence[Task], share: float, seed: int) -> tuple[list[Task], l
     """Return (training tasks, held-out tasks).
 
     A task is held out if its start is, or its combination of goals. What one goal alone asks for is
-    always trained on. With a single start and too few combinations, whole goals are held out: what
-    the verifier demands, never the words alone. share: of the starts and of the combinations.
+    always trained on, and so is a combination of very many tasks: it would be most of what is
+    evaluated, and most of what training is without. With a single start and too few combinations,
+    whole goals are held out: what the verifier demands, never the words alone. share: of the starts
+    and of the combinations, each of at most half as large a share of the tasks.
     """
     rng = random.Random(seed_of(seed, "held out"))
     groups = [start_of, combination_of]
     held: set[tuple[int, str]] = set()
     for number, group in enumerate(groups):
-        names = sorted({group(task) for task in tasks} - {""})
+        sizes = Counter(group(task) for task in tasks)
+        names = sorted(sizes.keys() - {""})
         if len(names) > 2:
-            chosen = rng.sample(names, max(1, round(share * len(names))))
+            fit = [name for name in names if sizes[name] <= share / 2 * len(tasks)]
+            fit = fit or [min(names, key=lambda name: sizes[name])]
+            chosen = rng.sample(fit, min(len(fit), max(1, round(share * len(names)))))
             held |= {(number, name) for name in chosen}
     out = [t for t in tasks if {(n, group(t)) for n, group in enumerate(groups)} & held]
     if not 2 <= len(out) <= 0.7 * len(tasks):

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,16 @@ def test_with_one_start_and_few_combinations_whole_goals_are_held_out():
     training, held_out = split(tasks, 0.25, seed=0)
     assert len(training) == 15 and len(held_out) == 5
     assert not {t.id for t in training} & {t.id for t in held_out}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_combination_of_very_many_tasks_is_trained_on(seed):
+    names = ["book+book"] * 5 + ["pay", "book", "pay+book", "pay+pay", "book+pay"]
+    tasks = [invented(start, name, n) for start in range(12) for n, name in enumerate(names)]
+    training, held_out = split(tasks, 0.25, seed)
+    assert "book+book" in {combination_of(task) for task in training}
+    most, count = Counter(map(combination_of, held_out)).most_common(1)[0]
+    assert count <= 0.6 * len(held_out), most
 
 
 @pytest.mark.parametrize("seed", range(5))
