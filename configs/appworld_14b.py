@@ -134,7 +134,8 @@ def rehearsal(config: ConfigDict) -> ConfigDict:
     config.rollout.tasks = config.rollout.group = 4
     config.rollout.max_turns = 3
     config.rollout.max_tokens = 64
-    config.rollout.context = config.learner.row = 4096
+    config.rollout.context = config.learner.row = 3072
+    config.template.max_observation = 128
     config.learner.updates = 1
     config.eval.every = 2
     config.eval.tasks = 4

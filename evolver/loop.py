@@ -73,8 +73,15 @@ def stop_together(run: Run) -> None:
 
 
 def asked(run: Run) -> Metrics:
-    """Return what language models were asked since the last call."""
-    return run.chat.ledger.metrics() if run.chat else Metrics()
+    """Return what language models were asked since the last call, by all processes."""
+    if not run.chat:
+        return Metrics()
+    metrics, before = run.chat.ledger.metrics(), run.chat.ledger.before
+    if not hosts.first():  # what was spent until this start counts once
+        metrics |= {
+            name: metrics[name] - spent for name, spent in before.items() if name in metrics
+        }
+    return hosts.merge_metrics(metrics)
 
 
 def prepare(run: Run, recorder: Recorder) -> None:

@@ -8,6 +8,7 @@ ROLES.
 import asyncio
 import contextlib
 import importlib.util
+import math
 import os
 import re
 import shutil
@@ -26,6 +27,7 @@ from evolver.llm.client import Chat, Limits
 from evolver.llm.prompts import Prompt, prompt
 from evolver.llm.questions import INITIAL_POLICY, POLICY_URLS, SERVED, Role, url_problem
 from evolver.llm.store import Ledger
+from evolver.processes import hosts
 from models import hub
 from models.files import loads
 
@@ -274,14 +276,31 @@ def make_chat(
         if role.url == SERVED:
             roles[name] = replace(role, url=served)
     cache = {"": workdir / "llm_cache", "off": None}.get(c.cache, os.path.expanduser(c.cache))
+    ledger = Ledger(workdir / "llm.jsonl")
     return Chat(
         roles,
-        limits=Limits(**arguments(Limits, c)),
+        limits=divided(Limits(**arguments(Limits, c)), ledger, hosts.count()),
         prices=read_prices(c.prices),
         cache=cache,
-        ledger=Ledger(workdir / "llm.jsonl"),
+        ledger=ledger,
         check=check,
         loop=loop if policy_urls(config) else None,
+    )
+
+
+def divided(limits: Limits, ledger: Ledger, processes: int) -> Limits:
+    """Return the limits of one of several processes: its part of the rates, and of what the run has
+    not spent yet. ledger: of what it has spent before this start."""
+
+    def part(limit: float, spent: float = 0.0) -> float:
+        return spent + max(0.0, limit - spent) / processes if limit else limit
+
+    return replace(
+        limits,
+        requests_per_minute=math.ceil(part(limits.requests_per_minute)),
+        tokens_per_minute=math.ceil(part(limits.tokens_per_minute)),
+        budget_money=part(limits.budget_money, ledger.money),
+        budget_tokens=int(part(limits.budget_tokens, ledger.tokens)),
     )
 
 

@@ -107,6 +107,7 @@ class Ledger:
         self._lock = threading.Lock()  # written by the client's thread, read by others
         self.total = accounts(ledger_lines(self.path))
         self._recent = accounts([])
+        self.before = {"llm/money": self.money, "llm/tokens": self.tokens}  # until this start
 
     def add(self, what: str, role: str, model: str, **figures: Any) -> None:
         """Record one event. what: "call", "hit", "failure" (with its `kind`) or "unanswered"."""

@@ -109,7 +109,7 @@ def collect(
     with timed("wait") as seconds:
         played, metrics = hosts.together(lambda: run.stop.run(start_and_wait()))
         trajectories = list(itertools.chain(*hosts.gather(played)))
-    return trajectories, hosts.merge_metrics(metrics, largest=["time/rollout"]) | seconds
+    return trajectories, hosts.merge_metrics(metrics) | seconds
 
 
 def generated(trajectories: Sequence[Trajectory]) -> int:

@@ -197,6 +197,11 @@ def alone() -> bool:
     return jax.process_count() == 1
 
 
+def count() -> int:
+    """Return the number of processes of the run."""
+    return jax.process_count()
+
+
 def first() -> bool:
     """Return True in the process that writes metrics and records."""
     return jax.process_index() == 0
@@ -281,11 +286,11 @@ def in_all(error: BaseException | None) -> bool:
 
 def merge_metrics(metrics: dict[str, float], largest: Collection[str] = ()) -> dict[str, float]:
     """Return the metrics of all processes: counts are added, rates averaged over the processes that
-    have them. largest: names of those of which the largest is taken, such as times."""
+    have them, and of times and of what `largest` names the largest is taken."""
     parts, combined = gather(metrics), {}
     for name in sorted(set().union(*parts)):
         values = [part[name] for part in parts if name in part]
-        if name in largest:
+        if name in largest or name.startswith("time/"):
             combined[name] = max(values)
         else:
             combined[name] = sum(values) / (len(values) if name.endswith("_rate") else 1)

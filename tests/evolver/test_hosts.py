@@ -190,11 +190,47 @@ def test_an_error_of_all_processes_is_known_by_what_it_stands_for():
 def test_metrics_of_processes_are_added_or_the_largest(monkeypatch):
     from evolver.processes import hosts
 
-    other = {"engine/lost": 2, "time/rollout": 5.0, "judge/agreed_rate": 0.5}
+    other = {"engine/lost": 2, "time/rollout": 5.0, "judge/agreed_rate": 0.5, "engine/gap": 0.1}
     monkeypatch.setattr(hosts, "gather", lambda metrics: [metrics, other])
-    mine = {"engine/lost": 1, "time/rollout": 3.0}
-    found = hosts.merge_metrics(mine, largest=["time/rollout"])
-    assert found == {"engine/lost": 3, "time/rollout": 5.0, "judge/agreed_rate": 0.5}
+    mine = {"engine/lost": 1, "time/rollout": 3.0, "engine/gap": 0.2}
+    found = hosts.merge_metrics(mine, largest=["engine/gap"])
+    rates = {"judge/agreed_rate": 0.5, "engine/gap": 0.2}
+    assert found == {"engine/lost": 3, "time/rollout": 5.0} | rates
+
+
+def test_processes_divide_rates_and_what_is_left_of_a_budget():
+    from evolver.llm.client import Limits
+    from evolver.llm.roles import divided
+    from evolver.llm.store import Ledger
+
+    ledger = Ledger()
+    ledger.add("call", "judge", "m", prompt_tokens=600, completion_tokens=400, money=4.0)
+    limits = Limits(requests_per_minute=7, budget_money=10.0, budget_tokens=1000)
+    assert divided(limits, ledger, 1) == limits
+    found = divided(limits, ledger, 2)
+    assert (found.requests_per_minute, found.tokens_per_minute) == (4, 0)
+    assert (found.budget_money, found.budget_tokens) == (7.0, 1000), "3 of the 6 that are left"
+
+
+def test_what_all_processes_asked_is_counted_once(monkeypatch, tmp_path):
+    from types import SimpleNamespace
+
+    from evolver import loop
+    from evolver.llm.store import Ledger
+    from evolver.processes import hosts
+
+    path = tmp_path / "llm.jsonl"
+    Ledger(path).add("call", "judge", "m", prompt_tokens=5, completion_tokens=0, money=1.0)
+    ledgers = [Ledger(path), Ledger(path)]
+    for ledger in ledgers:
+        ledger.add("call", "judge", "m", prompt_tokens=10, completion_tokens=0, money=2.0)
+    found = []
+    for index, ledger in enumerate(ledgers):
+        monkeypatch.setattr(hosts, "first", lambda index=index: index == 0)
+        monkeypatch.setattr(hosts, "merge_metrics", lambda metrics: metrics)
+        found.append(loop.asked(SimpleNamespace(chat=SimpleNamespace(ledger=ledger))))
+    assert [f["llm/judge/calls"] for f in found] == [1, 1]
+    assert sum(f["llm/money"] for f in found) == 5 and sum(f["llm/tokens"] for f in found) == 25
 
 
 def test_the_service_stays_until_the_last_client_disconnects():

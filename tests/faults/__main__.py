@@ -4,6 +4,7 @@ python -m tests.faults                   # all, two at a time: 14 minutes of pro
 python -m tests.faults --list            # only say what there is
 python -m tests.faults --only=disk       # those whose kind, name or mode holds a word
 python -m tests.faults --long            # 500 steps: what grows?
+python -m tests.faults --rehearsal       # each part of a small flagship run; see `make rehearsal`
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--long", action="store_true", help="a long run instead: does anything grow?"
     )
+    parser.add_argument(
+        "--rehearsal", action="store_true", help="kill each part of a small flagship run"
+    )
     parser.add_argument("--steps", type=int, default=500, help="steps of the long run")
     asked = parser.parse_args(argv)
     folder = Path(
@@ -56,6 +60,10 @@ def main(argv: list[str]) -> int:
             from tests.faults.long import long_run
 
             return long_run(folder, asked.steps)
+        if asked.rehearsal:
+            from tests.faults.rehearsal import rehearsal
+
+            return rehearsal(folder)
         from tests.faults.table import TABLE
 
         pairs = [(fault, mode) for fault in TABLE for mode in fault.modes]
