@@ -5,8 +5,11 @@ import asyncio
 import dataclasses
 import itertools
 import math
+import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -17,7 +20,7 @@ from rl.engines import ContextFull, EngineFault, RequestFault
 from rl.engines.vllm.check import compare
 from rl.engines.vllm.client import COMPLETIONS, GENERATE, Schemas, Server, ServerBusy
 from rl.engines.vllm.engine import Patience, VllmEngine, WeightsNotLoaded
-from rl.engines.vllm.servers import OwnServers, Servers, ServerStartError, first_error
+from rl.engines.vllm.servers import PLUGIN, OwnServers, Servers, ServerStartError, first_error
 from rl.engines.vllm.transfer import MIB, UPDATE, SharedMemory, TransferError, buckets_of
 from rl.trajectory import Sampling
 from tests.rl.fake_vllm import CONTEXT, VOCAB, Fake, logp_of, token_of
@@ -531,3 +534,24 @@ def test_the_comparison_distinguishes_old_weights_from_new_ones():
     # problem.
     assert compare(near, new, new, tolerance=1e-3, noise=1e-4)[2] == ""
     assert compare(new, old, np.full(3, np.nan), **keep)[2] != ""
+
+
+def test_a_server_that_ends_leaves_no_shared_memory(tmp_path):
+    code = f"""
+import time
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+memory = SharedMemory(create=True, size=64)
+Path({str(tmp_path)!r}, "half").write_text(memory.name)
+Path({str(tmp_path)!r}, "half").rename({str(tmp_path / "name")!r})
+time.sleep(600)
+"""
+    command = [sys.executable, str(PLUGIN / "launch.py"), sys.executable, "-c", code]
+    launcher = subprocess.Popen(command, stdin=subprocess.PIPE)
+    while not (tmp_path / "name").exists():
+        time.sleep(0.05)
+    memory = Path("/dev/shm", (tmp_path / "name").read_text().lstrip("/"))
+    assert memory.exists()
+    launcher.stdin.close()
+    launcher.wait(30)
+    assert not memory.exists()
