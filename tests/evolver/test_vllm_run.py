@@ -62,6 +62,12 @@ def processes(folder: Path, *words: str) -> list:
     return start(folder, config, 2, "run", *flags)
 
 
+def children(pid: int, words: str) -> list[int]:
+    """Return the processes that a process has started with some words in their command lines."""
+    found = subprocess.run(["pgrep", "-P", str(pid), "-f", words], capture_output=True, text=True)
+    return [int(line) for line in found.stdout.split()]
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 def test_two_processes_train_on_what_their_servers_sample(tmp_path, depth):
     steps = ["--config.steps=3", "--config.eval.every=3", f"--config.rollout.async_depth={depth}"]
@@ -90,10 +96,9 @@ def test_a_server_that_is_lost_for_good_ends_both_processes_with_everything_save
         metrics.exists() and len(metrics.read_text().splitlines()) > 2
     ):
         time.sleep(0.5)
-    server = subprocess.run(
-        ["pgrep", "-P", str(both[1].pid), "-f", "launch.py"], capture_output=True, text=True, check=True
-    )  # fmt: skip
-    os.kill(int(server.stdout.split()[0]), signal.SIGKILL)
+    (launcher,) = children(both[1].pid, "launch.py")
+    for server in children(launcher, "vllm.entrypoints"):
+        os.killpg(server, signal.SIGKILL)
     for code, _, err in finish(both):
         assert code == 1 and "no server is left" in err, err[-3000:]
         assert " of 50 is saved. The same command resumes from there." in err

@@ -555,3 +555,24 @@ time.sleep(600)
     launcher.stdin.close()
     launcher.wait(30)
     assert not memory.exists()
+
+
+def test_a_server_ends_when_its_launcher_is_killed(tmp_path):
+    code = f"""
+import os, time
+from pathlib import Path
+Path({str(tmp_path)!r}, "half").write_text(str(os.getpid()))
+Path({str(tmp_path)!r}, "half").rename({str(tmp_path / "pid")!r})
+time.sleep(600)
+"""
+    command = [sys.executable, str(PLUGIN / "launch.py"), sys.executable, "-c", code]
+    launcher = subprocess.Popen(command, stdin=subprocess.PIPE)
+    while not (tmp_path / "pid").exists():
+        time.sleep(0.05)
+    server = Path("/proc", (tmp_path / "pid").read_text(), "cmdline")
+    launcher.kill()
+    launcher.wait(30)
+    until = time.monotonic() + 30
+    while server.exists() and server.read_bytes():
+        assert time.monotonic() < until, "the server is left"
+        time.sleep(0.05)

@@ -6,6 +6,7 @@ The trainer holds the other end of the pipe, so its servers end with it, even af
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -14,15 +15,24 @@ import threading
 import time
 
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of sys/prctl.h
 
 
 def main() -> int:
     """Run the command in sys.argv and return its exit code."""
-    child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True)
+    child = subprocess.Popen(
+        sys.argv[1:], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=follow
+    )
     threading.Thread(target=watch, args=(child,), daemon=True).start()
     code = child.wait()
     end(child)  # children that survived it
     return code if code >= 0 else 128 - code
+
+
+def follow() -> None:
+    """Have Linux end this process when its parent is killed, which could not pass it on."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def watch(child: subprocess.Popen) -> None:
