@@ -50,7 +50,9 @@ ROWS = {
 def get_config(arg: str | None = None) -> ConfigDict:
     arg = "all" if arg is None else arg
     if arg == "rehearsal":
-        return rehearsal(get_config())
+        from configs.rehearsal import get_config as rehearsal  # which begins with this config
+
+        return rehearsal()
     if arg not in ROWS:
         raise ValueError(f"argument {arg}: choose one of {', '.join(ROWS)}, rehearsal")
     config = base.get_config()  # its defaults are the paper's hyper-parameters
@@ -106,54 +108,4 @@ def get_config(arg: str | None = None) -> ConfigDict:
         config.advantage.args.norm = (
             "trajectory"  # equation 18, which has no bound; the default is the reference's
         )
-    return config
-
-
-def rehearsal(config: ConfigDict) -> ConfigDict:
-    """Shrink the run to what two cores can play in half an hour, by `make rehearsal`: two learner
-    processes of four simulated devices, a vLLM server and a judge beside each, and our own data.
-
-    Two parts differ in more than size, because no model of this size can play them: the built-in
-    explorer invents the tasks, which a language model words, and the policy embeds.
-    """
-    config.model.path = "configs/assets/reader"
-    config.model.dtype = "float32"  # a CPU has no bfloat16
-    config.engine.slots = 8
-    config.engine.vllm.python = ".bench/vllm/bin/python"
-    config.engine.vllm.devices = ()
-    config.engine.vllm.flags = (
-        "--enforce-eager --block-size 32 --gpu-memory-utilization 0.1"
-        " --max-num-batched-tokens 32768"  # on a CPU vLLM dies where it has to cut a prompt
-    )
-    config.engine.vllm.start_timeout = 1800.0
-    config.env.args.data = "mini"
-    config.env.workers = config.rollout.concurrency = 4
-    config.env.timeout = 600.0
-
-    config.steps = 2
-    config.rollout.tasks = config.rollout.group = 4
-    config.rollout.max_turns = 3
-    config.rollout.max_tokens = 64
-    config.rollout.context = config.learner.row = 3072
-    config.template.max_observation = 128
-    config.learner.updates = 1
-    config.eval.every = 2
-    config.eval.tasks = 4
-    config.eval.rollouts = 1
-
-    config.questioning.explorer.name = "curiosity"
-    config.questioning.explorer.args.update(breadth=12, depth=24, rehearsals=0)
-    config.questioning.words.name = "model"
-    config.questioning.budget = config.questioning.capacity = 4
-    config.navigating.embedder.name = "policy"
-    config.navigating.tasks = 2
-    config.llm.url = "served"
-    config.llm.serve.path = ".cache/smollm2-135m-instruct"
-    config.llm.serve.context = 4096
-    config.llm.serve.flags = "--no-warm-up"
-    config.llm.concurrency = 4
-    config.llm.deadline = 1800.0
-    config.llm.shown = 200
-    for role in ("explorer", "writer", "judge", "step_judge", "summariser", "reranker"):
-        config.llm[role].update(model="", extra="", max_tokens=96)
     return config
