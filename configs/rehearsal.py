@@ -1,4 +1,4 @@
-"""configs/appworld_14b.py at a size that two cores can play in half an hour.
+"""configs/appworld_14b.py at a size that two cores can play.
 
     make rehearsal
     experiments/launch/here.sh 2 4 --config=configs/rehearsal.py
