@@ -1,0 +1,107 @@
+"""Kill each part of a small flagship run in turn: does the run go on, and do the counts add up?
+
+It plays `configs/rehearsal.py` with a smaller model in the roles, whose answers do not
+matter here. It needs what `make rehearsal` installs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from evolver.files.workdir import Workdir
+from evolver.processes.hosts import LOST
+from tests.faults.long import steps_done
+
+ROOT = Path(__file__).parents[2]
+# {what is killed after the step of its place: (process of the run that has it, words of its
+# command line)}
+PARTS = {
+    "a worker of AppWorld": (0, "envs.worker"),
+    "a vLLM server": (1, "vllm.entrypoints"),
+    "the judge": (0, "rl.engines.serve"),
+    "a learner process": (1, "run.py"),
+}
+STEPS = len(PARTS) + 2
+ROLLOUTS = 16  # in a step
+LIMIT = 3600.0  # seconds of a step on a busy machine
+GONE = 120.0  # seconds within which everything has ended
+
+
+def rehearsal(folder: Path) -> int:
+    """Play the run, kill its parts, start it again, and return the exit code."""
+    workdir, faults = folder / "run", []
+    for number, kills in enumerate((PARTS, {})):
+        code, left = played(workdir, folder / f"log_{number}", kills)
+        # here.sh gives the code of the first process, which ends because the other was lost.
+        if code != (LOST if kills else 0):
+            said = (folder / f"log_{number}").read_text(errors="replace")
+            faults.append(f"start {number}: exit code {code}\n{said[-2000:]}")
+        faults += [f"start {number}: {command} is left" for command in left]
+    lines = Workdir(workdir).metrics()
+    if [line["step"] for line in lines] != list(range(STEPS + 1)):
+        faults.append(f"steps {[line['step'] for line in lines]}")
+    for line in lines[1:]:
+        counts = {name: n for name, n in line.items() if name.startswith("ledger/")}
+        told = sum(n for name, n in counts.items() if name != "ledger/rollouts")
+        if not line["rollout/count"] == counts["ledger/rollouts"] == told == ROLLOUTS:
+            faults.append(f"step {line['step']}: {line['rollout/count']} rollouts, {counts}")
+    print(*faults, f"{len(PARTS)} parts killed, {len(faults)} faults", sep="\n")
+    return bool(faults)
+
+
+def played(workdir: Path, log: Path, kills: dict[str, tuple[int, str]]) -> tuple[int, list[str]]:
+    """Run to the end, killing one part after each step. Return the exit code, and the command lines
+    of what is left."""
+    words = [
+        "--config=configs/rehearsal.py", f"--workdir={workdir}",
+        "--config.llm.serve.path=configs/assets/reader", f"--config.steps={STEPS}",
+        "--config.eval.every=0", "--config.checkpoint.every=1",
+    ]  # fmt: skip
+    with open(log, "wb") as output:
+        run = subprocess.Popen(
+            [ROOT / "experiments/launch/here.sh", "2", "4", *words],
+            cwd=ROOT, stdout=output, stderr=output, env=os.environ | {"PYTHON": sys.executable},
+        )  # fmt: skip
+    started: set[int] = set()
+    try:
+        for step, (name, (process, words_of_it)) in enumerate(kills.items(), 1):
+            until = time.monotonic() + LIMIT
+            while run.poll() is None and steps_done(workdir) < step and time.monotonic() < until:
+                time.sleep(1.0)
+            learners = [pid for pid in descendants(run.pid) if "run.py" in command_of(pid)]
+            started |= set(descendants(run.pid))
+            if run.poll() is not None or len(learners) < 2:
+                break
+            found = [pid for pid in (learners[process], *descendants(learners[process]))
+                     if words_of_it in command_of(pid)]  # fmt: skip
+            print(f"after step {step}: {name} is killed ({len(found)} processes)", flush=True)
+            os.kill(found[0], signal.SIGKILL)
+        code = run.wait(STEPS * LIMIT)
+    finally:
+        run.terminate()
+    until = time.monotonic() + GONE
+    while (left := [pid for pid in started if command_of(pid)]) and time.monotonic() < until:
+        time.sleep(1.0)
+    return code, [command_of(pid) for pid in left]
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, and those that they have started."""
+    found: list[int] = []
+    for path in sorted(Path(f"/proc/{pid}/task").glob("*/children")):
+        for child in map(int, path.read_text().split()):
+            found += [child, *descendants(child)]
+    return found
+
+
+def command_of(pid: int) -> str:
+    """Return the command line of a process, "" if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
