@@ -156,7 +156,8 @@ class Vllm(Group):
     addresses."""
 
     urls: tuple[str, ...] = ()
-    """Addresses of running servers; () = start servers on this machine."""
+    """Addresses of running servers, which the processes of a run divide; () = each process starts
+    servers on its machine."""
     model: str = "policy"
     """Name under which the servers offer the policy."""
     key: str = ""
@@ -341,7 +342,7 @@ class Llm(Group):
     concurrency: int = Field(32, ge=1, le=2**16)
     """Calls at a time, per server."""
     requests_per_minute: CountOrZero = 0
-    """Per server, not of the policy; 0 = no limit."""
+    """Per server, not of the policy, divided among the processes of a run; 0 = no limit."""
     tokens_per_minute: CountOrZero = 0
     """The same, for tokens of prompts and answers together."""
     context: int = Field(0, ge=0, le=2**24)
@@ -357,7 +358,8 @@ class Llm(Group):
     """JSON file {model: [money per million prompt tokens, per million completion tokens]}; "" =
     free."""
     budget_money: NotNegative = 0.0
-    """Cost at which the run ends, in the unit of the prices; 0 = no limit."""
+    """Cost at which the run ends, in the unit of the prices; 0 = no limit. Of several processes
+    each may spend its part of what is left, and the first one that has spent it ends the run."""
     budget_tokens: CountOrZero = 0
     """Prompt and completion tokens at which the run ends; 0 = no limit."""
     shown: int = Field(2000, ge=16)

@@ -23,7 +23,7 @@ from models import hf, qwen
 from models.lora import LoRA
 from models.tokenizer import Tokenizer
 from rl import learner
-from rl.engines import Engine
+from rl.engines import Engine, EngineFault
 from rl.engines.jax.engine import JaxEngine
 from rl.forward import Forward
 from rl.packing import pack
@@ -107,6 +107,11 @@ def _servers(
 
     v = config.engine.vllm
     if v.urls:
+        if len(v.urls) < hosts.count():  # where a scheduler says how many there are
+            raise EngineFault(
+                f"config.engine.vllm.urls has {len(v.urls)} servers for {hosts.count()} processes,"
+                " and each asks servers of its own: name at least one for each"
+            )
         return Servers(hosts.share(v.urls), model=v.model, key=os.environ.get(v.key, ""))
     if config.model.path and not config.model.tokenizer:
         checkpoint = Path(model_folder(config.model.path, weights=True)).absolute()

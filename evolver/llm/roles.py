@@ -289,8 +289,10 @@ def make_chat(
 
 
 def divided(limits: Limits, ledger: Ledger, processes: int) -> Limits:
-    """Return the limits of one of several processes: its part of the rates, and of what the run has
-    not spent yet. ledger: of what it has spent before this start."""
+    """Return the limits of one of several processes: its part of the rates, and of what is left of
+    the budget. ledger: of what the run had spent before this start."""
+    if processes == 1:
+        return limits
 
     def part(limit: float, spent: float = 0.0) -> float:
         return spent + max(0.0, limit - spent) / processes if limit else limit
@@ -300,7 +302,8 @@ def divided(limits: Limits, ledger: Ledger, processes: int) -> Limits:
         requests_per_minute=math.ceil(part(limits.requests_per_minute)),
         tokens_per_minute=math.ceil(part(limits.tokens_per_minute)),
         budget_money=part(limits.budget_money, ledger.money),
-        budget_tokens=int(part(limits.budget_tokens, ledger.tokens)),
+        # Rounded down, a small budget would become 0, which is no limit.
+        budget_tokens=math.ceil(part(limits.budget_tokens, ledger.tokens)),
     )
 
 

@@ -97,7 +97,8 @@ class Ledger:
 
     The file is read again when a run resumes and is never rewound: money spent on a step that is
     repeated stays spent. If it cannot be written, the sums in memory remain correct and `unwritten`
-    counts the missing lines.
+    counts the missing lines. All processes of a run write to one file; the sums are of what any of
+    them had spent before this start, and of what this one has spent since.
     """
 
     def __init__(self, path: str | os.PathLike | None = None):

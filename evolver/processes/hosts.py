@@ -194,7 +194,7 @@ class Watch:
 
 def alone() -> bool:
     """Return True if the run has one process only."""
-    return jax.process_count() == 1
+    return count() == 1
 
 
 def count() -> int:

@@ -210,6 +210,9 @@ def test_processes_divide_rates_and_what_is_left_of_a_budget():
     found = divided(limits, ledger, 2)
     assert (found.requests_per_minute, found.tokens_per_minute) == (4, 0)
     assert (found.budget_money, found.budget_tokens) == (7.0, 1000), "3 of the 6 that are left"
+    assert divided(Limits(budget_tokens=1), Ledger(), 8).budget_tokens == 1, "0 is no limit"
+    overspent = Limits(budget_money=3.0)
+    assert divided(overspent, ledger, 1) == overspent
 
 
 def test_what_all_processes_asked_is_counted_once(monkeypatch, tmp_path):

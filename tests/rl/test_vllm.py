@@ -536,21 +536,29 @@ def test_the_comparison_distinguishes_old_weights_from_new_ones():
     assert compare(new, old, np.full(3, np.nan), **keep)[2] != ""
 
 
-def test_a_server_that_ends_leaves_no_shared_memory(tmp_path):
+def launched(folder: Path, make: str) -> tuple[subprocess.Popen[bytes], str]:
+    """Launch a stand-in of a server; return the launcher and the text that `make` gives there."""
     code = f"""
-import time
+import os, time
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 memory = SharedMemory(create=True, size=64)
-Path({str(tmp_path)!r}, "half").write_text(memory.name)
-Path({str(tmp_path)!r}, "half").rename({str(tmp_path / "name")!r})
+Path({str(folder)!r}, "half").write_text({make})
+Path({str(folder)!r}, "half").rename({str(folder / "told")!r})
 time.sleep(600)
 """
     command = [sys.executable, str(PLUGIN / "launch.py"), sys.executable, "-c", code]
     launcher = subprocess.Popen(command, stdin=subprocess.PIPE)
-    while not (tmp_path / "name").exists():
+    until = time.monotonic() + 60
+    while not (folder / "told").exists():
+        assert time.monotonic() < until, "the server did not start"
         time.sleep(0.05)
-    memory = Path("/dev/shm", (tmp_path / "name").read_text().lstrip("/"))
+    return launcher, (folder / "told").read_text()
+
+
+def test_a_server_that_ends_leaves_no_shared_memory(tmp_path):
+    launcher, name = launched(tmp_path, "memory.name")
+    memory = Path("/dev/shm", name.lstrip("/"))
     assert memory.exists()
     launcher.stdin.close()
     launcher.wait(30)
@@ -558,18 +566,8 @@ time.sleep(600)
 
 
 def test_a_server_ends_when_its_launcher_is_killed(tmp_path):
-    code = f"""
-import os, time
-from pathlib import Path
-Path({str(tmp_path)!r}, "half").write_text(str(os.getpid()))
-Path({str(tmp_path)!r}, "half").rename({str(tmp_path / "pid")!r})
-time.sleep(600)
-"""
-    command = [sys.executable, str(PLUGIN / "launch.py"), sys.executable, "-c", code]
-    launcher = subprocess.Popen(command, stdin=subprocess.PIPE)
-    while not (tmp_path / "pid").exists():
-        time.sleep(0.05)
-    server = Path("/proc", (tmp_path / "pid").read_text(), "cmdline")
+    launcher, pid = launched(tmp_path, "str(os.getpid())")
+    server = Path("/proc", pid, "cmdline")
     launcher.kill()
     launcher.wait(30)
     until = time.monotonic() + 30

@@ -30,7 +30,7 @@ def main() -> int:
 
 
 def follow() -> None:
-    """Have Linux end this process when its parent is killed, which could not pass it on."""
+    """Ask Linux to end this process if the launcher is killed, which can then end nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
@@ -45,8 +45,9 @@ def watch(child: subprocess.Popen) -> None:
 def end(child: subprocess.Popen) -> None:
     """End the child's process group, if it still exists.
 
-    The last process of it is Python's resource tracker, which ignores SIGTERM: once all others are
-    gone it removes their shared memory. Killed at once, it would leave 400 MB to each server.
+    Its last process is Python's resource tracker, which ignores SIGTERM and removes the shared
+    memory of the others once they are gone. If it were killed with them, the buffers of the server,
+    two sparse files of 400 MB together, would stay in /dev/shm.
     """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGTERM)
