@@ -32,8 +32,17 @@ ENVIRONMENTS = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+# Worker and service carry the other worlds in the default run.
+SLOW_HERE = {("bfcl-oracle", "worker"), ("bfcl-oracle", "http")}
+
+
+@pytest.mark.parametrize(
+    "name, mode",
+    [
+        pytest.param(*pair, marks=pytest.mark.slow if pair in SLOW_HERE else ())
+        for pair in itertools.product(ENVIRONMENTS, MODES)
+    ],
+)
 def test_every_environment_conforms_in_every_mode(name, mode):
     env, kwargs = ENVIRONMENTS[name]
     if env == "bfcl":
@@ -261,7 +270,11 @@ def checked(name: str, mode: str = "inprocess") -> list[conformance.Problem]:
     return check.run(spec, 6.0 if "Hangs" in name else 60.0)[1]
 
 
-@pytest.mark.parametrize("name", FOUND)
+# The default run waits for one world that hangs.
+SLOW = {"HangsInEvaluate": pytest.mark.slow}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in FOUND])
 def test_a_broken_world_is_found_in_a_process_of_its_own(name):
     wanted, *parts = FOUND[name]
     said = [problem.what for problem in checked(name) if problem.check == wanted]

@@ -138,7 +138,12 @@ def said(world, tool, **arguments):
 @needs_mcp
 @pytest.mark.parametrize(
     "offers, kept",
-    [([], False), (["reset"], True), (["broken reset"], False), (["snapshot"], True)],
+    [
+        ([], False),
+        (["reset"], True),
+        pytest.param(["broken reset"], False, marks=pytest.mark.slow),
+        pytest.param(["snapshot"], True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_server_is_reset_by_what_it_offers(offers, kept, tmp_path):
     log = tmp_path / "server.log"

@@ -473,14 +473,16 @@ class TestRuns:
         assert call(tiny, tmp_path / "run", *words) == 0
         assert figures(tmp_path / "run")[-1]["step"] == 3 and asked(tmp_path / "run") > 0
 
-    def test_a_judge_whose_questions_can_never_fit_is_refused_unless_it_has_a_context_of_its_own(
-        self, tiny, tmp_path, capsys
-    ):
-        words = [*LABELLED, "--config.attributing.judge.name=llm", "--config.steps=1"]
+    def test_a_judge_whose_questions_can_never_fit_is_refused(self, tiny, tmp_path, capsys):
+        words = [*LABELLED, "--config.attributing.judge.name=llm"]
         assert call(tiny, tmp_path / "run", *words) == 2
         err = capsys.readouterr().err
         assert "config.llm.step_judge: the policy cannot answer" in err
         assert "within config.rollout.context=192: set config.llm.context" in err
+
+    @pytest.mark.slow
+    def test_a_judge_may_have_a_context_of_its_own(self, tiny, tmp_path):
+        words = [*LABELLED, "--config.attributing.judge.name=llm", "--config.steps=1"]
         words += ["--config.llm.context=2048", "--config.llm.step_judge.max_tokens=8"]
         words += ["--config.engine.prefill=1024"]  # few calls, and so few windows to compile
         assert call(tiny, tmp_path / "run", *words) == 0

@@ -190,7 +190,9 @@ def test_ctrl_c_saves_the_last_step_and_says_how_to_go_on(straight, tiny, tmp_pa
     same(straight, workdir)
 
 
-@pytest.mark.parametrize("phase,done", [("evaluation", 2), ("evaluation", 0)])
+@pytest.mark.parametrize(
+    "phase,done", [("evaluation", 2), pytest.param("evaluation", 0, marks=pytest.mark.slow)]
+)
 def test_interrupted_anywhere_goes_on_as_if_never_stopped(
     straight, tiny, tmp_path, monkeypatch, phase, done
 ):
@@ -318,7 +320,10 @@ def whitened(batch):
     return 1e-3 + (batch.outcome_N - batch.outcome_N.mean()) / (batch.outcome_N.std() + 1e-6)
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "tests.evolver.test_loop:whitened"])
+@pytest.mark.parametrize(
+    "estimator",
+    ["grpo", pytest.param("tests.evolver.test_loop:whitened", marks=pytest.mark.slow)],
+)
 def test_groups_without_signal_are_replaced_by_other_tasks(tiny, tmp_path, estimator):
     words = [
         "--config.rollout.group=2",
@@ -448,9 +453,9 @@ def setup_of(tiny: Path) -> dict:
 @pytest.mark.parametrize(
     "module,name,step,saved,error",
     [
-        (rollouts, "roll_out", 4, 3, EngineFault),
+        pytest.param(rollouts, "roll_out", 4, 3, EngineFault, marks=pytest.mark.slow),
         (learning, "sync", 3, 3, EngineFault),
-        (extraction, "remember", 3, 2, TypeError),
+        pytest.param(extraction, "remember", 3, 2, TypeError, marks=pytest.mark.slow),
     ],
 )
 def test_whatever_ends_a_run_its_complete_steps_are_saved(

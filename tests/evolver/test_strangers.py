@@ -18,7 +18,7 @@ STRANGERS = {
         ("assign_ticket", "close_ticket"),
     ),
 }
-BUDGET = 100
+BUDGET = 60
 
 
 # The default run has the harder of the two garages.

@@ -76,7 +76,10 @@ def test_logp_is_that_of_whole_samples(samples):
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
-@pytest.mark.parametrize("loss, aggregate", [(ppo, "seq-mean-token-mean"), (gspo, "token-mean")])
+@pytest.mark.parametrize(
+    "loss, aggregate",
+    [(ppo, "seq-mean-token-mean"), pytest.param(gspo, "token-mean", marks=pytest.mark.slow)],
+)
 def test_gradient_is_that_of_whole_samples(loss, aggregate):
     packed, apart = both(1)
     (got, metrics), (want, expected) = (
