@@ -234,6 +234,9 @@ class Questioning(Group):
     """JSON-lines file of synthetic tasks, as `--mode=explore` writes it; "" = explore."""
     budget: CountOrZero = 500
     """Synthetic tasks that the first exploration makes."""
+    minutes: NotNegative = 0.0
+    """Minutes after which an exploration ends with the tasks that it has, which a seed then does
+    not decide alone; 0 = no limit."""
     refresh: CountOrZero = 0
     """Synthetic tasks that each later exploration makes."""
     every: CountOrZero = 0

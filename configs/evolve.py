@@ -45,7 +45,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
 
     config.questioning.enabled = True
     config.questioning.share = 1.0
-    config.questioning.budget = 300
+    # Half of them are imitated: 515 solutions teach more than 80 in as many updates.
+    config.questioning.budget = config.questioning.capacity = 1500
+    config.questioning.minutes = 15.0
     config.questioning.explorer.args.rounds = 16  # a world may have one start
     config.questioning.learnable = True
     config.questioning.words.name = "asked"  # other words than the tools', as users have
@@ -64,6 +66,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.eval.temperatures = (0.3, 0.6)
     config.eval.every = 20
     config.checkpoint.every = 5
+    config.evolve.solutions = 1000
     config.evolve.updates = 60
     config.evolve.rows = 8
     config.evolve.lr = 3e-4

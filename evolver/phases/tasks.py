@@ -31,6 +31,10 @@ from rl.seeds import seed_of
 ANSWER = 64  # tokens that an answer with a reason takes
 
 
+class TimeIsUp(Exception):
+    """An exploration has taken `questioning.minutes`."""
+
+
 def check(run: Run) -> None:
     """Raise RunError if the world has too few tasks. The config check cannot ask workers or
     services."""
@@ -156,18 +160,26 @@ def invent(run: Run, pool: TaskPool, explorer: Explorer, step: int) -> None:
     explored."""
     c, known = run.config, set(pool.tasks)
     budget = c.questioning.refresh if step else c.questioning.budget
-    before, started = pool.state(), time.monotonic()
+    before, started, minutes = pool.state(), time.monotonic(), c.questioning.minutes
 
     def show() -> None:
         walks, steps = pool.counted("walks"), pool.counted("env_steps")
-        pace = steps / max(time.monotonic() - started, 1e-3)
-        name = f"exploring · {walks:,} walks, {steps:,} steps, {pace:,.0f}/s · tasks"
-        run.progress.phase(name, len(pool.tasks) - len(known), budget)
+        took, found = time.monotonic() - started, len(pool.tasks) - len(known)
+        name = f"exploring · {walks:,} walks, {steps:,} steps, {steps / max(took, 1e-3):,.0f}/s"
+        run.progress.phase(f"{name} · tasks", found, budget)
+        if found < budget and 0 < 60 * minutes < took:
+            raise TimeIsUp
 
     pool.watch = show
     try:
         with run.stop.at_once():
             pool.grow(explorer, run.make_world, budget, seed_of(c.seed, "explore", step))
+    except TimeIsUp:
+        found = len(pool.tasks) - len(known)
+        run.progress.say(
+            f"exploring ended after {minutes:g} minutes with {found} of {budget} tasks"
+            " (config.questioning.minutes)"
+        )
     except NotExplorable as error:
         raise RunError(str(error)) from None
     except Interrupted:

@@ -29,7 +29,7 @@ def test_exploration_ends_at_once_on_a_signal(step, kept):
             time.sleep(600)
 
     pool = pool_of()
-    budgets = SimpleNamespace(budget=9, refresh=9)
+    budgets = SimpleNamespace(budget=9, refresh=9, minutes=0.0)
     with Stop() as stop:
         exploring = SimpleNamespace(
             config=SimpleNamespace(questioning=budgets, seed=0), stop=stop, make_world=Library,
@@ -43,6 +43,28 @@ def test_exploration_ends_at_once_on_a_signal(step, kept):
     assert len(pool.tasks) == kept
 
 
+def test_exploration_ends_with_what_it_has_when_its_time_is_up():
+    """Also inside a walk that finds nothing."""
+
+    class Endless(RandomWalk):
+        def explore(self, world, seeds, budget, rng):
+            yield next(super().explore(world, seeds, budget, rng))
+            while True:
+                time.sleep(0.01)
+                pool.count(walks=1)
+
+    pool, said = pool_of(), []
+    limits = SimpleNamespace(budget=9, minutes=0.1 / 60, words=SimpleNamespace(name="plain"))
+    with Stop() as stop:
+        exploring = SimpleNamespace(
+            config=SimpleNamespace(questioning=limits, seed=0), stop=stop, make_world=Library,
+            progress=SimpleNamespace(phase=print, say=said.append), tasks=SimpleNamespace(words=None),
+        )  # fmt: skip
+        invent(exploring, pool, Endless(), 0)
+        assert not stop.asked
+    assert len(pool.tasks) == 1 and "with 1 of 9 tasks" in said[0]
+
+
 def test_a_world_that_does_not_start_ends_a_run_in_one_message():
     """And without advice about queries, which are not its matter."""
 
@@ -50,7 +72,7 @@ def test_a_world_that_does_not_start_ends_a_run_in_one_message():
         def reset(self, task, seed=0):
             raise RuntimeError("no licence is left")
 
-    budgets = SimpleNamespace(budget=9, refresh=9)
+    budgets = SimpleNamespace(budget=9, refresh=9, minutes=0.0)
     with Stop() as stop:
         exploring = SimpleNamespace(
             config=SimpleNamespace(questioning=budgets, seed=0), stop=stop, make_world=Broken
