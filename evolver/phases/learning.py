@@ -4,6 +4,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -63,14 +64,17 @@ def select(
         chosen = [trajectory for group in groups[i :: c.updates] for trajectory in group]
         parts = [samples(trajectory) for trajectory in chosen]
         packed = list(itertools.chain(*parts))
-        batch = pack(packed, c.row, share=c.share_prompts, most=c.most_segments)
+        in_rows = partial(pack, row=c.row, share=c.share_prompts, most=c.most_segments)
+        batch, guided = in_rows(packed), [sample for sample in packed if sample.guided]
+        batch.guided = in_rows(guided) if guided else None
         batch.rollouts = tuple(np.repeat(np.arange(len(parts)), [len(part) for part in parts]))
         batch.turns = tuple(turn for t in chosen for turn in t.turns if turn.trains)
         batches.append(batch)
     names = {name for batch in batches for name in batch.channels}
-    for batch in batches:  # alike, so that one program serves all of them
-        missing = names - batch.channels.keys()
-        batch.channels |= {name: np.zeros_like(batch.logp_RT) for name in missing}
+    # All alike, so that one program serves them.
+    for part in itertools.chain(batches, filter(None, (batch.guided for batch in batches))):
+        missing = names - part.channels.keys()
+        part.channels |= {name: np.zeros_like(part.logp_RT) for name in missing}
     if batches:
         rows = [batch.rows for batch in batches]
         fill = np.average([batch.fill for batch in batches], weights=rows)
@@ -133,7 +137,14 @@ def score(loss: Any, learner: Learner, batch: Packed) -> None:
     wanted_RT = np.where(batch.guided_RT, stripped, recomputed)
     wanted_RT = wanted_RT & batch.mask_RT
     if wanted_RT.any():
-        logp_RT = learner.logp(whole(learner.state, learner.layout), batch)
+        params = whole(learner.state, learner.layout)
+        if recomputed or batch.guided is None:
+            logp_RT = learner.logp(params, batch)
+        else:  # the guided samples take about half as many rows as all of them
+            logp_n = np.zeros(np.count_nonzero(batch.mask_RT), np.float32)
+            part_RT = learner.logp(params, batch.guided)
+            logp_n[batch.trained(batch.guided_RT)] = batch.guided.trained(part_RT)
+            logp_RT = batch.placed(logp_n)
         batch.old_logp_RT = np.where(wanted_RT, logp_RT, batch.logp_RT)
     if learner.needs_reference:
         batch.ref_logp_RT = learner.logp(learner.reference_policy(), batch)

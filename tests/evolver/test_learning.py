@@ -1,6 +1,7 @@
 """The updates of a step: schedules follow the steps of the run."""
 
 import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from configs import quickstart
 from evolver.learner import make_optimizer
 from evolver.phases import learning
 from rl import optim
+from rl.packing import pack
+from rl.samples import Sample
 from tests.rl.test_learner import batch
 
 
@@ -49,3 +52,39 @@ def test_the_schedule_of_a_run_is_planned_over_its_updates(monkeypatch):
     monkeypatch.setattr(optim, "schedule", lambda **given: seen.update(given) or 1.0)
     make_optimizer(config)
     assert seen["steps"] == config.steps * config.learner.updates * config.learner.epochs
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_old_log_probabilities_of_guided_tokens_alone_are_those_of_all_rows(share, monkeypatch):
+    """They take a pass over the guided samples, and no more."""
+    draw = np.random.default_rng(0)
+    prompts = draw.integers(1, 99, (3, 7))
+    samples = [
+        Sample(
+            tokens := np.concatenate([prompts[i % 3], draw.integers(1, 99, 3 + i)]),
+            np.arange(len(tokens)) > 6,
+            logp=-np.arange(len(tokens), dtype=np.float32) * (np.arange(len(tokens)) > 6),
+            guided=i % 2 == 1,
+        )
+        for i in range(9)
+    ]
+    rows = []
+
+    def logp(params, packed):
+        rows.append(packed.rows)
+        told = packed.tokens_RT + np.roll(packed.tokens_RT, 1, axis=1) / 100
+        return np.where(packed.mask_RT, told, 0).astype(np.float32)
+
+    monkeypatch.setattr(learning, "whole", lambda state, layout: state)
+    learner = mock.Mock(logp=logp, needs_reference=False)
+    loss = types.SimpleNamespace(guided_prompt="stripped", old_logp="sampled")
+    together, apart = (pack(samples, 32, share=share) for _ in range(2))
+    apart.guided = pack([sample for sample in samples if sample.guided], 32, share=share)
+    for packed in (together, apart):
+        learning.score(loss, learner, packed)
+    np.testing.assert_array_equal(apart.old_logp_RT, together.old_logp_RT)
+    guided_RT = apart.mask_RT & apart.guided_RT
+    assert guided_RT.any() and (apart.old_logp_RT[guided_RT] > 0).all()
+    unguided_RT = ~apart.guided_RT
+    np.testing.assert_array_equal(apart.old_logp_RT[unguided_RT], apart.logp_RT[unguided_RT])
+    assert rows[1] < rows[0]
