@@ -66,13 +66,13 @@ def select(
         packed = list(itertools.chain(*parts))
         in_rows = partial(pack, row=c.row, share=c.share_prompts, most=c.most_segments)
         batch, guided = in_rows(packed), [sample for sample in packed if sample.guided]
-        batch.guided = in_rows(guided) if guided else None
+        batch.guided_alone = in_rows(guided) if guided else None
         batch.rollouts = tuple(np.repeat(np.arange(len(parts)), [len(part) for part in parts]))
         batch.turns = tuple(turn for t in chosen for turn in t.turns if turn.trains)
         batches.append(batch)
     names = {name for batch in batches for name in batch.channels}
     # All alike, so that one program serves them.
-    for part in itertools.chain(batches, filter(None, (batch.guided for batch in batches))):
+    for part in itertools.chain(batches, filter(None, (batch.guided_alone for batch in batches))):
         missing = names - part.channels.keys()
         part.channels |= {name: np.zeros_like(part.logp_RT) for name in missing}
     if batches:
@@ -138,12 +138,12 @@ def score(loss: Any, learner: Learner, batch: Packed) -> None:
     wanted_RT = wanted_RT & batch.mask_RT
     if wanted_RT.any():
         params = whole(learner.state, learner.layout)
-        if recomputed or batch.guided is None:
+        if recomputed or batch.guided_alone is None:
             logp_RT = learner.logp(params, batch)
         else:  # the guided samples take about half as many rows as all of them
             logp_n = np.zeros(np.count_nonzero(batch.mask_RT), np.float32)
-            part_RT = learner.logp(params, batch.guided)
-            logp_n[batch.trained(batch.guided_RT)] = batch.guided.trained(part_RT)
+            part_RT = learner.logp(params, batch.guided_alone)
+            logp_n[batch.trained(batch.guided_RT)] = batch.guided_alone.trained(part_RT)
             logp_RT = batch.placed(logp_n)
         batch.old_logp_RT = np.where(wanted_RT, logp_RT, batch.logp_RT)
     if learner.needs_reference:

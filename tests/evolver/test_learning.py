@@ -79,7 +79,7 @@ def test_old_log_probabilities_of_guided_tokens_alone_are_those_of_all_rows(shar
     learner = mock.Mock(logp=logp, needs_reference=False)
     loss = types.SimpleNamespace(guided_prompt="stripped", old_logp="sampled")
     together, apart = (pack(samples, 32, share=share) for _ in range(2))
-    apart.guided = pack([sample for sample in samples if sample.guided], 32, share=share)
+    apart.guided_alone = pack([sample for sample in samples if sample.guided], 32, share=share)
     for packed in (together, apart):
         learning.score(loss, learner, packed)
     np.testing.assert_array_equal(apart.old_logp_RT, together.old_logp_RT)
