@@ -42,6 +42,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optim.schedule = "cosine"
     config.loss.kl_coef = 0.0
     config.loss.old_logp = "sampled"  # saves a forward pass of every step
+    # Rollouts that fail are longer here: as a mean over tokens, most advantages would be negative.
+    config.loss.aggregate = "seq-mean-token-mean"
 
     config.questioning.enabled = True
     config.questioning.share = 1.0

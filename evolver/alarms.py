@@ -23,6 +23,7 @@ RISE = 0.05  # of training success that counts as one
 FALL = 0.05  # of held-out success that counts as one, if it is more than half of its interval
 ENTROPY = 0.1  # least share of the entropy of the first steps, while less than half succeeds
 LENGTH = 0.25  # least share of the tokens of the first steps
+BALANCE = -0.25  # least mean advantage, in standard deviations
 REPEATED = 0.25  # most rollouts that repeat themselves
 SAME_TURNS = 3  # equal turns in a row that are a repetition
 BLOCKS, PERIOD, LEAST = 4, 32, 24  # equal blocks at the end of a turn; most and least tokens
@@ -201,6 +202,12 @@ def repetition(history: History) -> bool:
     return mean(values(history, "alarm/repetition/share")[-WINDOW:]) > REPEATED
 
 
+def unlearns(history: History) -> bool:
+    """Return True if updates lower what was sampled far more than they raise it."""
+    found = values(history, "advantage/mean")[-WINDOW:]
+    return len(found) == WINDOW and mean(found) < BALANCE
+
+
 def no_signal(history: History) -> bool:
     """Return True if all rollouts of the last step that ended by themselves scored as the others of
     their group."""
@@ -263,6 +270,13 @@ ALARMS = {
         f"rollouts are shorter than {LENGTH:.0%} of those of the first steps",
         "Read some: the policy may have learned to give up early.",
         length_collapses,
+    ),
+    "balance": Alarm(
+        f"the mean advantage of a token is below {BALANCE}: updates lower what was sampled more"
+        " than they raise it, and the policy may unlearn what it can",
+        "Rollouts that fail are longer than those that succeed:"
+        " config.loss.aggregate=seq-mean-token-mean gives each rollout the same weight.",
+        unlearns,
     ),
     "repetition": Alarm(
         f"more than {REPEATED:.0%} of the rollouts repeat themselves",

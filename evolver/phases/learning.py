@@ -101,6 +101,8 @@ def learn(
             run.progress.phase("log-probabilities")
             score(c.loss, learner, batch)
     metrics |= weigh(batches)
+    if batches:
+        metrics["advantage/mean"] = float(np.mean([balance(learner, batch) for batch in batches]))
     metrics |= mismatch.figures(batches, version, recomputed=c.loss.old_logp == "recomputed")
     measured: list[dict[str, float]] = []
     planned, total = updates_of_a_step(c), c.learner.epochs * len(batches)
@@ -124,6 +126,13 @@ def learn(
     if warning:
         run.progress.say(f"step {step}: {warning}")
     return metrics | {"alarm/weights": float(bool(warning))}
+
+
+def balance(learner: Learner, batch: Packed) -> float:
+    """Return the mean advantage of the tokens that train, as the loss weighs them: below 0, an
+    update lowers the probability of what was sampled more than it raises it."""
+    weight_RT = learner.update.weights(batch)
+    return float(np.sum(weight_RT * batch.advantage_RT) / max(np.sum(weight_RT), 1e-9))
 
 
 def score(loss: Any, learner: Learner, batch: Packed) -> None:

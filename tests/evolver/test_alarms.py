@@ -33,6 +33,7 @@ def healthy(step: int, **changes: float) -> dict:
         "rollout/tokens": 64 * (80 - 4 * step),
         "rollout/parse_errors": 0.01,
         "entropy": 0.5 / (1 + step),
+        "advantage/mean": -0.05,
         "ledger/trained": 48,
         "ledger/no_signal": 16,
         "stop/context_full": 0,
@@ -82,6 +83,7 @@ def test_a_run_that_learns_raises_none_whatever_it_does_not_measure():
         ("judge", {"questioning/judge/agreed_rate": lambda step: 0.9 if step < 5 else 0.5}),
         ("no_call", {"alarm/no_call/share": lambda step: 0.1 * step}),
         ("repetition", {"alarm/repetition/share": lambda step: 0.02 if step < 6 else 0.9}),
+        ("balance", {"advantage/mean": lambda step: -0.1 if step < 6 else -0.4}),
         ("length", {"rollout/tokens": lambda step: 6400 if step < 6 else 640}),
         (
             "entropy",

@@ -10,6 +10,7 @@ from configs import quickstart
 from evolver.learner import make_optimizer
 from evolver.phases import learning
 from rl import optim
+from rl.losses.terms import aggregation_weights
 from rl.packing import pack
 from rl.samples import Sample
 from tests.rl.test_learner import batch
@@ -29,6 +30,7 @@ def test_a_decaying_schedule_ends_with_the_run_however_few_updates_were_made(mon
         seeds.append(seed)
         return state, {"logp_RT": 0, "tokens": 1}
 
+    update.weights = lambda packed: packed.mask_RT
     silent = types.SimpleNamespace(phase=lambda *_: None, say=lambda *_: None)
     trained = types.SimpleNamespace(
         update=update, state={}, alarm=types.SimpleNamespace(check=lambda _: ""), renews=False
@@ -52,6 +54,26 @@ def test_the_schedule_of_a_run_is_planned_over_its_updates(monkeypatch):
     monkeypatch.setattr(optim, "schedule", lambda **given: seen.update(given) or 1.0)
     make_optimizer(config)
     assert seen["steps"] == config.steps * config.learner.updates * config.learner.epochs
+
+
+def test_the_balance_is_that_of_tokens_or_of_rollouts():
+    """A failure of nine tokens outweighs a success of three, unless each rollout counts alike."""
+    samples = [
+        Sample(np.arange(1, n + 2), np.arange(n + 1) > 0, advantage=[0.0] + [sign] * n)
+        for n, sign in ((9, -1.0), (3, 1.0))
+    ]
+    packed = pack(samples, 16)
+
+    def balance(aggregate):
+        def weights(packed):
+            return aggregation_weights(packed.mask_RT, packed.rollout_RT, aggregate=aggregate)
+
+        learner = types.SimpleNamespace(update=types.SimpleNamespace(weights=weights))
+        return learning.balance(learner, packed)
+
+    assert balance("token-mean") == pytest.approx(-0.5)
+    assert balance("seq-mean-token-mean") == pytest.approx(0.0, abs=1e-6)
+    assert balance("seq-mean-token-sum") == pytest.approx(-0.5)
 
 
 @pytest.mark.parametrize("share", [False, True])
