@@ -42,12 +42,13 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optim.schedule = "cosine"
     config.loss.kl_coef = 0.0
     config.loss.old_logp = "sampled"  # saves a forward pass of every step
-    # Rollouts that fail are longer here: as a mean over tokens, most advantages would be negative.
+    # Failures are longer than successes; in a mean over tokens they outweigh them, and a policy
+    # unlearns its calls (docs/results.md).
     config.loss.aggregate = "seq-mean-token-mean"
 
     config.questioning.enabled = True
     config.questioning.share = 1.0
-    # Half of them are imitated: 515 solutions teach more than 80 in as many updates.
+    # Half of those that train are imitated: many solutions teach more than many passes over few.
     config.questioning.budget = config.questioning.capacity = 1500
     config.questioning.minutes = 15.0
     config.questioning.explorer.args.rounds = 16  # a world may have one start

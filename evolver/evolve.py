@@ -81,8 +81,8 @@ def run_stages(config: Any, folder: Path) -> None:
     tell(f"Files are in {folder}; the same command resumes. The stages: check the world, explore,")
     tell("imitate if the policy cannot call the tools yet, train, report. Expected: about")
     limit = config.questioning.minutes
-    exploring = f", and at most {limit:g} minutes of exploring" if limit else ", and exploring"
-    tell(f"{clock(seconds(config))}{exploring}, if nothing else runs on this machine.")
+    exploring = f"at most {limit:g} minutes of exploring" if limit else "exploring"
+    tell(f"{clock(seconds(config))} besides {exploring}, if nothing else runs on this machine.")
     checked(config, folder)
     with make_source(config) as source, contextlib.closing(probed(source.world())) as world:
         start(config, folder, world)

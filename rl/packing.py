@@ -43,7 +43,8 @@ class Packed:
     turns: tuple[Turn, ...] = ()
     # the rollout, as an integer, that each packed sample is a part of; () = each is a whole one
     rollouts: tuple[int, ...] = ()
-    guided_alone: Packed | None = None  # its guided samples, in the same order
+    # the guided samples among these, in the same order, if they need a pass of their own
+    guided_alone: Packed | None = None
     weight_RT: np.ndarray | None = None  # float32: of each token in the loss, once it is known
     old_logp_RT: np.ndarray | None = None  # the denominator of the ratio; None = logp_RT
     ref_logp_RT: np.ndarray | None = None  # of the reference policy, if a KL penalty needs it

@@ -66,7 +66,8 @@ def select(
         packed = list(itertools.chain(*parts))
         in_rows = partial(pack, row=c.row, share=c.share_prompts, most=c.most_segments)
         batch, guided = in_rows(packed), [sample for sample in packed if sample.guided]
-        batch.guided_alone = in_rows(guided) if guided else None
+        if guided and _scored_alone(config.loss):
+            batch.guided_alone = in_rows(guided)
         batch.rollouts = tuple(np.repeat(np.arange(len(parts)), [len(part) for part in parts]))
         batch.turns = tuple(turn for t in chosen for turn in t.turns if turn.trains)
         batches.append(batch)
@@ -128,6 +129,11 @@ def learn(
     return metrics | {"alarm/weights": float(bool(warning))}
 
 
+def _scored_alone(loss: Any) -> bool:
+    """Return True if guided rollouts are the only ones whose old log-probabilities are computed."""
+    return loss.guided_prompt == "stripped" and loss.old_logp == "sampled"
+
+
 def balance(learner: Learner, batch: Packed) -> float:
     """Return the mean advantage of the tokens that train, as the loss weighs them: below 0, an
     update lowers the probability of what was sampled more than it raises it."""
@@ -147,7 +153,7 @@ def score(loss: Any, learner: Learner, batch: Packed) -> None:
     wanted_RT = wanted_RT & batch.mask_RT
     if wanted_RT.any():
         params = whole(learner.state, learner.layout)
-        if recomputed or batch.guided_alone is None:
+        if batch.guided_alone is None:
             logp_RT = learner.logp(params, batch)
         else:  # the guided samples take about half as many rows as all of them
             logp_n = np.zeros(np.count_nonzero(batch.mask_RT), np.float32)

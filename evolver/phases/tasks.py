@@ -167,7 +167,8 @@ def invent(run: Run, pool: TaskPool, explorer: Explorer, step: int) -> None:
         took, found = time.monotonic() - started, len(pool.tasks) - len(known)
         name = f"exploring · {walks:,} walks, {steps:,} steps, {steps / max(took, 1e-3):,.0f}/s"
         run.progress.phase(f"{name} · tasks", found, budget)
-        if found < budget and 0 < 60 * minutes < took:
+        # An interruption, or a full pool, is on its way out of the explorer already.
+        if found < budget and not run.stop.asked and 0 < 60 * minutes < took:
             raise TimeIsUp
 
     pool.watch = show
@@ -186,6 +187,8 @@ def invent(run: Run, pool: TaskPool, explorer: Explorer, step: int) -> None:
         if step:
             pool.load_state(before)
         raise
+    finally:
+        pool.watch = lambda: None  # this exploration is over; a recipe may begin others
     new = [id for id in pool.tasks if id not in known]
     poor = [pool.tasks[id].query for id in new if pool.tasks[id].meta.get("undescribed")]
     if c.questioning.words.name == "plain" and 2 * len(poor) > len(new):

@@ -63,6 +63,7 @@ def test_exploration_ends_with_what_it_has_when_its_time_is_up():
         invent(exploring, pool, Endless(), 0)
         assert not stop.asked
     assert len(pool.tasks) == 1 and "with 1 of 9 tasks" in said[0]
+    pool.count(tried=1)  # as a recipe does that explores by itself
 
 
 def test_a_world_that_does_not_start_ends_a_run_in_one_message():

@@ -6,13 +6,15 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from configs import quickstart
+from configs import base, quickstart
+from envs.world import Evaluation, Task
 from evolver.learner import make_optimizer
 from evolver.phases import learning
 from rl import optim
 from rl.losses.terms import aggregation_weights
 from rl.packing import pack
 from rl.samples import Sample
+from rl.trajectory import Completion, StopReason, Trajectory, Turn
 from tests.rl.test_learner import batch
 
 
@@ -110,3 +112,23 @@ def test_old_log_probabilities_of_guided_tokens_alone_are_those_of_all_rows(shar
     unguided_RT = ~apart.guided_RT
     np.testing.assert_array_equal(apart.old_logp_RT[unguided_RT], apart.logp_RT[unguided_RT])
     assert rows[1] < rows[0]
+
+
+@pytest.mark.parametrize("old_logp, alone", [("sampled", 2), ("recomputed", 0)])
+def test_guided_rollouts_are_packed_apart_where_they_alone_are_scored(old_logp, alone):
+    config = base.get_config()
+    config.loss.old_logp, config.learner.updates = old_logp, 1
+    played = []
+    for number in range(4):
+        turn = Turn([1, 2], Completion([3, 4], [-1.0, -1.0], "stop", 0), "", [])
+        turn.advantage = 1.0 - number
+        played.append(
+            Trajectory(
+                Task("a", "toy", "q"), number, 0, [], [turn], StopReason.DONE, Evaluation(0.0, False),
+                experience=["e"] * (number % 2),
+            )
+        )  # fmt: skip
+    (packed,), _, _ = learning.select(config, played, 0)
+    found = packed.guided_alone
+    assert (0 if found is None else found.sample_RT.max() + 1) == alone
+    assert found is None or found.guided_RT[found.mask_RT].all()

@@ -12,11 +12,10 @@ def test_it_runs_and_prints_what_each_step_did(capsys, monkeypatch):
         return JaxEngine(*arguments, **settings | {"slots": 4, "prefill": 64})
 
     monkeypatch.setattr(minimal, "JaxEngine", few_shapes)
-    monkeypatch.setattr(minimal, "POLICY", minimal.POLICY.with_name("travel_base_small"))
-    rates = asyncio.run(minimal.main(steps=2, tasks=1, group=4, budget=4))
+    rates = asyncio.run(minimal.main(steps=2, tasks=2, group=4, budget=6))
     out = capsys.readouterr().out
     assert len(rates) == 2 and all(0.0 <= rate <= 1.0 for rate in rates)
-    assert "4 tasks invented" in out and "step 2: success" in out and "rollouts train" in out
+    assert "6 tasks invented" in out and "step 2: success" in out and "rollouts train" in out
 
 
 def test_it_is_short_and_uses_none_of_the_machinery():

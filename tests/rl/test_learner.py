@@ -342,7 +342,7 @@ def test_impossible_schedules_raise():
         optim.schedule(lr=1.0, schedule="cosine", warmup=5)
 
 
-@pytest.mark.parametrize("widths", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("widths", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_an_update_tells_the_logp_of_every_token_it_trained_on(widths):
     packed = batch(rows=5)
     state, metrics = make_update(keep_logp=True, widths=widths)(fresh_state(), packed)
