@@ -31,10 +31,6 @@ from rl.seeds import seed_of
 ANSWER = 64  # tokens that an answer with a reason takes
 
 
-class TimeIsUp(Exception):
-    """An exploration has taken `questioning.minutes`."""
-
-
 def check(run: Run) -> None:
     """Raise RunError if the world has too few tasks. The config check cannot ask workers or
     services."""
@@ -167,20 +163,18 @@ def invent(run: Run, pool: TaskPool, explorer: Explorer, step: int) -> None:
         took, found = time.monotonic() - started, len(pool.tasks) - len(known)
         name = f"exploring · {walks:,} walks, {steps:,} steps, {steps / max(took, 1e-3):,.0f}/s"
         run.progress.phase(f"{name} · tasks", found, budget)
-        # An interruption, or a full pool, is on its way out of the explorer already.
-        if found < budget and not run.stop.asked and 0 < 60 * minutes < took:
-            raise TimeIsUp
 
     pool.watch = show
+    pool.is_over = lambda: 0 < 60 * minutes < time.monotonic() - started
     try:
         with run.stop.at_once():
             pool.grow(explorer, run.make_world, budget, seed_of(c.seed, "explore", step))
-    except TimeIsUp:
         found = len(pool.tasks) - len(known)
-        run.progress.say(
-            f"exploring ended after {minutes:g} minutes with {found} of {budget} tasks"
-            " (config.questioning.minutes)"
-        )
+        if found < budget and pool.is_over():
+            run.progress.say(
+                f"exploring ended after {minutes:g} minutes with {found} of {budget} tasks"
+                " (config.questioning.minutes)"
+            )
     except NotExplorable as error:
         raise RunError(str(error)) from None
     except Interrupted:
@@ -188,7 +182,8 @@ def invent(run: Run, pool: TaskPool, explorer: Explorer, step: int) -> None:
             pool.load_state(before)
         raise
     finally:
-        pool.watch = lambda: None  # this exploration is over; a recipe may begin others
+        # A recipe may begin explorations of its own.
+        pool.watch, pool.is_over = lambda: None, lambda: False
     new = [id for id in pool.tasks if id not in known]
     poor = [pool.tasks[id].query for id in new if pool.tasks[id].meta.get("undescribed")]
     if c.questioning.words.name == "plain" and 2 * len(poor) > len(new):

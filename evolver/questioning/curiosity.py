@@ -90,13 +90,15 @@ class Curiosity:
         while left and (found or passes < self.rounds or passes * len(seeds) < _PATIENCE):
             found = bool(self._tried) or self._slow
             for task in self._order(seeds, rng):
+                if self.pool.is_over():
+                    return
                 end = min(len(self.pool.tasks) + share, size + budget)
                 if left > 1 and self._is_served(task, budget, size):
                     continue
                 for start, walk in self._walks(world, task, rng):
                     most = min(self.per_walk, end - len(self.pool.tasks))
                     yield from self._tasks(start, walk, rng, most, statistics)
-                    if len(self.pool.tasks) >= end:
+                    if len(self.pool.tasks) >= end or self.pool.is_over():
                         break
             passes += 1
             if found or passes < self.rounds:
@@ -112,7 +114,8 @@ class Curiosity:
         for number in range(self.rehearsals):
             for start, _ in self._walks(world, seeds[number % len(seeds)], rng):
                 self._slow |= start.slow
-            if self._slow and number:  # in a slow world the first tasks have to do without
+            # In a slow world the first tasks have to do without the others.
+            if (self._slow and number) or self.pool.is_over():
                 break
         self._rehearsed = True
 

@@ -102,7 +102,7 @@ class LlmExplorer:
                     yield from self._tasks(world, walk, ideas, draws)
                 fruitless = 0 if len(self.pool.tasks) > best else fruitless + len(batch)
                 best = len(self.pool.tasks)
-                if fruitless >= self.patience:
+                if fruitless >= self.patience or self.pool.is_over():
                     return
 
     def _ideas(self, starts: Sequence[Task], seed: int) -> list[tuple[Episode, list[Json]]]:

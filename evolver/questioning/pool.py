@@ -58,6 +58,7 @@ class TaskPool:
         self._explorer_state: Any = None  # what Explorer.state() returned last
         self.refreshed = 0  # the step that the tasks were last refreshed for
         self.watch: Callable[[], None] = lambda: None  # called when something was counted
+        self.is_over: Callable[[], bool] = lambda: False  # what explorers ask between walks
         self._reset(tasks, {})
 
     def _reset(self, tasks: Iterable[Task], results: dict[str, list[int]]) -> None:
@@ -85,7 +86,7 @@ class TaskPool:
     def grow(
         self, explorer: Explorer, make_world: Callable[[], World], budget: int, seed: int
     ) -> list[Task]:
-        """Let `explorer` propose tasks until `budget` of them are kept. Return the kept tasks.
+        """Let `explorer` propose tasks until `budget` of them are kept, or `is_over`; return those.
 
         Each task is kept at once, so that tasks that were paid for survive if the explorer raises.
         The pool may then have more than its capacity, until `shrink`. Raises ValueError for a task
@@ -104,7 +105,7 @@ class TaskPool:
                         self._add(task)
                         self.count(tried=1, accepted=1)
                         kept.append(task)
-                    if len(kept) >= budget:
+                    if len(kept) >= budget or self.is_over():
                         break
         finally:
             if hasattr(explorer, "state"):

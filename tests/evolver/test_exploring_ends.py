@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from types import SimpleNamespace
 
@@ -43,27 +44,27 @@ def test_exploration_ends_at_once_on_a_signal(step, kept):
     assert len(pool.tasks) == kept
 
 
-def test_exploration_ends_with_what_it_has_when_its_time_is_up():
-    """Also inside a walk that finds nothing."""
-
-    class Endless(RandomWalk):
-        def explore(self, world, seeds, budget, rng):
-            yield next(super().explore(world, seeds, budget, rng))
-            while True:
-                time.sleep(0.01)
-                pool.count(walks=1)
-
-    pool, said = pool_of(), []
-    limits = SimpleNamespace(budget=9, minutes=0.1 / 60, words=SimpleNamespace(name="plain"))
+@pytest.mark.parametrize("found", [True, False])
+def test_exploration_ends_with_what_it_has_when_its_time_is_up(found, monkeypatch):
+    """It does with and without tasks, and leaves no generator in the middle."""
+    unraisable, said = [], []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    pool = pool_of()
+    if not found:
+        monkeypatch.setattr(pool, "_rejection", lambda world, task: "not wanted")
+    limits = SimpleNamespace(budget=10**6, minutes=2 / 60, words=SimpleNamespace(name="asked"))
     with Stop() as stop:
         exploring = SimpleNamespace(
             config=SimpleNamespace(questioning=limits, seed=0), stop=stop, make_world=Library,
-            progress=SimpleNamespace(phase=print, say=said.append), tasks=SimpleNamespace(words=None),
+            progress=SimpleNamespace(phase=lambda *_: None, say=said.append),
+            tasks=SimpleNamespace(words=None),
         )  # fmt: skip
-        invent(exploring, pool, Endless(), 0)
-        assert not stop.asked
-    assert len(pool.tasks) == 1 and "with 1 of 9 tasks" in said[0]
-    pool.count(tried=1)  # as a recipe does that explores by itself
+        explorer = Curiosity(Parts(make_world=Library, task_pool=pool), rounds=10**6, rehearsals=0)
+        began = time.monotonic()
+        invent(exploring, pool, explorer, 0)
+        assert 2 <= time.monotonic() - began < 60 and not stop.asked
+    assert bool(pool.tasks) is found and f"with {len(pool.tasks)} of 1000000 tasks" in said[0]
+    assert not unraisable and not pool.is_over()
 
 
 def test_a_world_that_does_not_start_ends_a_run_in_one_message():
