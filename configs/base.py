@@ -559,14 +559,16 @@ class Evolve(Group):
     probes: Count = 16
     """Training tasks on which temperatures are compared."""
     enough: Fraction = 0.5
-    """Success on these, at the best temperature, from which a policy imitates nothing."""
+    """Success on these, at the best temperature, from which a policy imitates nothing more."""
+    rounds: CountOrZero = 1
+    """The most rounds of imitation, after each of which the policy is evaluated."""
     solutions: Count = 200
     """The most solutions of the explorer that are imitated, and at most half of each difficulty."""
     other_ids: Count = 16
     """Sets of ids in whose place each of them is imitated, so that a policy looks ids up; 0 = its
     own ids alone."""
     updates: Count = 40
-    """Updates of the imitation."""
+    """Updates of a round of imitation."""
     rows: Count = 4
     """Packed rows of each of them, of learner.row tokens."""
     lr: float = Field(1e-4, gt=0, le=1)

@@ -5,8 +5,9 @@ Each stage leaves files in the workdir and is skipped when they are complete:
     checked          the world keeps its contract (envs.check)
     explored/        the tasks that the explorer invented
     train.jsonl, held_out.jsonl, probes.jsonl    their split; probes are training tasks
-    pretrained-probes/, pretrained/, imitated-probes/    evaluations
-    imitated/policy  the policy after imitating half of the explorer's solutions
+    pretrained-probes/, pretrained/    evaluations of the policy that it starts from
+    imitated-1/policy, imitated-1-probes/, ...    the policy after each round of imitating half of
+                     the explorer's solutions, and its evaluation
     trained/         the run
     summary.md, rollouts.txt    the table, and three rollouts to read
 
@@ -46,6 +47,7 @@ from evolver.imitating import Diverged, samples_of, train, with_other_ids
 from evolver.questioning.own_tasks import solved_by_walks
 from evolver.questioning.rules import rules_of
 from evolver.questioning.split import split
+from evolver.questioning.tried import as_tried
 from evolver.replaying import play
 from evolver.rough_time import seconds
 from models import hf
@@ -59,6 +61,7 @@ ROUND = 64  # tokens that the context is a multiple of
 START = "Use the tools."  # the query of the task that a world without tasks starts from
 FEWEST = 8  # invented tasks that can be split
 RULES = 60  # solutions that are played without each of their calls, to find hidden rules
+TRIED = "tried"  # key of `Task.meta`: the solution in the order of `questioning.tried`
 NEARLY = 0.75  # of the success at the best temperature
 
 
@@ -92,9 +95,7 @@ def run_stages(config: Any, folder: Path) -> None:
         probes = measured(config, folder / "pretrained-probes", probing(folder))
         if best(probes) < config.evolve.enough:
             measured(config, folder / "pretrained", at(temperature(probes)))
-            imitated(config, folder, solved, world)
-            config.model.path = str(folder / "imitated/policy")
-            probes = measured(config, folder / "imitated-probes", probing(folder))
+            probes = taught(config, folder, solved, world, probes)
         trained(config, folder, probes)
         rules = rules_of(world, solved[:RULES])
     text = summary(folder, rules, min(len(solved), RULES))
@@ -177,6 +178,8 @@ def explored(config: Any, folder: Path, world: World) -> None:
         c.advantage.name, c.engine.slots = "grpo", 1  # the policy plays nothing here
         tasks = invented(c, folder / "explored", world)
         training, held_out = (tasks, own) if own else split(tasks, c.evolve.held_out, c.seed)
+        for task in training:
+            task.meta[TRIED] = as_tried(world, task)
         rng = random.Random(seed_of(c.seed, "probes"))
         probes = rng.sample(training, min(c.evolve.probes, len(training)))
         for name, chosen in zip(parts, (training, held_out, probes)):
@@ -229,13 +232,14 @@ def fit(config: Any, tasks: Sequence[Task], world: World) -> None:
     template, tokenizer = plugged("template", config.template), load_tokenizer(config)
     longest = generated = turns = 0
     for task in tasks:
-        episode = play(world, task, task.seed, task.reference)
+        solution = solution_of(task)
+        episode = play(world, task, task.seed, solution)
         (*_, sample) = samples_of([episode], tokenizer, 1 << 30, template)
         # Some worlds have no way to say that one is done.
         config.rollout.must_end &= episode["ended"]
-        turn = max(len(tokenizer.encode(action)) + 1 for action in task.reference)
+        turn = max(len(tokenizer.encode(action)) + 1 for action in solution)
         longest, generated = max(longest, len(sample)), max(generated, turn)
-        turns = max(turns, len(task.reference))
+        turns = max(turns, len(solution))
     c = config.rollout
     c.max_turns = min(c.max_turns, round(ROOM * turns) + 1)
     c.max_tokens = min(c.max_tokens, round(ROOM * generated))
@@ -249,6 +253,11 @@ def fit(config: Any, tasks: Sequence[Task], world: World) -> None:
         f"an episode has at most {c.max_turns} turns of {c.max_tokens} tokens and"
         f" {c.context} tokens in all; the longest solution has {longest}"
     )
+
+
+def solution_of(task: Task) -> list[str]:
+    """Return the actions that are imitated."""
+    return list(task.meta.get(TRIED, task.reference))
 
 
 # --- the policy -----------------------------------------------------------------------------------
@@ -298,10 +307,27 @@ def hottest(scores: Scores) -> float:
     return max(t for t, value in success.items() if value >= NEARLY * max(success.values()))
 
 
-def imitated(config: Any, folder: Path, tasks: Sequence[Task], world: World) -> None:
+def taught(
+    config: Any, folder: Path, tasks: Sequence[Task], world: World, probes: Scores
+) -> Scores:
+    """Imitate in rounds until the policy does well enough on probes, and return its scores there.
+    A fixed number of updates is too few in one world and wasted in another."""
+    for number in range(1, config.evolve.rounds + 1):
+        if best(probes) >= config.evolve.enough:
+            break
+        stage = f"imitated-{number}"
+        imitated(config, folder / stage, tasks, world, number)
+        config.model.path = str(folder / stage / "policy")
+        probes = measured(config, folder / f"{stage}-probes", probing(folder))
+    return probes
+
+
+def imitated(
+    config: Any, folder: Path, tasks: Sequence[Task], world: World, number: int = 1
+) -> None:
     """Train the policy on the solutions of half of the tasks of each difficulty, in the format of
-    its template and each with many sets of ids, and write it."""
-    policy = folder / "imitated/policy"
+    its template and each with many sets of ids, other ones in each round, and write it."""
+    policy = folder / "policy"
     if (policy / "README.md").is_file():
         return
     c, e = config, config.evolve
@@ -310,26 +336,27 @@ def imitated(config: Any, folder: Path, tasks: Sequence[Task], world: World) -> 
     # The easiest tasks alone need not call every tool.
     chosen = shuffled[:: max(2, -(-len(tasks) // max(1, e.solutions)))]
     template, tokenizer = plugged("template", c.template), load_tokenizer(c)
-    rng = random.Random(seed_of(c.seed, "ids"))
+    rng = random.Random(seed_of(c.seed, "ids", number))
     episodes = []
     for task in chosen:
-        episode = play(world, task, task.seed, task.reference)
+        episode = play(world, task, task.seed, solution_of(task))
         episodes += [with_other_ids(episode, rng) for _ in range(e.other_ids)] or [episode]
     samples = samples_of(episodes, tokenizer, c.learner.row, template)
     source = model_folder(c.model.path, weights=True)
     shape, params = hf.load(source)
-    tell(f"\nimitating {len(chosen)} solutions of the explorer in {e.updates} updates")
+    what = f"{len(chosen)} solutions of the explorer in {e.updates} updates"
+    tell(f"\nimitating {what}, round {number} of at most {e.rounds}")
     settings = ConfigDict(
         {
-            "seed": c.seed, "steps": e.updates, "rows": e.rows, "row": c.learner.row,
-            "micro": min(c.learner.micro, e.rows),
+            "seed": seed_of(c.seed, "round", number), "steps": e.updates,
+            "rows": e.rows, "row": c.learner.row, "micro": min(c.learner.micro, e.rows),
             "model": {"path": str(source), "dtype": c.model.dtype},
             "lr": e.lr, "muon_lr": e.lr, "final_lr": 0.05, "b2": 0.98, "clip": 1.0,
             "schedule": "cosine", "warmup": min(3, e.updates - 1), "careful": 1.0,
             "lists": 0.0, "whole": 0.0, "pairs": 0.0, "share_prompts": c.learner.share_prompts,
         }
     )  # fmt: skip
-    saved = folder / "imitated/checkpoints"
+    saved = folder / "checkpoints"
     try:
         with contextlib.closing(Checkpoints(saved, keep=1)) as checkpoints:
             params = train(settings, shape, params, samples, samples, checkpoints)

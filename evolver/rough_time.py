@@ -31,7 +31,7 @@ def seconds(config: Any) -> float:
     evaluations = 3 + c.steps // c.eval.every if c.eval.every else 3
     episodes = c.steps * c.rollout.tasks * c.rollout.group
     played = evaluations * (c.eval.tasks or TASKS) * (c.eval.rollouts + 1)
-    updates = c.evolve.updates * c.evolve.rows * length
+    updates = c.evolve.rounds * c.evolve.updates * c.evolve.rows * length
     tokens = length * (3 * episodes + played) + 3 * updates
     return start + 2 * parameters * tokens / speed
 

@@ -171,8 +171,8 @@ def test_an_interrupted_imitation_goes_on_where_it_was(desk, tmp_path, monkeypat
 
     def imitated(folder: str) -> bytes:
         evolve.imitated(config, tmp_path / folder, desk.tasks("train"), desk)
-        assert not (tmp_path / folder / "imitated/checkpoints").exists()
-        return (tmp_path / folder / "imitated/policy/model.safetensors").read_bytes()
+        assert not (tmp_path / folder / "checkpoints").exists()
+        return (tmp_path / folder / "policy/model.safetensors").read_bytes()
 
     def interrupted(data, *arguments, **keywords):
         yield from itertools.islice(batches(data, *arguments, **keywords), 3)
@@ -195,6 +195,26 @@ def test_temperatures_are_those_of_probes():
     assert evolve.hottest(probes) == 0.6  # as good as the best, and it explores more
     assert evolve.hottest(scores()) == 1.0
     assert evolve.temperature(scores()) == 1.0
+
+
+@pytest.mark.parametrize("after, rounds", [((0.9,), 1), ((0.7, 0.8), 2), ((0.1, 0.2, 0.3, 0.9), 3)])
+def test_rounds_of_imitation_end_when_the_policy_solves_enough(
+    desk, tmp_path, monkeypatch, after, rounds
+):
+    config = command_config(tiny_policy(tmp_path / "policy"))
+    config.evolve.rounds, config.evolve.enough = 3, 0.8
+    from_which, success = [], iter(after)
+
+    def imitated(config, folder, tasks, world, number):
+        from_which.append(Path(config.model.path).parent.name)
+        assert folder == tmp_path / f"imitated-{number}"
+
+    monkeypatch.setattr(evolve, "imitated", imitated)
+    monkeypatch.setattr(evolve, "measured", lambda *of: next(success))
+    monkeypatch.setattr(evolve, "best", lambda success: success)
+    assert evolve.taught(config, tmp_path, [], desk, 0.5) == after[rounds - 1]
+    assert from_which == [tmp_path.name, "imitated-1", "imitated-2"][:rounds]
+    assert config.model.path == str(tmp_path / f"imitated-{rounds}/policy")
 
 
 # --- hidden rules ---------------------------------------------------------------------------------

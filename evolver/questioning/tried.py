@@ -1,0 +1,116 @@
+"""Solutions in the order in which an agent without foreknowledge finds them.
+
+The explorer's solutions are as short as possible and in the order of its walk: what a later call
+will be refused without comes early, for no reason that anything shown gives. A policy that imitates
+them learns to guess. Here one goal follows the other, look-ups come just before the call that uses
+what they show, and a call that will be refused is made, so that its error is the reason for the
+remedy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from envs.toolcalls import parse
+from envs.world import Task, World, text_of
+from evolver.questioning.rules import errors_of
+from evolver.replaying import opening_words, play, replay, values_needed
+from evolver.transcripts import words
+
+
+def as_tried(world: World, task: Task) -> list[str]:
+    """Return the actions of a task's solution as they are tried, or the solution itself where its
+    turns are not one call each, or where the other order does not solve the task."""
+    solution = task.reference
+    if "prerequisites" not in task.meta:  # not of the explorer
+        return solution
+    if not task.meta["prerequisites"] and len(solution) < 4:  # one goal, without detours
+        return solution
+    if [len(parse(action).calls) for action in solution] != [1] * (len(solution) - 1) + [0]:
+        return solution
+    tried = _Order(world, task).actions()
+    if tried is None or not play(world, task, task.seed, tried)["success"]:
+        return solution
+    return tried
+
+
+@dataclass(frozen=True)
+class _Played:
+    """The beginning of an episode: its actions, and which calls of the solution it has made."""
+
+    actions: tuple[str, ...] = ()
+    calls: frozenset[int] = frozenset()
+
+
+class _Order:
+    """The calls of one solution, by number, and what each of them needs."""
+
+    def __init__(self, world: World, task: Task):
+        self.world, self.task = world, task
+        *self.calls, self.closing = task.reference
+
+    def actions(self) -> list[str] | None:
+        """Return the actions of the solution as they are tried, None if no order is found."""
+        needed = set[int]().union(*self.shown_by, *self.refused_without)
+        played: _Played | None = _Played()
+        for goal in range(len(self.calls)):
+            if goal not in needed and played is not None:
+                played = self.made(goal, played)
+        return [*played.actions, self.closing] if played else None
+
+    def made(self, call: int, played: _Played) -> _Played | None:
+        """Return the episode after a call and what it needs, None if nothing remedies a refusal."""
+        for look_up in sorted(self.shown_by[call] - played.calls):
+            found = self.made(look_up, played)
+            if found is None:
+                return None
+            played = found
+        while True:
+            said = self.answer(call, played)
+            tried = (*played.actions, self.calls[call])
+            if said is None:
+                return _Played(tried, played.calls | {call})
+            remedies = sorted(self.refused_without[call] - played.calls)
+            after = (self.made(remedy, _Played(tried, played.calls)) for remedy in remedies)
+            remedied = (now for now in after if now and self.answer(call, now) != said)
+            found = next(remedied, None)
+            if found is None:
+                return None
+            played = found
+
+    def answer(self, call: int, played: _Played) -> str | None:
+        """Return the text of the refusal with which a call is answered, None if it is not."""
+        actions = [*played.actions, self.calls[call]]
+        results = replay(self.world, self.task, actions)[1]
+        if len(results) < len(actions):
+            return "the episode has ended"
+        refused = results[-1].info.get("errors", 0)
+        return text_of(results[-1].messages) if refused else None
+
+    @cached_property
+    def shown_by(self) -> list[set[int]]:
+        """The calls whose answers were the first to show a value that each call uses."""
+        opening, results = replay(self.world, self.task, self.calls)
+        texts = [words(text_of(result.messages)) for result in results]
+        needed = values_needed(self.calls[: len(texts)], texts, opening_words(opening))
+        first = [
+            {next(i for i, text in enumerate(texts) if value in text) for value in values}
+            for values in needed
+        ]
+        return first + [set[int]() for _ in self.calls[len(first) :]]
+
+    @cached_property
+    def refused_without(self) -> list[set[int]]:
+        """The calls that the query does not name and without which each call is refused."""
+        unnamed = self.task.meta["prerequisites"]
+        whole = errors_of(self.world, self.task, self.calls)
+        without = [set[int]() for _ in self.calls]
+        for i, action in enumerate(self.calls):
+            if parse(action).calls[0].name in unnamed:
+                rest = errors_of(self.world, self.task, self.calls[:i] + self.calls[i + 1 :])
+                later = zip(range(i + 1, len(self.calls)), whole[i + 1 :], rest[i:])
+                for j, fine, now in later:
+                    if now and not fine:
+                        without[j].add(i)
+        return without

@@ -1,0 +1,103 @@
+"""Solutions in the order in which they are tried: goal after goal, and a refusal before its
+remedy."""
+
+import pytest
+
+from envs.toolcalls import call_text, parse, run_calls
+from envs.world import Evaluation, Observation, StepResult, Task, World
+from evolver.questioning.tried import as_tried
+
+KEYS = {"gold": "K71", "silver": "K52"}
+
+
+class Vault(World):
+    """Boxes that open with a key and say, one after the other, which of two locks keeps them shut.
+    An open box cannot be locked out again."""
+
+    name = "vault"
+
+    def tasks(self, split):
+        return []
+
+    def reset(self, task, seed=0):
+        self._done, self._task, self._patience = [], task, 20
+        return Observation([{"role": "user", "content": task.query}], [])
+
+    def step(self, action):
+        self._patience -= 1
+        messages, info = run_calls(parse(action), self._call, most=1)
+        return StepResult(messages, terminated=not messages or not self._patience, info=info)
+
+    def _call(self, tool, arguments):
+        box, key = arguments.get("box"), arguments.get("key")
+        if tool == "find_key":
+            return f"the {box} box has the key {KEYS[box]}", True
+        if tool == "open" and key not in KEYS.values():
+            return "error: no such key", False
+        if tool == "open" and f"unlock {key}" not in self._done:
+            return "error: the bolt is drawn", False
+        if tool == "open" and f"disarm {key}" not in self._done:
+            return "error: the alarm is on", False
+        self._done.append(f"{tool} {key or box}")
+        return "done", True
+
+    def evaluate(self):
+        done = all(goal in self._done for goal in self._task.verifier["goals"])
+        return Evaluation(float(done), done)
+
+
+def call(name, value):
+    return call_text(name, {"box" if name == "find_key" else "key": value})
+
+
+def task(*solution, query, goals, prerequisites=("unlock", "disarm")):
+    meta = {"prerequisites": list(prerequisites)}
+    return Task(
+        "t", "vault", query, reference=[*solution, "done"], verifier={"goals": goals}, meta=meta
+    )
+
+
+def test_a_refusal_comes_before_its_own_remedy_and_look_ups_just_before_their_use():
+    scrambled = task(
+        call("disarm", "K52"), call("find_key", "gold"), call("unlock", "K71"),
+        call("unlock", "K52"), call("disarm", "K71"), call("open", "K71"), call("open", "K52"),
+        query="Open the gold box. Then open the box of K52.", goals=["open K71", "open K52"],
+    )  # fmt: skip
+    assert as_tried(Vault(), scrambled) == [
+        call("find_key", "gold"),
+        call("open", "K71"), call("unlock", "K71"),
+        call("open", "K71"), call("disarm", "K71"), call("open", "K71"),
+        call("open", "K52"), call("unlock", "K52"),
+        call("open", "K52"), call("disarm", "K52"), call("open", "K52"),
+        "done",
+    ]  # fmt: skip
+
+
+def test_what_the_query_asks_for_is_done_without_waiting_for_a_refusal():
+    asked = task(
+        call("unlock", "K52"), call("disarm", "K52"), call("open", "K52"),
+        query="Unlock K52, disarm K52 and open it.", goals=["open K52"], prerequisites=(),
+    )  # fmt: skip
+    assert as_tried(Vault(), asked) == asked.reference
+
+
+@pytest.mark.parametrize(
+    "solution",
+    [
+        [call("unlock", "K52") + call("disarm", "K52"), call("open", "K52")],  # a turn of two calls
+        ["Let me see.", call("unlock", "K52"), call("disarm", "K52"), call("open", "K52")],
+        # The other order takes more turns than an episode has.
+        [*[call("unlock", "K52"), call("disarm", "K52")] * 9, call("open", "K52")],
+    ],
+)
+def test_a_solution_that_cannot_be_tried_in_another_order_stays(solution):
+    given = task(*solution, query="Open the box of K52.", goals=["open K52"])
+    assert as_tried(Vault(), given) == given.reference
+
+
+def test_one_goal_without_detours_and_a_solution_of_another_source_stay():
+    given = task(call("find_key", "gold"), query="Find the gold key.", goals=[], prerequisites=())
+    assert as_tried(Vault(), given) == given.reference
+    walked = task(call("unlock", "K52"), call("open", "K52"), query="Win.", goals=["unlock K52"])
+    walked.meta = {}
+    assert as_tried(Vault(), walked) == walked.reference
