@@ -21,8 +21,9 @@ SIDE = 8192  # of the matrices there
 
 
 def seconds(config: Any) -> float:
-    """Return a rough estimate of the time that all stages take: 2 operations per parameter and
-    token forward and 4 backward, at the speed of a product of matrices here."""
+    """Return a rough estimate of the time that all stages take, with one round of imitation: 2
+    operations per parameter and token forward and 4 backward, at the speed of a product of
+    matrices here."""
     speed, start = (_cpu(), 0.0) if jax.default_backend() == "cpu" else (_accelerator(), COMPILING)
     parameters = qwen.parameter_count(
         qwen.Config(**hf_config.fields(hf_config.read(model_folder(config.model.path))))
@@ -31,7 +32,7 @@ def seconds(config: Any) -> float:
     evaluations = 3 + c.steps // c.eval.every if c.eval.every else 3
     episodes = c.steps * c.rollout.tasks * c.rollout.group
     played = evaluations * (c.eval.tasks or TASKS) * (c.eval.rollouts + 1)
-    updates = c.evolve.rounds * c.evolve.updates * c.evolve.rows * length
+    updates = min(1, c.evolve.rounds) * c.evolve.updates * c.evolve.rows * length
     tokens = length * (3 * episodes + played) + 3 * updates
     return start + 2 * parameters * tokens / speed
 
