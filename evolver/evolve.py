@@ -178,6 +178,7 @@ def explored(config: Any, folder: Path, world: World) -> None:
         c.advantage.name, c.engine.slots = "grpo", 1  # the policy plays nothing here
         tasks = invented(c, folder / "explored", world)
         training, held_out = (tasks, own) if own else split(tasks, c.evolve.held_out, c.seed)
+        tell(f"putting {len(training)} solutions in the order in which one tries them")
         for task in training:
             task.meta[TRIED] = as_tried(world, task)
         rng = random.Random(seed_of(c.seed, "probes"))
