@@ -12,7 +12,8 @@ The verifier of such a task consists of JSON values:
      "answer": {"value": text, "others": [values that it could be mistaken for]} or None}
 
 A probe of what has to change may have `"free": features`: those that do not count, because what has
-to be done before changes them.
+to be done before changes them. `"places": [key and label of a feature]` do not count with any
+value: there that call may have left another one.
 
 Probes are calls that change nothing that another probe shows. They run in order after the actions
 of the episode, so that the first ones may look up what the later ones need. `Probed` runs them in a
@@ -241,8 +242,9 @@ def judge(
     names = new_ids(readings, ids, set(verifier["known"]))
     wanted = wrong = damage = 0
     for probe, reading in zip(verifier["probes"], readings, strict=True):
-        free = probe.get("free", ())
-        now = [f for f in features(reading, ids, names, verifier["mask"]) if f not in free]
+        free, places = probe.get("free", ()), probe.get("places", ())
+        shown = features(reading, ids, names, verifier["mask"])
+        now = [f for f in shown if f not in free and f[:2] not in places]
         if "after" not in probe:
             damage += "digest" in probe and digest(now) != probe["digest"]
             continue

@@ -262,6 +262,8 @@ class Writer:
         before, after = shown(start.initial, every), shown(readings, every)
         aside = shown(self._aside(goal), every)
         free = [_difference(*pair) for pair in zip(before, aside)]
+        unnamed = [event for n, event in enumerate(events) if n not in goal.needed]
+        given = {str(leaf) for event in unnamed for leaf in leaves(event.arguments)}
         wanted, watched = [], []
         for n in every:
             if _without(after[n], free[n]) != _without(before[n], free[n]):
@@ -279,6 +281,11 @@ class Writer:
                 demand = {"before": _without(before[n], free[n]), "after": _without(now, free[n])}
                 if free[n]:
                     demand["free"] = free[n]
+                # Another value there would have done as well, such as whom a ticket is assigned to.
+                places = [f[:2] for f in free[n] if f[2] in given]
+                fixed = [f[:2] for name in ("before", "after") for f in demand[name]]
+                if places := [place for place in places if place not in fixed]:
+                    demand["places"] = places
             expected[start.battery[n].event.key] = demand
         probes = []
         for call in with_needs(start.battery[n] for n in chosen):
@@ -329,13 +336,14 @@ class Writer:
     def _check(
         self, goal: Goal, verifier: Json, closing: str | None, rng: random.Random
     ) -> tuple[list[str], str]:
-        """Raise Rejected unless the solution passes, and fails without any of its calls or with a
-        sibling of a value. Return its prerequisites, and the query of a sibling, "" if there is
-        none.
+        """Raise Rejected unless the solution passes, also where a prerequisite is done with another
+        value that the world accepts, and fails without any of its calls or with a sibling of a
+        value. Return its prerequisites, and the query of a sibling, "" if there is none.
 
         The call that is asked about is needed for the answer, which the verifier cannot see.
         """
         events, prerequisites = goal.events, []
+        unnamed = [n for n, e in enumerate(events) if e.changes and n not in goal.needed]
         if not self._passes(events, verifier, closing)[0]:
             raise Rejected("reference fails")
         for n, event in enumerate(events):
@@ -351,6 +359,8 @@ class Writer:
                     raise Rejected("asks for a prerequisite")
                 if not played:
                     prerequisites.append(event.name)
+                    if n in unnamed:
+                        self._check_other_ways(events, n, verifier, closing, rng)
         made: Events = ()
         for sibling in self._siblings(goal, rng):
             success, played = self._passes(sibling, verifier, closing)
@@ -385,6 +395,20 @@ class Writer:
             if type(other) is type(value):
                 siblings.append([self._replaced(e, value, other) for e in goal.events])
         return siblings
+
+    def _check_other_ways(
+        self, events: Events, n: int, verifier: Json, closing: str | None, rng: random.Random
+    ) -> None:
+        """Raise Rejected if the verifier rejects another value of an argument of call n with which
+        the world does all that follows, such as another person to whom a ticket is assigned."""
+        for name, value in events[n].arguments.items():
+            other = self._other_value(f"{events[n].name}.{name}", value, rng)
+            if type(other) is type(value):
+                call = self._replaced(events[n], value, other)
+                way = [*events[:n], call, *events[n + 1 :]]
+                success, played = self._passes(way, verifier, closing)
+                if played and not success:
+                    raise Rejected("another way fails")
 
     def _other_value(self, place: str, value: Any, rng: random.Random) -> Any:
         others = []

@@ -4,8 +4,12 @@ explorer may overlook, and with a rule that no description mentions."""
 import pytest
 
 from envs import make
+from envs.probed import probed
+from envs.toolcalls import call_text, parse
 from evolver.questioning.curiosity import Curiosity
+from evolver.replaying import replay
 from tests.evolver.explorers import Questioning, solves
+from tests.evolver.strangers.tickets import PEOPLE
 
 # {module: (goals that have to be found, (a call, the later one that is refused without it))}. That
 # an account is a transfer's source, nothing in the bank says: its rule stays unknown.
@@ -48,3 +52,24 @@ def test_a_strangers_world_gives_tasks_and_its_hidden_rule(name):
         without = [action for action in task.reference if f'"{first}"' not in action]
         assert solves(make_world(), task, task.reference)
         assert not solves(make_world(), task, without)
+
+
+def test_whom_a_ticket_is_assigned_to_before_it_is_closed_does_not_count():
+    def make_world():
+        return make("functions", module="tests.evolver.strangers.tickets")
+
+    made = Questioning(Curiosity, make_world, make_world().tasks("train")[:16])
+    tasks = made.explore(seed=0, budget=20)
+    closing = [task for task in tasks if "assign_ticket" in task.meta["prerequisites"]]
+    ways = 0
+    for task in closing:
+        n = next(n for n, action in enumerate(task.reference) if "assign_ticket" in action)
+        arguments = parse(task.reference[n]).calls[0].arguments
+        for agent in PEOPLE:
+            other = call_text("assign_ticket", arguments | {"agent": agent})
+            actions = [*task.reference[:n], other, *task.reference[n + 1 :]]
+            _, results = replay(probed(make_world()), task, actions)
+            if not any(result.info["errors"] for result in results):  # the agent is on duty
+                assert solves(make_world(), task, actions)
+                ways += 1
+    assert ways >= 3 * len(closing) >= 3
