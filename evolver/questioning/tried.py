@@ -2,9 +2,8 @@
 
 The explorer's solutions are as short as possible and in the order of its walk: what a later call
 will be refused without comes early, for no reason that anything shown gives. A policy that imitates
-them learns to guess. Here one goal follows the other, look-ups come just before the call that uses
-what they show, and a call that will be refused is made, so that its error is the reason for the
-remedy.
+them learns to guess. Here the look-ups that the goals need come first, then one goal follows the
+other, and a call that will be refused is made, so that its error is the reason for the remedy.
 """
 
 from __future__ import annotations
@@ -44,7 +43,11 @@ class _Played:
 
 
 class _Order:
-    """The calls of one solution, by number, and what each of them needs."""
+    """The calls of one solution, by number, and what each of them needs.
+
+    Look-ups just before the call that uses them would be as natural. But then few solutions have
+    one between two goals, and there a small policy mixes the goals up (docs/results.md).
+    """
 
     def __init__(self, world: World, task: Task):
         self.world, self.task = world, task
@@ -53,11 +56,21 @@ class _Order:
     def actions(self) -> list[str] | None:
         """Return the actions of the solution as they are tried, None if no order is found."""
         needed = set[int]().union(*self.shown_by, *self.refused_without)
+        goals = [call for call in range(len(self.calls)) if call not in needed]
         played: _Played | None = _Played()
-        for goal in range(len(self.calls)):
-            if goal not in needed and played is not None:
-                played = self.made(goal, played)
+        for call in [*self.look_ups(goals), *goals]:
+            if played is not None and call not in played.calls:
+                played = self.made(call, played)
         return [*played.actions, self.closing] if played else None
+
+    def look_ups(self, goals: list[int]) -> list[int]:
+        """Return the calls that show what the goals use, in order, without those of remedies."""
+        found, calls = set[int](), list(goals)
+        while calls:
+            new = self.shown_by[calls.pop()] - found
+            found |= new
+            calls += new
+        return sorted(found)
 
     def made(self, call: int, played: _Played) -> _Played | None:
         """Return the episode after a call and what it needs, None if nothing remedies a refusal."""

@@ -1,5 +1,5 @@
-"""Solutions in the order in which they are tried: goal after goal, and a refusal before its
-remedy."""
+"""Solutions in the order in which they are tried: look-ups, then goal after goal, and a refusal
+before its remedy."""
 
 import pytest
 
@@ -57,14 +57,15 @@ def task(*solution, query, goals, prerequisites=("unlock", "disarm")):
     )
 
 
-def test_a_refusal_comes_before_its_own_remedy_and_look_ups_just_before_their_use():
+def test_look_ups_come_first_and_a_refusal_before_its_own_remedy():
     scrambled = task(
-        call("disarm", "K52"), call("find_key", "gold"), call("unlock", "K71"),
-        call("unlock", "K52"), call("disarm", "K71"), call("open", "K71"), call("open", "K52"),
-        query="Open the gold box. Then open the box of K52.", goals=["open K71", "open K52"],
+        call("find_key", "gold"), call("unlock", "K71"), call("find_key", "silver"),
+        call("disarm", "K52"), call("unlock", "K52"), call("disarm", "K71"),
+        call("open", "K71"), call("open", "K52"),
+        query="Open the gold box. Then open the silver box.", goals=["open K71", "open K52"],
     )  # fmt: skip
     assert as_tried(Vault(), scrambled) == [
-        call("find_key", "gold"),
+        call("find_key", "gold"), call("find_key", "silver"),
         call("open", "K71"), call("unlock", "K71"),
         call("open", "K71"), call("disarm", "K71"), call("open", "K71"),
         call("open", "K52"), call("unlock", "K52"),
