@@ -107,11 +107,11 @@ class _Order:
         opening, results = replay(self.world, self.task, self.calls)
         texts = [words(text_of(result.messages)) for result in results]
         needed = values_needed(self.calls[: len(texts)], texts, opening_words(opening))
-        first = [
-            {next(i for i, text in enumerate(texts) if value in text) for value in values}
-            for values in needed
-        ]
-        return first + [set[int]() for _ in self.calls[len(first) :]]
+        first = [set[int]() for _ in self.calls]
+        for call, values in enumerate(needed):
+            for value in values:
+                first[call].update([i for i, text in enumerate(texts) if value in text][:1])
+        return first
 
     @cached_property
     def refused_without(self) -> list[set[int]]:
