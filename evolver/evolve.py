@@ -20,7 +20,7 @@ import contextlib
 import json
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,9 @@ from evolver.replaying import play
 from evolver.rough_time import seconds
 from models import hf
 from models.files import write_atomically
+from models.tokenizer import Tokenizer
 from rl.checkpoint import Checkpoints
+from rl.contexts import Context, Opening
 from rl.evaluation import Scores
 from rl.seeds import seed_of
 
@@ -229,31 +231,52 @@ def own_tasks(config: Any, world: World, why: str) -> list[Task]:
 
 
 def fit(config: Any, tasks: Sequence[Task], world: World) -> None:
-    """Set the lengths of episodes from those of the explorer's solutions."""
+    """Set the lengths of episodes from those of the explorer's solutions.
+
+    Where a solution as it is tried is longer than a context, the short one takes its place in
+    `task.meta`; where that is too, `imitated` leaves the task out. Raises RunError if few fit.
+    """
     template, tokenizer = plugged("template", config.template), load_tokenizer(config)
-    longest = generated = turns = 0
-    for task in tasks:
-        solution = solution_of(task)
-        episode = play(world, task, task.seed, solution)
-        (*_, sample) = samples_of([episode], tokenizer, 1 << 30, template)
-        # Some worlds have no way to say that one is done.
-        config.rollout.must_end &= episode["ended"]
-        turn = max(len(tokenizer.encode(action)) + 1 for action in solution)
-        longest, generated = max(longest, len(sample)), max(generated, turn)
-        turns = max(turns, len(solution))
     c = config.rollout
+    lengths, generated, turns = [], 0, 0
+    for task in tasks:
+        length, turn, ended = size_of(task, tokenizer, template, world)
+        if length > c.context and task.meta.pop(TRIED, None):
+            length, turn, ended = size_of(task, tokenizer, template, world)
+        # Some worlds have no way to say that one is done.
+        c.must_end &= ended
+        lengths.append(length)
+        if length <= c.context:
+            generated, turns = max(generated, turn), max(turns, len(solution_of(task)))
+    fitting = [length for length in lengths if length <= c.context]
+    if len(fitting) < min(FEWEST, len(tasks)):
+        raise RunError(
+            f"{len(fitting)} of {len(tasks)} solutions fit rollout.context={c.context}, the"
+            f" shortest has {min(lengths)} tokens and the longest {max(lengths)}: raise it"
+        )
+    if len(fitting) < len(lengths):
+        left = len(lengths) - len(fitting)
+        tell(f"{left} solutions are longer than rollout.context={c.context} and are not imitated")
     c.max_turns = min(c.max_turns, round(ROOM * turns) + 1)
     c.max_tokens = min(c.max_tokens, round(ROOM * generated))
-    room = round(ROOM * longest) + c.max_tokens
+    room = round(ROOM * max(fitting)) + c.max_tokens
     c.context = config.learner.row = min(c.context, -(-room // ROUND) * ROUND)
-    if longest > c.context:
-        raise RunError(
-            f"the longest solution takes {longest} tokens: raise config.rollout.context={c.context}"
-        )
     tell(
         f"an episode has at most {c.max_turns} turns of {c.max_tokens} tokens and"
-        f" {c.context} tokens in all; the longest solution has {longest}"
+        f" {c.context} tokens in all; the longest solution has {max(fitting)}"
     )
+
+
+def size_of(
+    task: Task, tokenizer: Tokenizer, template: Callable[[Opening], Context], world: World
+) -> tuple[int, int, bool]:
+    """Return the tokens of a task's solution, those of its longest turn, and True if it ends the
+    episode."""
+    solution = solution_of(task)
+    episode = play(world, task, task.seed, solution)
+    (*_, sample) = samples_of([episode], tokenizer, 1 << 30, template)
+    turn = max(len(tokenizer.encode(action)) + 1 for action in solution)
+    return len(sample), turn, episode["ended"]
 
 
 def solution_of(task: Task) -> list[str]:

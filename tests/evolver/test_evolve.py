@@ -12,7 +12,7 @@ from configs import evolve as evolve_config
 from envs.toolcalls import call_text
 from envs.world import Task
 from evolver import evolve, imitating, rough_time
-from evolver.build import RunError
+from evolver.build import RunError, load_tokenizer, plugged
 from evolver.files.workdir import Workdir, read_tasks
 from evolver.imitating import with_other_ids
 from evolver.questioning.rules import rules_of
@@ -260,6 +260,26 @@ def command_config(folder: Path):
     config = settings.get_config("lending:Lending")
     config.model.path = str(folder)
     return config
+
+
+def test_a_solution_that_does_not_fit_is_the_short_one_or_left_out(desk, tmp_path, capsys):
+    tasks = desk.tasks("train")[:9]
+    for task in tasks[:2]:
+        task.meta[evolve.TRIED] = [call_text("find", {})] * 12 + task.reference
+    tasks[0].reference = tasks[0].meta[evolve.TRIED]  # long in both orders
+    config = command_config(tmp_path)
+    config.model.path = str(tiny_policy(tmp_path / "policy"))
+    template, tokenizer = plugged("template", config.template), load_tokenizer(config)
+    lengths = [evolve.size_of(task, tokenizer, template, desk)[0] for task in tasks]
+    config.rollout.context = min(lengths[:2]) - 1
+    assert max(lengths[2:]) <= config.rollout.context
+    evolve.fit(config, tasks, desk)
+    said = capsys.readouterr().out
+    assert "1 solutions are longer" in said and not any(evolve.TRIED in t.meta for t in tasks[:2])
+    assert config.rollout.max_turns == round(1.5 * max(len(t.reference) for t in tasks[1:])) + 1
+    with pytest.raises(RunError, match=r"0 of 9 solutions fit rollout\.context=64"):
+        config.rollout.context = 64
+        evolve.fit(config, tasks, desk)
 
 
 def lent(*members, tools=()):
