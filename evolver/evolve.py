@@ -61,6 +61,7 @@ from rl.seeds import seed_of
 ROOM = 1.5  # tokens and turns of an episode, relative to the longest of the explorer's solutions
 ROUND = 64  # tokens that the context is a multiple of
 START = "Use the tools."  # the query of the task that a world without tasks starts from
+VISITS = 1024  # of starts while exploring, at least: a server of tools has one
 FEWEST = 8  # invented tasks that can be split
 RULES = 60  # solutions that are played without each of their calls, to find hidden rules
 TRIED = "tried"  # key of `Task.meta`: the solution in the order of `questioning.tried`
@@ -178,6 +179,10 @@ def explored(config: Any, folder: Path, world: World) -> None:
         c.eval.every, c.eval.split = 0, config.eval.split if own else ""
         c.attributing.enabled = c.navigating.enabled = False
         c.advantage.name, c.engine.slots = "grpo", 1  # the policy plays nothing here
+        starts = len(read_tasks(c.env.tasks) if c.env.tasks else world.tasks(c.env.split))
+        args = c.questioning.explorer.args
+        if "rounds" in args:
+            args.rounds = max(args.rounds, VISITS // starts)
         tasks = invented(c, folder / "explored", world)
         training, held_out = (tasks, own) if own else split(tasks, c.evolve.held_out, c.seed)
         tell(f"putting {len(training)} solutions in the order in which one tries them")

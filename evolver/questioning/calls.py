@@ -9,6 +9,7 @@ An operation is a tool. A tool whose action is a text with slots (JSON Schema `e
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from evolver.replaying import leaves, renaming
 
 _SLOT = re.compile(r"\b[A-Z]{2,}\b")
 _BLOCK = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
+_PATH = re.compile(r"/\S*")  # of a folder, as far as its form tells
+_NAME = re.compile(r"[^\s/]+")
 _MOST_CHOICES = 24  # of an argument, so that each choice is an operation of its own
 
 Key = tuple[str, str]  # a call: its operation and its arguments
@@ -68,7 +71,16 @@ class Event:
     @property
     def usable(self) -> Sequence[Cell]:
         """The values in the answer that may be arguments of other calls."""
-        return phrases(self.result) if self.prose else self.cells
+        return phrases(self.result) if self.prose else [*self.cells, *self._paths()]
+
+    def _paths(self) -> list[Cell]:
+        """Return the paths of the names in the answer to a call about a folder: "/notes/todo.txt"
+        where "/notes" is listed with "todo.txt"."""
+        return [
+            Cell(cell.row, "", f"{folder.rstrip('/')}/{cell.value}", _inside(cell.kinds))
+            for folder, cell in itertools.product(filter(_PATH.fullmatch, self.values), self.cells)
+            if _NAME.fullmatch(cell.value)
+        ]
 
     @property
     def values(self) -> list[str]:
@@ -87,6 +99,10 @@ class Event:
 
 Events = Sequence[Event]
 Operations = dict[str, Operation]
+
+
+def _inside(kinds: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{kind}/" for kind in kinds)
 
 
 def key_of(name: str, arguments: Json) -> Key:

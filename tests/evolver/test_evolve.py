@@ -254,6 +254,24 @@ def test_a_world_without_tasks_gets_a_start(desk, tmp_path, monkeypatch):
     assert not desk.step(call_text("pay", {"member": "M0"})).terminated
 
 
+@pytest.mark.parametrize("starts, rounds", [(1, 1024), (32, 32), (1024, 16)])
+def test_a_world_of_few_starts_is_visited_as_often_as_others(
+    desk, tmp_path, monkeypatch, starts, rounds
+):
+    monkeypatch.setattr(desk, "tasks", lambda split: [desk._task(split, n) for n in range(starts)])
+    given = []
+
+    def invented(config, *_):
+        given.append(config.questioning.explorer.args.rounds)
+        return Lending.tasks(desk, "train")
+
+    from lending import Lending
+
+    monkeypatch.setattr(evolve, "invented", invented)
+    evolve.explored(command_config(tmp_path), tmp_path, desk)
+    assert given == [rounds]
+
+
 def command_config(folder: Path):
     from configs import evolve as settings
 

@@ -15,7 +15,7 @@ from envs.mcp import McpWorld, _Session, _Start
 from envs.probed import cells, phrases, probed
 from envs.process import Deadlines
 from envs.source import Source
-from envs.toolcalls import call_text
+from envs.toolcalls import call_text, parse, run_calls
 from envs.wording import goal_text
 from envs.world import Evaluation, Observation, StepResult, Task, World
 from evolver.parts import Parts
@@ -486,6 +486,59 @@ def test_an_mcp_server_is_explored():
     tasks, stats = explored(lambda: InMemory(["-"]), [Task("mcp/0", "mcp", "Use the tools.")], 4)
     assert len(tasks) == 4 and stats.roles["add_note"].changes and stats.roles["list_notes"].reads
     assert all(task.query.startswith("Keep a note: text ") for task in tasks)
+
+
+# --- files in folders ------------------------------------------------------------------------------
+
+
+class Folders(World):
+    """Pages in folders, which are listed by their names and read by their paths."""
+
+    name = "folders"
+    pages = {"/box/plans/oslo.md": "pack warm\nbuy maps", "/box/tales/fox.md": "once\nthere\nwas"}
+
+    def tasks(self, split):
+        return [Task("folders/0", self.name, "Use the tools.", split)]
+
+    def reset(self, task, seed=0):
+        path = {"type": "string", "description": "A path."}
+        schema = {"type": "object", "properties": {"path": path}, "required": ["path"]}
+        functions = (
+            (
+                "root",
+                "Show the folder that holds everything.",
+                {"type": "object", "properties": {}},
+            ),
+            ("open", "Show what is in a folder.", schema),
+            ("read", "Read a page.", schema),
+        )
+        keys = ("name", "description", "parameters")
+        tools = [{"type": "function", "function": dict(zip(keys, one))} for one in functions]
+        return Observation([{"role": "user", "content": task.query}], tools)
+
+    def step(self, action):
+        messages, info = run_calls(parse(action), self._call, most=1)
+        return StepResult(messages, terminated=not messages, info=info)
+
+    def _call(self, tool, arguments):
+        path = str(arguments.get("path", ""))
+        if tool == "root":
+            return "all is in /box", True
+        if tool == "read":
+            return self.pages.get(path, "error: no such page"), path in self.pages
+        inside = [page for page in self.pages if page.startswith(f"{path}/")]
+        names = dict.fromkeys(page[len(path) + 1 :].split("/")[0] for page in inside)
+        return "\n".join(names) or "error: no such folder", bool(inside)
+
+    def evaluate(self):
+        return Evaluation(0.0, False)
+
+
+def test_what_a_folder_lists_is_found_by_its_path():
+    tasks, stats = explored(Folders, Folders().tasks("train"), 12)
+    assert stats.roles["read"].practised
+    read = [task for task in tasks if any(page in task.query for page in Folders.pages)]
+    assert read and all("Read a page" in task.query for task in read)
 
 
 # --- the real packages ----------------------------------------------------------------------------
