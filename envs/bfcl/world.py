@@ -24,6 +24,7 @@ import json
 import math
 import random
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from envs import toolcalls
@@ -123,7 +124,8 @@ def _too_large(call: Call) -> str:
 class Bfcl(ReplayWorld):
     """One BFCL conversation at a time.
 
-    category: one or several of CATEGORIES. splits, split_seed: see `split_indices`. tools: "all",
+    category: one or several of CATEGORIES. classes: API classes to which the conversations are
+    limited, () = all: one that uses another is left out. splits, split_seed: see `split_indices`. tools: "all",
     or "oracle+k" for the ground truth's tools and k random others. malformed: "official" reads
     replies as the package does, so that a call that cannot be read may end the turn; "error"
     answers it with an error and lets the model retry. docs: "full", or "brief" for names and types
@@ -143,11 +145,20 @@ class Bfcl(ReplayWorld):
         malformed: str = "official",
         docs: str = "full",
         max_calls: int = 0,
+        classes: str | Sequence[str] = (),
     ):
         self._categories = [category] if isinstance(category, str) else list(category)
         self._entries = {
             k: entry for name in self._categories for k, entry in entries(name).items()
         }
+        if classes:
+            wanted = {classes} if isinstance(classes, str) else set(classes)
+            known = {name for entry in self._entries.values() for name in entry.classes}
+            if unknown := sorted(wanted - known):
+                raise ValueError(f"BFCL has no class {unknown}: choose from {sorted(known)}")
+            self._entries = {
+                k: entry for k, entry in self._entries.items() if wanted.issuperset(entry.classes)
+            }
         split_indices("train", splits, split_seed)  # raises ValueError for an unknown scheme
         self._splits, self._split_seed, self._max_calls = splits, split_seed, max_calls
         self._distractors = _distractors(tools)

@@ -534,11 +534,20 @@ def test_a_synthetic_task_has_one_turn_and_its_own_ground_truth():
         ({"tools": "oracle"}, r"oracle\+k"),
         ({"malformed": "raise"}, "'official' or 'error'"),
         ({"docs": "none"}, "'full' or 'brief'"),
+        ({"classes": ["MathAPI", "Files"]}, r"no class \['Files'\]: choose from .*MathAPI"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         Bfcl(**arguments)
+
+
+def test_conversations_are_those_of_some_api_classes():
+    files, both = Bfcl(classes="GorillaFileSystem"), Bfcl(classes=["GorillaFileSystem", "MathAPI"])
+    assert len(files.tasks("all")) == 13 and len(both.tasks("all")) == 25
+    offered = [tool for task in both.tasks("all") for tool in both.reset(task).tools]
+    names = {tool["function"]["name"] for tool in offered}
+    assert {"mkdir", "logarithm"} <= names and not {"post_tweet", "get_stock_info"} & names
 
 
 def test_brief_docs_and_short_conversations_are_labelled_unofficial():
