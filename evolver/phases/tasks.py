@@ -164,8 +164,13 @@ def invent(run: Run, pool: TaskPool, explorer: Explorer, step: int) -> None:
         name = f"exploring · {walks:,} walks, {steps:,} steps, {steps / max(took, 1e-3):,.0f}/s"
         run.progress.phase(f"{name} · tasks", found, budget)
 
-    pool.watch = show
-    pool.is_over = lambda: 0 < 60 * minutes < time.monotonic() - started
+    def is_over() -> bool:
+        # What a signal raised is lost in a callback of the garbage collector, as JAX has one, or in
+        # a world's bare `except`.
+        run.stop.check()
+        return 0 < 60 * minutes < time.monotonic() - started
+
+    pool.watch, pool.is_over = show, is_over
     try:
         with run.stop.at_once():
             pool.grow(explorer, run.make_world, budget, seed_of(c.seed, "explore", step))

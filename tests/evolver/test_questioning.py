@@ -3,14 +3,18 @@ and all differ."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
+import os
 import random
 import re
 import runpy
+import signal
 import subprocess
 import sys
+import time
 import types
 from collections import Counter
 from pathlib import Path
@@ -29,8 +33,8 @@ from envs.world import Evaluation, Task, World, text_of
 from evolver.build import RunError, make_tasks
 from evolver.config import plugs
 from evolver.parts import Parts
-from evolver.phases.tasks import explore
-from evolver.processes.interrupt import Stop
+from evolver.phases.tasks import explore, invent
+from evolver.processes.interrupt import Interrupted, Stop
 from evolver.questioning import TaskPool, probe_of, synthetic_task
 from evolver.questioning.calls import Event, _renamed
 from evolver.questioning.curiosity import Curiosity
@@ -685,6 +689,22 @@ class TestPool:
         config.questioning.budget = 1
         with pytest.raises(RunError, match=r"raise config\.questioning\.budget"):
             explore(run)
+
+    def test_a_world_that_swallows_a_signal_does_not_keep_exploring(self):
+        class Swallows:
+            def explore(self, world, seeds, budget, rng):
+                with contextlib.suppress(BaseException):  # as a bare `except` does
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    time.sleep(60)
+                yield from ()
+                pool.is_over()
+                pytest.fail("it goes on")
+
+        pool, config = pool_of(), base.get_config()
+        with Stop() as stop:
+            run = types.SimpleNamespace(config=config, make_world=Library, stop=stop)
+            with pytest.raises(Interrupted):
+                invent(run, pool, Swallows(), 0)
 
     def test_what_an_explorer_learnt_is_part_of_the_state(self):
         class Counts:
