@@ -21,6 +21,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,9 @@ from rl.contexts import Context, Opening
 from rl.evaluation import Scores
 from rl.seeds import seed_of
 
-ROOM = 1.5  # tokens and turns of an episode, relative to the longest of the explorer's solutions
+SPARE = 1.5  # tokens and turns of an episode, relative to the longest of the explorer's solutions
+FULL, MOSTLY = 0.8, 0.9  # of a context that so many solutions use at most, if it can be helped
+LEAST_SAID = 60  # characters about a tool
 ROUND = 64  # tokens that the context is a multiple of
 START = "Use the tools."  # the query of the task that a world without tasks starts from
 VISITS = 1024  # of starts while exploring, at least: a server of tools has one
@@ -92,6 +95,7 @@ def run_stages(config: Any, folder: Path) -> None:
     checked(config, folder)
     with make_source(config) as source, contextlib.closing(probed(source.world())) as world:
         start(config, folder, world)
+        check_room(config, world)
         explored(config, folder, world)
         solved = read_tasks(folder / "train.jsonl")
         fit(config, solved, world)
@@ -236,52 +240,91 @@ def own_tasks(config: Any, world: World, why: str) -> list[Task]:
 
 
 def fit(config: Any, tasks: Sequence[Task], world: World) -> None:
-    """Set the lengths of episodes from those of the explorer's solutions.
+    """Set the lengths of episodes, and of what is said about tools, from the explorer's solutions.
 
     Where a solution as it is tried is longer than a context, the short one takes its place in
     `task.meta`; where that is too, `imitated` leaves the task out. Raises RunError if few fit.
     """
-    template, tokenizer = plugged("template", config.template), load_tokenizer(config)
-    c = config.rollout
-    lengths, generated, turns = [], 0, 0
-    for task in tasks:
-        length, turn, ended = size_of(task, tokenizer, template, world)
-        if length > c.context and task.meta.pop(TRIED, None):
-            length, turn, ended = size_of(task, tokenizer, template, world)
-        # Some worlds have no way to say that one is done.
-        c.must_end &= ended
-        lengths.append(length)
-        if length <= c.context:
-            generated, turns = max(generated, turn), max(turns, len(solution_of(task)))
-    fitting = [length for length in lengths if length <= c.context]
+    c, tokenizer, said = config.rollout, load_tokenizer(config), config.template.args.get("most")
+    while True:
+        template = plugged("template", config.template)
+        sizes = [size_of(task, tokenizer, template, world) for task in tasks]
+        fitting = [size for size in sizes if size.tokens <= FULL * c.context]
+        if len(fitting) >= MOSTLY * len(tasks) or not shortened(config.template):
+            break
+    if config.template.args.get("most") != said:
+        most = config.template.args.most
+        tell(f"what is said about a tool is cut to {most} characters, so that episodes have room")
+    for number, task in enumerate(tasks):
+        if sizes[number].tokens > c.context and task.meta.pop(TRIED, None):
+            sizes[number] = size_of(task, tokenizer, template, world)
+    fitting = [size for size in sizes if size.tokens <= c.context]
     if len(fitting) < min(FEWEST, len(tasks)):
+        lengths = [size.tokens for size in sizes]
         raise RunError(
             f"{len(fitting)} of {len(tasks)} solutions fit rollout.context={c.context}, the"
             f" shortest has {min(lengths)} tokens and the longest {max(lengths)}: raise it"
         )
-    if len(fitting) < len(lengths):
-        left = len(lengths) - len(fitting)
+    if len(fitting) < len(sizes):
+        left = len(sizes) - len(fitting)
         tell(f"{left} solutions are longer than rollout.context={c.context} and are not imitated")
-    c.max_turns = min(c.max_turns, round(ROOM * turns) + 1)
-    c.max_tokens = min(c.max_tokens, round(ROOM * generated))
-    room = round(ROOM * max(fitting)) + c.max_tokens
+    # Some worlds have no way to say that one is done.
+    c.must_end &= all(size.ended for size in sizes)
+    c.max_turns = min(c.max_turns, round(SPARE * max(size.turns for size in fitting)) + 1)
+    c.max_tokens = min(c.max_tokens, round(SPARE * max(size.turn for size in fitting)))
+    longest = max(size.tokens for size in fitting)
+    room = round(SPARE * longest) + c.max_tokens
     c.context = config.learner.row = min(c.context, -(-room // ROUND) * ROUND)
     tell(
         f"an episode has at most {c.max_turns} turns of {c.max_tokens} tokens and"
-        f" {c.context} tokens in all; the longest solution has {max(fitting)}"
+        f" {c.context} tokens in all; the longest solution has {longest}"
     )
+
+
+def shortened(template: Any) -> bool:
+    """Let a template say less about tools. Return False if it already says as little as it can."""
+    most = template.args.get("most", 0)
+    if most <= LEAST_SAID:
+        return False
+    template.args.most = max(LEAST_SAID, 2 * most // 3)
+    return True
+
+
+def check_room(config: Any, world: World) -> None:
+    """Raise RunError if the tools alone leave no room in a context, however little is said about
+    them, before anything is explored."""
+    c = config.copy_and_resolve_references()
+    if "most" in c.template.args:
+        c.template.args.most = min(c.template.args.most, LEAST_SAID)
+    first = (read_tasks(c.env.tasks) if c.env.tasks else world.tasks(c.env.split))[0]
+    only = Task(first.id, first.env, first.query, first.split, seed=first.seed, reference=["done"])
+    needed = size_of(only, load_tokenizer(c), plugged("template", c.template), world).tokens
+    if needed > FULL * c.rollout.context:
+        raise RunError(
+            f"the tools and an empty episode take {needed} of the {c.rollout.context} tokens of"
+            " config.rollout.context: raise it, or offer fewer tools"
+        )
+
+
+@dataclass(frozen=True)
+class Size:
+    """The tokens of a solution, those of its longest turn, its turns, and if it ends an episode."""
+
+    tokens: int
+    turn: int
+    turns: int
+    ended: bool
 
 
 def size_of(
     task: Task, tokenizer: Tokenizer, template: Callable[[Opening], Context], world: World
-) -> tuple[int, int, bool]:
-    """Return the tokens of a task's solution, those of its longest turn, and True if it ends the
-    episode."""
+) -> Size:
+    """Return the size of a task's solution."""
     solution = solution_of(task)
     episode = play(world, task, task.seed, solution)
     (*_, sample) = samples_of([episode], tokenizer, 1 << 30, template)
     turn = max(len(tokenizer.encode(action)) + 1 for action in solution)
-    return len(sample), turn, episode["ended"]
+    return Size(len(sample), turn, len(solution), episode["ended"])
 
 
 def solution_of(task: Task) -> list[str]:

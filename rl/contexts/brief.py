@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from rl.calls import format_of
 from rl.contexts import Opening, noted
 from rl.contexts.causal import Causal
 
+_SENTENCE = re.compile(r"(?<=[.!?])\s+")  # what lies between two
 CALLS = "A call is {} and these are the tools:"
 
 
@@ -21,7 +23,8 @@ class Brief(Causal):
     and what is said about both, which takes a third of the tokens of its JSON schema."""
 
     def __init__(self, opening: Opening, *, most: CountOrZero = 0):
-        """most: characters of a tool's line, whose end is cut; 0 = all of them."""
+        """most: characters of a tool's line; 0 = all of them. Of a longer one the first sentence of
+        the description is kept, and the end is cut."""
         self.most = most
         super().__init__(opening)
 
@@ -31,20 +34,32 @@ class Brief(Causal):
             return chat.opening(self.tokenizer, messages)
         system = messages.pop(0)["content"] if messages[0]["role"] == "system" else ""
         example = format_of(self.tokenizer).example
-        lines = [line_of(tool)[: self.most or None] for tool in self._tools]
+        lines = [line_of(tool, self.most) for tool in self._tools]
         text = "\n".join([*filter(None, [system]), CALLS.format(example), *lines])
         return chat.opening(self.tokenizer, [{"role": "system", "content": text}, *messages])
 
 
-def line_of(tool: Tool) -> str:
-    """Return a tool as a line: "lend(book, member): Lend a book. book: The id of a book."."""
+def line_of(tool: Tool, most: int = 0) -> str:
+    """Return a tool as a line: "lend(book, member): Lend a book. book: The id of a book.".
+
+    most: see Brief. The first sentence says what a tool is for, and what follows it is less needed
+    than what is said about the parameters.
+    """
     function = tool["function"]
     parameters = function.get("parameters") or {}
     properties = parameters.get("properties") or {}
-    said = [str(function.get("description") or "").strip()]
-    said += [f"{name}: {about}" for name, schema in properties.items() for about in _about(schema)]
-    text = " ".join(filter(None, said)).replace("\n", " ")
-    return f"{function['name']}({', '.join(properties)}){': ' * bool(text)}{text}"
+    described = str(function.get("description") or "").strip()
+    said = [f"{name}: {about}" for name, schema in properties.items() for about in _about(schema)]
+    head = f"{function['name']}({', '.join(properties)})"
+    line = _line(head, described, said)
+    if most and len(line) > most:
+        line = _line(head, _SENTENCE.split(described, maxsplit=1)[0], said)
+    return line[: most or None]
+
+
+def _line(head: str, described: str, said: Sequence[str]) -> str:
+    text = " ".join(filter(None, [described, *said])).replace("\n", " ")
+    return f"{head}{': ' * bool(text)}{text}"
 
 
 def _about(schema: Any) -> Iterator[str]:

@@ -254,6 +254,27 @@ def test_a_world_without_tasks_gets_a_start(desk, tmp_path, monkeypatch):
     assert not desk.step(call_text("pay", {"member": "M0"})).terminated
 
 
+def test_less_is_said_about_tools_where_a_context_would_be_full(
+    desk, tmp_path, monkeypatch, capsys
+):
+    import lending
+
+    config, tasks = command_config(tmp_path), desk.tasks("train")[:9]
+    config.model.path = str(tiny_policy(tmp_path / "policy"))
+    evolve.check_room(config, desk)
+    evolve.fit(config.copy_and_resolve_references(), tasks, desk)
+    assert "cut to" not in capsys.readouterr().out
+    about = " at the desk" * 40
+    long = [lending._tool(f"t{n}", f"Do {n}{about}", lending.BOOK) for n in range(9)]
+    monkeypatch.setattr(lending, "TOOLS", lending.TOOLS + long)
+    evolve.check_room(config, desk)
+    evolve.fit(config, tasks, desk)
+    assert config.template.args.most < 300 and "cut to" in capsys.readouterr().out
+    monkeypatch.setattr(lending, "TOOLS", lending.TOOLS + 40 * long)
+    with pytest.raises(RunError, match=r"of the 2048 tokens of config\.rollout\.context"):
+        evolve.check_room(command_config(tmp_path / "policy"), desk)
+
+
 @pytest.mark.parametrize("starts, rounds", [(1, 1024), (32, 32), (1024, 16)])
 def test_a_world_of_few_starts_is_visited_as_often_as_others(
     desk, tmp_path, monkeypatch, starts, rounds
@@ -287,8 +308,9 @@ def test_a_solution_that_does_not_fit_is_the_short_one_or_left_out(desk, tmp_pat
     tasks[0].reference = tasks[0].meta[evolve.TRIED]  # long in both orders
     config = command_config(tmp_path)
     config.model.path = str(tiny_policy(tmp_path / "policy"))
+    config.template.args.most = evolve.LEAST_SAID
     template, tokenizer = plugged("template", config.template), load_tokenizer(config)
-    lengths = [evolve.size_of(task, tokenizer, template, desk)[0] for task in tasks]
+    lengths = [evolve.size_of(task, tokenizer, template, desk).tokens for task in tasks]
     config.rollout.context = min(lengths[:2]) - 1
     assert max(lengths[2:]) <= config.rollout.context
     evolve.fit(config, tasks, desk)

@@ -237,7 +237,9 @@ def test_the_brief_template_lists_tools_by_a_line_each_cut_where_it_is_told_to()
         [{"role": "user", "content": "Hi."}], [{"type": "function", "function": function}]
     )
     prompts = [
-        tokenizer().decode(Brief(Opening(tokenizer(), seen), most=most).prompt) for most in (0, 12)
+        tokenizer().decode(Brief(Opening(tokenizer(), seen), most=most).prompt)
+        for most in (0, 45, 12)
     ]
     assert "go(to): Travel to a city. It takes long. to: A city." in prompts[0]
-    assert "\ngo(to): Trav<|im_end|>" in prompts[1]
+    assert "\ngo(to): Travel to a city. to: A city.<|im_end|>" in prompts[1]
+    assert "\ngo(to): Trav<|im_end|>" in prompts[2]
