@@ -21,7 +21,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from envs import packages, profile
 from envs.toolworld import SYSTEM, ToolWorld
@@ -33,6 +33,7 @@ FILES = "{files}"  # in a command or an environment variable: the server's direc
 SHOWN = "/files"  # how the agent reads and writes its path, in every episode
 _SHOWN = re.compile(rf"(?<![\w.~-]){SHOWN}(?![\w.-])")
 CLOSING_S = 10.0  # until a server that does not end is left to end by itself
+AGREED, COMPARED, MOST_KNOWN = 4, 8, 64  # episodes, calls in one of them, calls (see _Trust)
 MAX_IDLE = 4  # servers of closed worlds that wait for the next world of this process
 
 
@@ -61,7 +62,7 @@ class McpWorld(ToolWorld):
     files: a directory of which each episode gets a new copy, the working directory of the server;
     FILES in the command or in `env` stands for its path, and the agent reads and writes SHOWN for
     it, because it is another one in each process. stateless: the server keeps nothing but
-    these files, so that they are restored and the server goes on.
+    these files, so that they are restored and the server goes on; None = found out (see _Trust).
 
     `tasks` is empty; `reset` takes any task with a query, with a verifier as in ToolWorld.
     """
@@ -80,7 +81,7 @@ class McpWorld(ToolWorld):
         reset_tool: str | None = "",
         log: str = "",
         files: str = "",
-        stateless: bool = False,
+        stateless: bool | None = None,
     ):
         super().__init__(system, max_calls)
         if bool(command) == bool(url):
@@ -163,12 +164,42 @@ class _Start:
     reset_tool: str | None
     log: str
     files: str
-    stateless: bool
+    stateless: bool | None
+
+
+@dataclass
+class _Trust:
+    """What is known about a server that may keep nothing but its files.
+
+    The first call of an episode on a new server shows the initial state. A used server whose files
+    were restored has to answer it alike. After AGREED episodes in which it did, it goes on, with
+    one comparison per episode.
+    """
+
+    start: _Start
+    known: dict[str, tuple[str, dict[str, Any], str]]  # first calls on new servers, and answers
+    agreed: int = 0
+    refuted: bool = False
+
+    def learn(self, name: str, arguments: dict[str, Any], answer: str) -> None:
+        """Keep the answer to the first call on a new server."""
+        if len(self.known) < MOST_KNOWN:
+            self.known[json.dumps([name, arguments], sort_keys=True)] = (name, arguments, answer)
+
+    def comparisons(self) -> list[tuple[str, str, dict[str, Any], str]]:
+        """Return known calls with their keys: some until the server is trusted, then one at a
+        time."""
+        keys = list(self.known)
+        number = 1 if self.agreed >= AGREED else COMPARED
+        chosen = [keys[(self.agreed + n) % len(keys)] for n in range(min(number, len(keys)))]
+        return [(key, *self.known[key]) for key in chosen]
 
 
 class _Session:
     """A connection to a server. The client is asynchronous and a World is not, so it runs in its
     own thread."""
+
+    _trusts: ClassVar[list[_Trust]] = []
 
     def __init__(self, start: _Start):
         """Raises RuntimeError, with what can be done about it, if there is no connection in time,
@@ -179,6 +210,7 @@ class _Session:
         self._reading: set[str] = set()  # tools that change nothing
         self._changed = False
         self._resetting: tuple[str, dict[str, Any]] | None = None  # a call
+        self._new = True  # no call was made yet
         self._folder: pathlib.Path | None = None
         if start.files:
             self._folder = pathlib.Path(tempfile.mkdtemp(prefix="mcp-files-")).resolve()
@@ -214,7 +246,20 @@ class _Session:
     def resettable(self) -> bool:
         """True if `reset` needs no new server."""
         can = not self._changed or self._resetting is not None or self._start.stateless
-        return self._thread.is_alive() and can
+        return self._thread.is_alive() and bool(can or self._may_be_stateless)
+
+    @property
+    def _may_be_stateless(self) -> bool:
+        unknown = self._start.stateless is None and bool(self._start.files)
+        return unknown and not self._trust.refuted
+
+    @property
+    def _trust(self) -> _Trust:
+        for trust in self._trusts:
+            if trust.start == self._start:
+                return trust
+        self._trusts.append(_Trust(self._start, {}))
+        return self._trusts[-1]
 
     def reset(self) -> bool:
         """Bring the server back to its initial state; return False if that needs a new one."""
@@ -223,14 +268,36 @@ class _Session:
         if self._changed:
             self._changed = self._resetting is not None and not self._ask(*self._resetting)[1]
             self._restore_files()
+            if self._resetting is None and not self._start.stateless:
+                self._changed = not self._answers_as_new()
         return not self._changed
+
+    def _answers_as_new(self) -> bool:
+        """Return True if the server is known to keep nothing but its files, which were restored."""
+        trust = self._trust
+        for key, name, arguments, answer in trust.comparisons():
+            if self._ask(name, arguments)[0] != answer:
+                new = _Session(self._start)
+                if new._ask(name, arguments)[0] == answer:
+                    trust.refuted = True
+                else:  # it has the time in it, or chance
+                    del trust.known[key]
+                new.close()
+                return False
+            self._restore_files()
+        trust.agreed += bool(trust.known)
+        return trust.agreed >= AGREED
 
     def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         """Return the text of the result, and False if it is an error. Never raises."""
         if name not in {tool["function"]["name"] for tool in self.tools}:
             return f"error: there is no tool {name!r}", False
         self._changed |= name not in self._reading
-        return self._ask(name, arguments)
+        text, ok = self._ask(name, arguments)
+        if self._new and self._may_be_stateless:
+            self._trust.learn(name, arguments, text)
+        self._new = False
+        return text, ok
 
     def close(self) -> None:
         """End the connection, and the server if it was started for it."""

@@ -125,13 +125,13 @@ class Bfcl(ReplayWorld):
     """One BFCL conversation at a time.
 
     category: one or several of CATEGORIES. classes: API classes to which the conversations are
-    limited, () = all: one that uses another is left out. splits, split_seed: see `split_indices`. tools: "all",
-    or "oracle+k" for the ground truth's tools and k random others. malformed: "official" reads
-    replies as the package does, so that a call that cannot be read may end the turn; "error"
-    answers it with an error and lets the model retry. docs: "full", or "brief" for names and types
-    without descriptions. max_calls: skip conversations whose solution has more calls; 0 = none. The
-    official benchmark is tools="all", malformed="official" and docs="full"; `task.meta["official"]`
-    records it. The other values are meant for small models.
+    limited, () = all: one that uses another is left out. splits, split_seed: see `split_indices`.
+    tools: "all", or "oracle+k" for the ground truth's tools and k random others. malformed:
+    "official" reads replies as the package does, so that a call that cannot be read may end the
+    turn; "error" answers it with an error and lets the model retry. docs: "full", or "brief" for
+    names and types without descriptions. max_calls: skip conversations whose solution has more
+    calls; 0 = none. The official benchmark is tools="all", malformed="official" and docs="full";
+    `task.meta["official"]` records it. The other values are meant for small models.
     """
 
     name = "bfcl"

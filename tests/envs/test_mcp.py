@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from envs import make
-from envs.mcp import McpWorld, _innermost, _shown, _text
+from envs.mcp import AGREED, McpWorld, _innermost, _shown, _text
 from envs.source import Source
 from envs.toolcalls import call_text
 from envs.toolworld import SYSTEM
@@ -190,7 +190,7 @@ def test_closing_a_world_whose_server_still_starts_ends_it_at_once(tmp_path):
     here = tmp_path / "pid"
     code = f"import os, time; open({str(here)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     script = (
-        "import sys; from envs.mcp import McpWorld; from envs.world import Task\n"
+        "import sys; from envs.mcp import AGREED, McpWorld; from envs.world import Task\n"
         "import signal; signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
         f"McpWorld([sys.executable, '-c', {code!r}], timeout_s=300.0).reset(Task('t', 'mcp', 'q'))"
     )
@@ -275,6 +275,25 @@ def test_it_runs_in_a_worker_and_profiles_itself():
             entity["attributes"]
         )
         assert {"name": "add_note", "description": "Keep a note."} in entity["operations"]
+
+
+@needs_mcp
+@pytest.mark.parametrize("tool, goes_on", [("keep_file", True), ("add_note", False)])
+def test_a_server_that_keeps_nothing_but_its_files_goes_on(tmp_path, tool, goes_on):
+    world = McpWorld([*SERVER, "files", "{files}"], timeout_s=60.0, files=str(tmp_path))
+    pids = []
+    for n in range(AGREED + 3 if goes_on else 4):
+        world.reset(TASK)
+        pids += answers(world, "pid") if n == 1 else []  # which no two processes answer alike
+        if tool == "keep_file":
+            assert answers(world, tool, name=f"/files/{n}.txt") == [f"written to /files/{n}.txt"]
+        else:
+            assert answers(world, tool, text="milk") == ["note 1"]
+        kept = f"{n}.txt" if tool == "keep_file" else "(no output)"
+        assert answers(world, "list_files") == [kept]
+        pids += answers(world, "pid")
+    assert (pids[-1] == pids[-2]) == goes_on and pids[1] != pids[0]
+    world.close()
 
 
 @needs_mcp
