@@ -8,7 +8,7 @@ Each stage leaves files in the workdir and is skipped when they are complete:
     pretrained-probes/, pretrained/    evaluations of the policy that it starts from
     imitated-1/policy, imitated-1-probes/, ...    the policy after each round of imitating half of
                      the explorer's solutions, and its evaluation
-    trained/         the run
+    trained/, trained-probes/    the run, and an evaluation of its policy
     summary.md, rollouts.txt    the table, and three rollouts to read
 
 Temperatures are compared on probes, so that nothing is chosen on held-out tasks.
@@ -104,12 +104,13 @@ def run_stages(config: Any, folder: Path) -> None:
             measured(config, folder / "pretrained", at(temperature(probes)))
             probes = taught(config, folder, solved, world, probes)
         trained(config, folder, probes)
+        policy, why = better(config, folder, probes)
         rules = rules_of(world, solved[:RULES])
-    text = summary(folder, rules, min(len(solved), RULES))
+    text = summary(folder, rules, min(len(solved), RULES)) + f"\n\n{why}"
     write_atomically(folder / "summary.md", f"# {config.env.name}\n\n```\n{text}\n```\n")
     write_atomically(folder / "rollouts.txt", written_rollouts(folder))
     tell(f"\n{text}\n\nThree rollouts to read: {folder / 'rollouts.txt'}")
-    tell(f"The policy: {folder / 'trained/policy'}")
+    tell(f"The policy: {policy}")
 
 
 def tell(text: str) -> None:
@@ -452,3 +453,14 @@ def trained(config: Any, folder: Path, probes: Scores) -> None:
     c.rollout.tasks = min(c.rollout.tasks, len(read_tasks(c.questioning.tasks)))
     tell(f"\ntraining for {c.steps} steps at temperature {c.rollout.temperature:g}")
     loop.train(c, folder / "trained")
+
+
+def better(config: Any, folder: Path, before: Scores) -> tuple[str, str]:
+    """Return the policy that does better on probes, after training or before it, and a sentence
+    that says so: training may unlearn what imitation taught. Held-out tasks choose nothing."""
+    c = config.copy_and_resolve_references()
+    c.model.path = str(folder / "trained/policy")
+    after = best(measured(c, folder / "trained-probes", probing(folder)))
+    figures = f"{100 * best(before):.1f}% before training and {100 * after:.1f}% after it"
+    policy = c.model.path if after >= best(before) else config.model.path
+    return policy, f"Of training tasks it solves {figures}; the better policy: {policy}"

@@ -29,7 +29,7 @@ def seconds(config: Any) -> float:
         qwen.Config(**hf_config.fields(hf_config.read(model_folder(config.model.path))))
     )
     c, length = config, LENGTH
-    evaluations = 3 + c.steps // c.eval.every if c.eval.every else 3
+    evaluations = 4 + c.steps // c.eval.every if c.eval.every else 4
     episodes = c.steps * c.rollout.tasks * c.rollout.group
     played = evaluations * (c.eval.tasks or TASKS) * (c.eval.rollouts + 1)
     updates = min(1, c.evolve.rounds) * c.evolve.updates * c.evolve.rows * length

@@ -57,6 +57,7 @@ def test_one_command_goes_from_a_world_to_a_table_and_resumes(desk, tmp_path, ca
     assert "sharpening" in table and "difficulty" in table
     assert "success: False" in (folder / "rollouts.txt").read_text()
     assert (folder / "trained/policy/model.safetensors").is_file()
+    assert "% before training and " in table and "the better policy: " in table
 
     assert command.main(words) == 0
     again = capsys.readouterr().out
@@ -195,6 +196,22 @@ def test_temperatures_are_those_of_probes():
     assert evolve.hottest(probes) == 0.6  # as good as the best, and it explores more
     assert evolve.hottest(scores()) == 1.0
     assert evolve.temperature(scores()) == 1.0
+
+
+@pytest.mark.parametrize("after, chosen", [(0.5, "old"), (0.75, "new"), (1.0, "new")])
+def test_a_policy_that_training_made_worse_is_not_chosen(tmp_path, monkeypatch, after, chosen):
+    def scores(success):
+        solved = [int(n < 4 * success) for n in range(4)]
+        nothing = [[0]] * 4
+        return Scores(list("abcd"), [1] * 4, nothing, nothing, solved)
+
+    folders = {"old": str(tmp_path / "old"), "new": str(tmp_path / "trained/policy")}
+    monkeypatch.setattr(evolve, "measured", lambda *_: scores(after))
+    config = command_config(folders["old"])
+    policy, why = evolve.better(config, tmp_path, scores(0.75))
+    assert policy == folders[chosen] and config.model.path == folders["old"]
+    assert why.startswith(f"Of training tasks it solves 75.0% before training and {100 * after}%")
+    assert why.endswith(folders[chosen])
 
 
 @pytest.mark.parametrize("after, rounds", [((0.9,), 1), ((0.7, 0.8), 2), ((0.1, 0.2, 0.3, 0.9), 3)])
