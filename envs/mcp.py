@@ -169,7 +169,7 @@ class _Start:
 
 @dataclass
 class _Trust:
-    """What is known about a server that may keep nothing but its files.
+    """The evidence on a server that may keep nothing but its files.
 
     The first call of an episode on a new server shows the initial state. A used server whose files
     were restored has to answer it alike. After AGREED episodes in which it did, it goes on, with

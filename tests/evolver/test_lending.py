@@ -1,6 +1,5 @@
 """Invented tasks teach: hidden rules are not named, and no guess solves a task."""
 
-import contextlib
 import dataclasses
 import types
 
@@ -11,6 +10,7 @@ from envs.probed import probed
 from envs.toolcalls import call_text, parse
 from envs.world import Observation, Task
 from evolver.phases.tasks import invent
+from evolver.processes.interrupt import Stop
 from evolver.questioning import TaskPool, synthetic_task
 from evolver.questioning.calls import Event, operations_of
 from evolver.questioning.curiosity import Curiosity
@@ -150,7 +150,7 @@ def test_poor_words_are_said_once_and_a_language_model_is_offered():
         make_world=Numbers,
         progress=types.SimpleNamespace(once=lambda kind, text: said.append(text)),
         tasks=types.SimpleNamespace(words=None),
-        stop=types.SimpleNamespace(at_once=contextlib.nullcontext),
+        stop=Stop(),
     )
     pool.grow = lambda *args: pool.tasks.update({poor.id: poor})
     invent(run, pool, None, 0)
