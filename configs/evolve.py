@@ -51,7 +51,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     # Half of those that train are imitated: many solutions teach more than many passes over few.
     config.questioning.budget = config.questioning.capacity = 1500
     config.questioning.minutes = 15.0
-    config.questioning.explorer.args.rounds = 16  # a world may have one start
+    config.questioning.explorer.args.rounds = 16  # more where a world has few starts
     config.questioning.learnable = True
     config.questioning.words.name = "asked"  # other words than the tools', as users have
     config.navigating.enabled = True

@@ -129,10 +129,17 @@ class McpWorld(ToolWorld):
     def _connect(self) -> _Session:
         """Return a connection to a server in its initial state."""
         session, self._session = self._session or self._waiting(), None
-        if session is not None and not session.reset():
-            session.close()
-            session = None
-        self._session = session or _Session(self._start)
+        if session is not None:
+            as_new = False
+            try:
+                as_new = session.reset()
+            finally:  # also where no new server starts, or the user ends the run
+                if not as_new:
+                    session.close()
+            if as_new:
+                self._session = session
+                return session
+        self._session = _Session(self._start)
         return self._session
 
     def _waiting(self) -> _Session | None:
@@ -189,10 +196,9 @@ class _Trust:
     def comparisons(self) -> list[tuple[str, str, dict[str, Any], str]]:
         """Return known calls with their keys: some until the server is trusted, then one at a
         time."""
-        keys = list(self.known)
+        known = [(key, *call) for key, call in list(self.known.items())]
         number = 1 if self.agreed >= AGREED else COMPARED
-        chosen = [keys[(self.agreed + n) % len(keys)] for n in range(min(number, len(keys)))]
-        return [(key, *self.known[key]) for key in chosen]
+        return [known[(self.agreed + n) % len(known)] for n in range(min(number, len(known)))]
 
 
 class _Session:
@@ -277,16 +283,14 @@ class _Session:
         trust = self._trust
         for key, name, arguments, answer in trust.comparisons():
             if self._ask(name, arguments)[0] != answer:
-                new = _Session(self._start)
-                if new._ask(name, arguments)[0] == answer:
-                    trust.refuted = True
-                else:  # it has the time in it, or chance
-                    del trust.known[key]
-                new.close()
+                with contextlib.closing(_Session(self._start)) as new:
+                    trust.refuted |= new._ask(name, arguments)[0] == answer
+                if not trust.refuted:  # the answer has the time in it, or chance
+                    trust.known.pop(key, None)
                 return False
             self._restore_files()
         trust.agreed += bool(trust.known)
-        return trust.agreed >= AGREED
+        return bool(trust.known) and trust.agreed >= AGREED
 
     def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         """Return the text of the result, and False if it is an error. Never raises."""

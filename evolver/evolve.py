@@ -21,7 +21,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +173,11 @@ def start(config: Any, folder: Path, world: World) -> None:
         write_atomically(config.env.tasks, json.dumps(only.to_dict()) + "\n")
 
 
+def starts_of(config: Any, world: World) -> list[Task]:
+    """Return the tasks whose starts are explored."""
+    return read_tasks(config.env.tasks) if config.env.tasks else world.tasks(config.env.split)
+
+
 def explored(config: Any, folder: Path, world: World) -> None:
     """Invent tasks and split them. Afterwards `eval.split` names what is held out."""
     own = []
@@ -184,10 +189,9 @@ def explored(config: Any, folder: Path, world: World) -> None:
         c.eval.every, c.eval.split = 0, config.eval.split if own else ""
         c.attributing.enabled = c.navigating.enabled = False
         c.advantage.name, c.engine.slots = "grpo", 1  # the policy plays nothing here
-        starts = len(read_tasks(c.env.tasks) if c.env.tasks else world.tasks(c.env.split))
         args = c.questioning.explorer.args
         if "rounds" in args:
-            args.rounds = max(args.rounds, VISITS // starts)
+            args.rounds = max(args.rounds, VISITS // len(starts_of(c, world)))
         tasks = invented(c, folder / "explored", world)
         training, held_out = (tasks, own) if own else split(tasks, c.evolve.held_out, c.seed)
         tell(f"putting {len(training)} solutions in the order in which one tries them")
@@ -228,9 +232,7 @@ def invented(config: Any, folder: Path, world: World) -> list[Task]:
 
 def own_tasks(config: Any, world: World, why: str) -> list[Task]:
     """Return the world's own training tasks that walks solve, none if they are too few."""
-    c = config.env
-    given = read_tasks(c.tasks) if c.tasks else world.tasks(c.split)
-    given = [task for task in given if task.query != START]
+    given = [task for task in starts_of(config, world) if task.query != START]
     if not given:
         return []
     tell(f"\n{why}\nInstead, walks try to solve the world's own {len(given)} training tasks ...")
@@ -267,8 +269,8 @@ def fit(config: Any, tasks: Sequence[Task], world: World) -> None:
             f" shortest has {min(lengths)} tokens and the longest {max(lengths)}: raise it"
         )
     if len(fitting) < len(sizes):
-        left = len(sizes) - len(fitting)
-        tell(f"{left} solutions are longer than rollout.context={c.context} and are not imitated")
+        left = f"{len(sizes) - len(fitting)} of {len(sizes)}"
+        tell(f"solutions longer than rollout.context={c.context}, which are not imitated: {left}")
     # Some worlds have no way to say that one is done.
     c.must_end &= all(size.ended for size in sizes)
     c.max_turns = min(c.max_turns, round(SPARE * max(size.turns for size in fitting)) + 1)
@@ -297,9 +299,8 @@ def check_room(config: Any, world: World) -> None:
     c = config.copy_and_resolve_references()
     if "most" in c.template.args:
         c.template.args.most = min(c.template.args.most, LEAST_SAID)
-    first = (read_tasks(c.env.tasks) if c.env.tasks else world.tasks(c.env.split))[0]
-    only = Task(first.id, first.env, first.query, first.split, seed=first.seed, reference=["done"])
-    needed = size_of(only, load_tokenizer(c), plugged("template", c.template), world).tokens
+    empty = replace(starts_of(c, world)[0], reference=["done"])
+    needed = size_of(empty, load_tokenizer(c), plugged("template", c.template), world).tokens
     if needed > FULL * c.rollout.context:
         raise RunError(
             f"the tools and an empty episode take {needed} of the {c.rollout.context} tokens of"
@@ -461,6 +462,6 @@ def better(config: Any, folder: Path, before: Scores) -> tuple[str, str]:
     c = config.copy_and_resolve_references()
     c.model.path = str(folder / "trained/policy")
     after = best(measured(c, folder / "trained-probes", probing(folder)))
-    figures = f"{100 * best(before):.1f}% before training and {100 * after:.1f}% after it"
     policy = c.model.path if after >= best(before) else config.model.path
-    return policy, f"Of training tasks it solves {figures}; the better policy: {policy}"
+    figures = f"{100 * best(before):.1f}% before training and {100 * after:.1f}% after it"
+    return policy, f"On {config.evolve.probes} training tasks, success is {figures}: use {policy}"
