@@ -295,12 +295,16 @@ def shortened(template: Any) -> bool:
 
 def check_room(config: Any, world: World) -> None:
     """Raise RunError if the tools alone leave no room in a context, however little is said about
-    them, before anything is explored."""
+    them, or no episode can be played, before anything is explored."""
     c = config.copy_and_resolve_references()
     if "most" in c.template.args:
         c.template.args.most = min(c.template.args.most, LEAST_SAID)
     empty = replace(starts_of(c, world)[0], reference=["done"])
-    needed = size_of(empty, load_tokenizer(c), plugged("template", c.template), world).tokens
+    template, tokenizer = plugged("template", c.template), load_tokenizer(c)
+    try:
+        needed = size_of(empty, tokenizer, template, world).tokens
+    except Exception as error:  # whatever code of a world raises
+        raise RunError(f"{c.env.name} cannot play an episode: {error}") from error
     if needed > FULL * c.rollout.context:
         raise RunError(
             f"the tools and an empty episode take {needed} of the {c.rollout.context} tokens of"

@@ -297,6 +297,9 @@ def test_less_is_said_about_tools_where_a_context_would_be_full(
     monkeypatch.setattr(lending, "TOOLS", lending.TOOLS + 40 * long)
     with pytest.raises(RunError, match=r"of the 2048 tokens of config\.rollout\.context"):
         evolve.check_room(command_config(tmp_path / "policy"), desk)
+    monkeypatch.setattr(desk, "reset", lambda *_: 1 / 0)
+    with pytest.raises(RunError, match="lending:Lending cannot play an episode: division by zero"):
+        evolve.check_room(command_config(tmp_path / "policy"), desk)
 
 
 @pytest.mark.parametrize("starts, rounds", [(1, 1024), (32, 32), (1024, 16)])
