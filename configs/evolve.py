@@ -37,8 +37,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.learner.updates = 2
     config.learner.row = 2048
     config.learner.share_prompts = True
-    config.optim.lr = 1e-4
-    config.optim.warmup = 2
+    # What was imitated is unlearned at 1e-4, by rewards alone and after a short warm-up.
+    config.optim.lr = 3e-5
+    config.optim.warmup = 10
+    use(config.recipe, "demonstrated", solutions=8, weight=2.0)
     config.optim.schedule = "cosine"
     config.loss.kl_coef = 0.0
     config.loss.old_logp = "sampled"  # saves a forward pass of every step
@@ -69,7 +71,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.eval.temperatures = (0.3, 0.6)
     config.eval.every = 20
     config.checkpoint.every = 5
-    config.evolve.enough = 0.8
+    config.evolve.enough = 0.95
     config.evolve.rounds = 3
     config.evolve.solutions = 1000
     config.evolve.updates = 60

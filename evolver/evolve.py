@@ -48,7 +48,7 @@ from evolver.imitating import Diverged, samples_of, train, with_other_ids
 from evolver.questioning.own_tasks import solved_by_walks
 from evolver.questioning.rules import rules_of
 from evolver.questioning.split import split
-from evolver.questioning.tried import as_tried
+from evolver.questioning.tried import TRIED, as_tried, solution_of
 from evolver.replaying import play
 from evolver.rough_time import seconds
 from models import hf
@@ -67,7 +67,6 @@ START = "Use the tools."  # the query of the task that a world without tasks sta
 VISITS = 1024  # of starts while exploring, at least: a server of tools has one
 FEWEST = 8  # invented tasks that can be split
 RULES = 60  # solutions that are played without each of their calls, to find hidden rules
-TRIED = "tried"  # key of `Task.meta`: the solution in the order of `questioning.tried`
 NEARLY = 0.75  # of the success at the best temperature
 
 
@@ -331,11 +330,6 @@ def size_of(
     (*_, sample) = samples_of([episode], tokenizer, 1 << 30, template)
     turn = max(len(tokenizer.encode(action)) + 1 for action in solution)
     return Size(len(sample), turn, len(solution), episode["ended"])
-
-
-def solution_of(task: Task) -> list[str]:
-    """Return the actions that are imitated."""
-    return list(task.meta.get(TRIED, task.reference))
 
 
 # --- the policy -----------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ SIDE = 8192  # of the matrices there
 
 
 def seconds(config: Any) -> float:
-    """Return a rough estimate of the time that all stages take, with one round of imitation: 2
+    """Return a rough estimate of the time that all stages take, with two rounds of imitation: 2
     operations per parameter and token forward and 4 backward, at the speed of a product of
     matrices here."""
     speed, start = (_cpu(), 0.0) if jax.default_backend() == "cpu" else (_accelerator(), COMPILING)
@@ -32,7 +32,7 @@ def seconds(config: Any) -> float:
     evaluations = 4 + c.steps // c.eval.every if c.eval.every else 4
     episodes = c.steps * c.rollout.tasks * c.rollout.group
     played = evaluations * (c.eval.tasks or TASKS) * (c.eval.rollouts + 1)
-    updates = min(1, c.evolve.rounds) * c.evolve.updates * c.evolve.rows * length
+    updates = min(2, c.evolve.rounds) * c.evolve.updates * c.evolve.rows * length
     tokens = length * (3 * episodes + played) + 3 * updates
     return start + 2 * parameters * tokens / speed
 

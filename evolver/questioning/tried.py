@@ -17,6 +17,13 @@ from evolver.questioning.rules import errors_of
 from evolver.replaying import opening_words, play, replay, values_needed
 from evolver.transcripts import words
 
+TRIED = "tried"  # key of `Task.meta`: the solution in this order
+
+
+def solution_of(task: Task) -> list[str]:
+    """Return the actions that are imitated."""
+    return list(task.meta.get(TRIED, task.reference))
+
 
 def as_tried(world: World, task: Task) -> list[str]:
     """Return the actions of a task's solution as they are tried, or the solution itself where its

@@ -1,10 +1,11 @@
 """What a step is can be changed in one class, and what a plug remembers survives a resume."""
 
 import dataclasses
+import json
 
 import pytest
 
-from envs.world import Evaluation
+from envs.world import Evaluation, Task
 from evolver.config import plugs
 from evolver.files.rollout_files import rollout_files
 from evolver.files.workdir import Workdir
@@ -188,3 +189,70 @@ def test_sirius_trains_on_successes_and_on_repaired_failures_alone(tiny, tmp_pat
     assert kinds == {"step", "extra"}
     Workdir(tmp_path).rewind(0)
     assert not rollout_files(tmp_path)
+
+
+def demonstrated(folder):
+    """Return the arguments of a run that demonstrates, and write its tasks."""
+    tasks = [
+        Task(f"made/{i}", "parity", f"Write {i}.", origin="synthetic", verifier={"even": True},
+             reference=["even", "even"])
+        for i in range(6)
+    ]  # fmt: skip
+    file = folder / "tasks.jsonl"
+    file.write_text("".join(json.dumps(task.to_dict()) + "\n" for task in tasks))
+    return [
+        "--config.recipe.name=demonstrated", "--config.recipe.args.solutions=4",
+        "--config.recipe.args.weight=0.5", "--config.questioning.enabled=True",
+        f"--config.questioning.tasks={file}", "--config.questioning.share=1.0",
+        "--config.eval.every=0", "--config.loss.old_logp=sampled", "--config.learner.updates=1",
+    ]  # fmt: skip
+
+
+def test_what_no_rollout_solved_is_demonstrated_first(tiny, tmp_path):
+    words = demonstrated(tmp_path)
+    assert go(tiny, tmp_path / "run", *words, "--config.steps=2") == 0
+    for step in (1, 2):
+        line, own = figures(tmp_path / "run")[step], rollouts_of(tmp_path / "run", step)
+        extra = rollouts_of(tmp_path / "run", f"extra_{step:06d}")
+        failed = {r["task"] for r in own} - {r["task"] for r in own if r["success"]}
+        assert failed and {r["task"] for r in extra[: len(failed)]} == failed
+        assert line["ledger/extra"] == line["ledger/extra_trained"] == len(extra) == 4
+        assert line["ledger/rollouts"] == 12 and line["skipped"] == 0
+        assert line["demonstrated/failed"] == len(failed) and line["demonstrated/lost"] == 0
+        assert len({r["task"] for r in extra}) == 4
+        turns = [turn for r in extra for turn in r["turns"]]
+        assert [turn["action"] for turn in turns] == ["even"] * 8
+        assert {turn["advantage"] for turn in turns} == {0.5}
+    # The policy itself is below the ratio: nothing is clipped,
+    # and the loss of a token is -weight.
+    assert figures(tmp_path / "run")[1]["loss/guided"] == pytest.approx(-0.5, abs=0.05)
+
+
+def test_demonstrations_need_their_own_probability_below_the_ratio(tiny, tmp_path, capsys):
+    words = ["--config.recipe.name=demonstrated", "--config.loss.guided_prompt=guided"]
+    assert go(tiny, tmp_path / "run", *words) == 2
+    assert "config.recipe.name=demonstrated" in capsys.readouterr().err
+
+
+class Untrue(Parity):
+    """Parity that fails on one task, and judges the others otherwise than it was explored."""
+
+    def step(self, action):
+        if self.task.id == "made/0":
+            raise OSError("the disk is full")
+        return super().step(action)
+
+    def reset(self, task, seed=0):
+        self.task = task
+        return super().reset(task, seed)
+
+    def evaluate(self):
+        return Evaluation(0.0, False)
+
+
+def test_a_demonstration_that_fails_is_left_out_counted_and_shown(tiny, tmp_path, capsys):
+    words = [*demonstrated(tmp_path), f"--config.env.name={HERE}:Untrue", "--config.steps=1"]
+    assert go(tiny, tmp_path / "run", *words) == 0
+    line = figures(tmp_path / "run")[1]
+    assert line["demonstrated/lost"] == 4 and "ledger/extra" not in line
+    assert "step 1: a solution fails: " in capsys.readouterr().out

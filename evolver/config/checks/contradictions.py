@@ -21,6 +21,8 @@ def contradictions(config: ConfigDict, mode: str, *, plugged: bool = True) -> It
     yield from token_contradictions(config, mode)
     if mode == "train":
         yield from training_contradictions(config)
+    if plugged and mode in ("train", "evolve"):
+        yield from recipe_contradictions(config)
 
 
 def plug_contradictions(c: ConfigDict) -> Iterator[str]:
@@ -203,6 +205,22 @@ def token_contradictions(c: ConfigDict, mode: str) -> Iterator[str]:
     if (low or high) and not c.loss.importance_cap:
         yield (
             "config.loss.importance_low and importance_high need config.loss.importance_cap above 0"
+        )
+
+
+def recipe_contradictions(c: ConfigDict) -> Iterator[str]:
+    """Yield conflicts with a recipe that demonstrates."""
+    if not getattr(plugs.load("recipe", c.recipe.name), "demonstrates", False):
+        return
+    if c.loss.guided_prompt != "stripped":
+        yield (
+            f"config.recipe.name={c.recipe.name} trains on demonstrations, which no prompt sampled:"
+            " set config.loss.guided_prompt=stripped"
+        )
+    if not c.questioning.enabled:
+        yield (
+            f"config.recipe.name={c.recipe.name} trains on solutions of invented tasks: set"
+            " config.questioning.enabled=True"
         )
 
 
