@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from ml_collections import ConfigDict
 
-from configs import base, meshes, relatives
+from configs import base, meshes, quickstart, relatives
 from evolver.config import plugs
 from evolver.config.keys import flat, keys_of
 from evolver.config.values import described
@@ -226,3 +226,19 @@ def test_meshes_use_all_devices_and_spread_the_rows(devices):
     assert not mistakes(config)
     with pytest.raises(ValueError, match="there is one for 1, 8, 16, 64"):
         meshes.use(config, devices + 1)
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("rollout.temperature", 0.0),
+        ("learner.updates", 99),
+        ("learner.row", 2),
+        ("rollout.group", 1),
+    ],
+)
+def test_a_plan_refuses_what_training_refuses(key, value):
+    config = quickstart.get_config("grpo")
+    config.update_from_flattened_dict({key: value})
+    assert mistakes(config, "plan") == mistakes(config, "train") != []
+    assert mistakes(config, "eval") == []

@@ -10,6 +10,8 @@ from envs.remote import Connections
 from evolver.config import plugs
 from evolver.config.derived import needs_reference, replaces_outcome, synthetic_tasks
 
+TRAINING = ("train", "plan")  # a plan is of a training run, and refuses what that would refuse
+
 
 def contradictions(config: ConfigDict, mode: str, *, plugged: bool = True) -> Iterator[str]:
     """Yield settings that are individually valid but conflict. plugged: True if all plugs can be
@@ -19,9 +21,9 @@ def contradictions(config: ConfigDict, mode: str, *, plugged: bool = True) -> It
     yield from mechanism_contradictions(config, mode)
     yield from machine_contradictions(config)
     yield from token_contradictions(config, mode)
-    if mode == "train":
+    if mode in TRAINING:
         yield from training_contradictions(config)
-    if plugged and mode in ("train", "evolve"):
+    if plugged and mode in (*TRAINING, "evolve"):
         yield from recipe_contradictions(config)
 
 
@@ -189,7 +191,7 @@ def machine_contradictions(c: ConfigDict) -> Iterator[str]:
 def token_contradictions(c: ConfigDict, mode: str) -> Iterator[str]:
     """Yield conflicts of lengths, and of the importance weights of tokens."""
     turn = f"config.rollout.max_tokens={c.rollout.max_tokens}"
-    if mode == "train" and c.learner.row <= c.rollout.max_tokens:
+    if mode in TRAINING and c.learner.row <= c.rollout.max_tokens:
         yield (
             f"config.learner.row={c.learner.row} tokens cannot hold a turn of {turn}: such rollouts"
             " would be dropped as overlong"

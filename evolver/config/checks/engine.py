@@ -11,6 +11,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from envs.packages import how_to_install
+from evolver.config.checks.contradictions import TRAINING
 from evolver.llm.questions import url_problem
 
 # The flags of `vllm serve` that a plan reads: the form of their values, and its description.
@@ -46,7 +47,7 @@ def engine_problems(config: ConfigDict, mode: str) -> Iterator[str]:
         )
     if not max(config.rollout.temperature, config.eval.temperature) <= 2:
         yield "config.engine.name=vllm supports temperatures of at most 2"
-    if mode == "train" and v.transfer == "none":
+    if mode in TRAINING and v.transfer == "none":
         yield (
             "config.engine.vllm.transfer=none never updates the servers; training needs shm, nccl"
             " or lora"
