@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from evolver.processes import coordinator
+from tests.evolver.test_recipes import demonstrated
 from tests.tiny import config_file, tiny_policy
 
 ROOT = Path(__file__).parents[2]
@@ -96,8 +97,9 @@ def config(tmp_path_factory):
     [(2, ["--config.mesh.fsdp=2"]), (4, ["--config.mesh.data=2", "--config.mesh.fsdp=2"])],
 )
 def test_several_processes_give_the_result_of_one(tmp_path, config, count, mesh):
-    alone = finish(start(tmp_path, config, -count, "alone", *mesh))
-    together = finish(start(tmp_path, config, count, "together", *mesh))
+    flags = [*mesh, *demonstrated(tmp_path)] if count == 2 else mesh
+    alone = finish(start(tmp_path, config, -count, "alone", *flags))
+    together = finish(start(tmp_path, config, count, "together", *flags))
     for code, _, err in (*alone, *together):
         assert code == 0, err[-3000:]
     assert_same(metrics(tmp_path / "together"), metrics(tmp_path / "alone"))
