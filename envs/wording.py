@@ -166,9 +166,11 @@ def _inlined(goal: str, argument: re.Pattern[str]) -> tuple[str, list[tuple[str,
     return text, left
 
 
-def distinguishing(cells: Sequence[Cell], value: str, hidden: Sequence[str]) -> list[str] | None:
-    """Return the fewest values of an answer that tell the row of `value` from the other rows; None
-    if there are none.
+def distinguishing(
+    cells: Sequence[Cell], value: str, hidden: Sequence[str], *, least: int = 0
+) -> list[str] | None:
+    """Return the fewest values of an answer, but at least `least`, that tell the row of `value` from
+    the other rows; None if there are none.
 
     Of several, those nearest to `value` in the row are returned: a name usually stands beside its
     id, and a policy finds an id most reliably right beside the word that it looks for. Values in
@@ -188,7 +190,7 @@ def distinguishing(cells: Sequence[Cell], value: str, hidden: Sequence[str]) -> 
         key=lambda cell: any(c.isdigit() for c in cell.value)
     )  # words are better names than numbers
     words = list(dict.fromkeys(named(cell) for cell in usable))
-    for size in range(3):
+    for size in range(least, 3):
         for chosen in itertools.combinations(words, size):
             if not any(set(chosen) <= set(other) for other in others):
                 return list(chosen)

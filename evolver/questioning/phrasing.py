@@ -96,10 +96,12 @@ class Phrasing:
             parts += self._phrase(events, inner, hidden)
         found = distinguishing(event.cells, value, list(hidden))
         if found == [] and not parts:
-            # The only row of an answer to a call without arguments is named by its field.
-            for cell in event.cells:
-                if cell.label and cell.value == value:
-                    found.append(spaced(cell.label.rpartition(".")[2]))
+            # The only entry of a list is named as it would be among others. Where nothing else is
+            # known of it, and in an answer that is no list, the field is its name.
+            fields = [cell.label for cell in event.cells if cell.label and cell.value == value]
+            if any("[*]" in field for field in fields):
+                found = distinguishing(event.cells, value, list(hidden), least=1) or []
+            found = found or [spaced(field.rpartition(".")[2]) for field in fields]
         if found is None or not (parts or found):
             raise Rejected("nothing names it")
         return list(dict.fromkeys([*parts, *found]))

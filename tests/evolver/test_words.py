@@ -17,6 +17,7 @@ from evolver.parts import Parts
 from evolver.phases import tasks as phase
 from evolver.processes.interrupt import Stop
 from evolver.questioning import TaskPool, synthetic_task
+from evolver.questioning.phrasing import Phrasing
 from evolver.questioning.words import Asked, ByModel, Inlined, Plain, unfaithful
 from tests.evolver.chat_server import answer
 from tests.evolver.toy import Library, call, task
@@ -315,3 +316,16 @@ class TestWording:
             "l", '[{"id": "x1", "paid": true, "n": 1}, {"id": "x2", "paid": false, "n": 1}]'
         )
         assert distinguishing(listed, "x1", []) == ["paid true"]
+
+
+@pytest.mark.parametrize(
+    "answer, words",
+    [
+        ('[{"ticket_id": "T1", "subject": "no wifi"}]', ["no wifi"]),
+        ('[{"ticket_id": "T1"}]', ["ticket id"]),
+        ('{"ticket_id": "T1", "subject": "no wifi"}', ["ticket id"]),
+    ],
+)
+def test_the_only_entry_of_a_list_is_named_as_it_would_be_among_others(answer, words):
+    event = types.SimpleNamespace(values=[], cells=cells("search", answer))
+    assert Phrasing({}, set())._phrase([event], "T1", {"T1": 0}) == words
