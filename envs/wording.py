@@ -169,8 +169,8 @@ def _inlined(goal: str, argument: re.Pattern[str]) -> tuple[str, list[tuple[str,
 def distinguishing(
     cells: Sequence[Cell], value: str, hidden: Sequence[str], *, least: int = 0
 ) -> list[str] | None:
-    """Return the fewest values of an answer, but at least `least`, that tell the row of `value` from
-    the other rows; None if there are none.
+    """Return the fewest values of an answer, at least `least` of them, that tell the row of `value`
+    from the other rows; None if there are none.
 
     Of several, those nearest to `value` in the row are returned: a name usually stands beside its
     id, and a policy finds an id most reliably right beside the word that it looks for. Values in
