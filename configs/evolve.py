@@ -37,7 +37,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.learner.updates = 2
     config.learner.row = 2048
     config.learner.share_prompts = True
-    # What was imitated is unlearned at 1e-4, by rewards alone and after a short warm-up.
+    # At 1e-4 and by rewards alone, training unlearned what was imitated (docs/results.md).
     config.optim.lr = 3e-5
     config.optim.warmup = 10
     use(config.recipe, "demonstrated", solutions=8, weight=2.0)

@@ -3,7 +3,7 @@ of its tasks that no rollout solved.
 
 Updates by reward unlearn what a policy has imitated and seldom needs, since few rollouts show it. A
 term of imitation, as InstructGPT has one of pretraining (Ouyang et al., arXiv 2203.02155, equation
-2), holds against it, and a group in which all fail teaches something. A demonstration trains as a
+2), prevents that, and lets a group in which all fail teach something. A demonstration trains as a
 guided rollout does, which is how LUFFY (Yan et al., arXiv 2504.14945) adds solutions of another
 policy to groups: its old log-probabilities are the policy's own, so that its gradient is that of
 -weight log pi until the ratio is clipped.
@@ -31,8 +31,8 @@ from rl.bounds import Count, Positive
 from rl.seeds import seed_of
 from rl.trajectory import StopReason, Trajectory
 
-SAID = "The explorer solved the task so."  # what the view shows as the guidance of a demonstration
-OTHERWISE = "the world does not score it as a success any more"
+SAID = "The explorer solved the task this way."  # shown in the view in the place of experience
+OTHERWISE = "the world no longer scores it as a success"
 
 
 class Demonstrated(Recipe):
@@ -69,20 +69,19 @@ class Demonstrated(Recipe):
         return found
 
     def demonstrations(self, run: Run, tasks: Sequence[Task], step: int) -> list[Trajectory]:
-        """Return the solutions of the tasks as rollouts that train. One whose world failed, or does
-        not judge it as before, has no success."""
+        """Return the solutions of the tasks as rollouts that train. One that the world
+        or the template fails on, or that the world no longer accepts, is not a success."""
         found = []
         with closing(run.make_world()) as world:
             for task in tasks:
-                lost = Trajectory(task, 0, task.seed, [], stop=StopReason.ENV_ERROR)
+                rng = random.Random(seed_of(run.config.seed, "ids", step, task.id))
                 try:
                     episode = play(world, task, task.seed, solution_of(task))
-                except Exception as error:  # whatever code of a world raises
+                    found.append(self.rollout(run, task, with_other_ids(episode, rng)))
+                except Exception as error:  # whatever code of a world or a template raises
+                    lost = Trajectory(task, 0, task.seed, [], stop=StopReason.ENV_ERROR)
                     lost.error = f"{type(error).__name__}: {error}"
                     found.append(lost)
-                    continue
-                rng = random.Random(seed_of(run.config.seed, "ids", step, task.id))
-                found.append(self.rollout(run, task, with_other_ids(episode, rng)))
         return found
 
     def rollout(self, run: Run, task: Task, episode: dict[str, Any]) -> Trajectory:

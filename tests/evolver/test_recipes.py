@@ -223,15 +223,18 @@ def test_what_no_rollout_solved_is_demonstrated_first(tiny, tmp_path):
         turns = [turn for r in extra for turn in r["turns"]]
         assert [turn["action"] for turn in turns] == ["even"] * 8
         assert {turn["advantage"] for turn in turns} == {0.5}
-    # The policy itself is below the ratio: nothing is clipped,
-    # and the loss of a token is -weight.
+    # The ratio is taken to the policy itself, so it is 1, and the loss of a token is -weight.
     assert figures(tmp_path / "run")[1]["loss/guided"] == pytest.approx(-0.5, abs=0.05)
 
 
-def test_demonstrations_need_their_own_probability_below_the_ratio(tiny, tmp_path, capsys):
+def test_demonstrations_need_invented_tasks_and_the_policys_own_old_log_probabilities(
+    tiny, tmp_path, capsys
+):
     words = ["--config.recipe.name=demonstrated", "--config.loss.guided_prompt=guided"]
     assert go(tiny, tmp_path / "run", *words) == 2
-    assert "config.recipe.name=demonstrated" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.count("config.recipe.name=demonstrated trains on ") == 2
+    assert "guided_prompt=stripped" in said and "config.questioning.enabled=True" in said
 
 
 class Untrue(Parity):
