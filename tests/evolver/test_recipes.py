@@ -259,3 +259,15 @@ def test_a_demonstration_that_fails_is_left_out_counted_and_shown(tiny, tmp_path
     line = figures(tmp_path / "run")[1]
     assert line["demonstrated/lost"] == 4 and "ledger/extra" not in line
     assert "step 1: a solution fails: " in capsys.readouterr().out
+
+
+def test_a_template_that_fails_on_a_demonstration_does_not_end_the_run(
+    tiny, tmp_path, monkeypatch, capsys
+):
+    async def failing(*_):
+        raise ValueError("no chat")
+
+    monkeypatch.setattr("evolver.recipes.demonstrated.turns_of", failing)
+    assert go(tiny, tmp_path / "run", *demonstrated(tmp_path), "--config.steps=1") == 0
+    assert figures(tmp_path / "run")[1]["demonstrated/lost"] == 4
+    assert "a solution fails: ValueError: no chat" in capsys.readouterr().out
