@@ -567,6 +567,9 @@ class Evolve(Group):
     other_ids: Count = 16
     """Sets of ids in whose place each of them is imitated, so that a policy looks ids up; 0 = its
     own ids alone."""
+    guided: Fraction = 0.0
+    """Share of the imitated episodes that begin with the experience that guides rollouts of their
+    task, so that a policy learns to follow it; navigating.enabled."""
     updates: Count = 40
     """Updates of a round of imitation."""
     rows: Count = 4

@@ -41,21 +41,23 @@ from evolver.build import (
 from evolver.config.checks.workdir import RESUMABLE, expanded
 from evolver.config.checks.world import TASK_FILE, held_out_tasks
 from evolver.config.paths import model_folder
+from evolver.config.plugs import attribute
 from evolver.files.evolved import summary, written_rollouts
 from evolver.files.progress import clock
 from evolver.files.workdir import Workdir, WorkdirInUse, read_tasks
 from evolver.imitating import Diverged, samples_of, train, with_other_ids
+from evolver.navigating import extract
 from evolver.questioning.own_tasks import solved_by_walks
 from evolver.questioning.rules import rules_of
 from evolver.questioning.split import split
 from evolver.questioning.tried import TRIED, as_tried, solution_of
-from evolver.replaying import play
+from evolver.replaying import calls_of, play
 from evolver.rough_time import seconds
 from models import hf
 from models.files import write_atomically
 from models.tokenizer import Tokenizer
 from rl.checkpoint import Checkpoints
-from rl.contexts import Context, Opening
+from rl.contexts import Context, Opening, inject
 from rl.evaluation import Scores
 from rl.seeds import seed_of
 
@@ -394,6 +396,34 @@ def taught(
     return probes
 
 
+def demonstrations(
+    config: Any, world: World, tasks: Sequence[Task], number: int
+) -> list[dict[str, Any]]:
+    """Return the solutions as episodes, each with several sets of ids, drawn anew in each round.
+
+    Some begin with the experience that guides rollouts of the task. These take the short way, as
+    experience names the calls: nothing has to be tried first.
+    """
+    e, guided = config.evolve, config.evolve.guided if config.navigating.enabled else 0.0
+    rng = random.Random(seed_of(config.seed, "ids", number))
+    episodes = []
+    for task in tasks:
+        alone = play(world, task, task.seed, solution_of(task))
+        short = play(world, task, task.seed, task.reference) if guided else alone
+        told = short | {"messages": inject(short["messages"], [experience_of(config, task)])}
+        for _ in range(e.other_ids or 1):
+            episode = told if guided and rng.random() < guided else alone
+            episodes.append(with_other_ids(episode, rng) if e.other_ids else episode)
+    return episodes
+
+
+def experience_of(config: Any, task: Task) -> str:
+    """Return the text that guides rollouts of a task whose solution has become experience."""
+    args = config.navigating.extractor.args
+    render = attribute(args.render) if "render" in args else extract.render
+    return render(extract.Lesson(task.query, [call.name for call in calls_of(task)]))
+
+
 def imitated(
     config: Any, folder: Path, tasks: Sequence[Task], world: World, number: int = 1
 ) -> None:
@@ -408,11 +438,7 @@ def imitated(
     # The easiest tasks alone need not call every tool.
     chosen = shuffled[:: max(2, -(-len(tasks) // max(1, e.solutions)))]
     template, tokenizer = plugged("template", c.template), load_tokenizer(c)
-    rng = random.Random(seed_of(c.seed, "ids", number))
-    episodes = []
-    for task in chosen:
-        episode = play(world, task, task.seed, solution_of(task))
-        episodes += [with_other_ids(episode, rng) for _ in range(e.other_ids)] or [episode]
+    episodes = demonstrations(config, world, chosen, number)
     samples = samples_of(episodes, tokenizer, c.learner.row, template)
     source = model_folder(c.model.path, weights=True)
     shape, params = hf.load(source)

@@ -27,7 +27,7 @@ from evolver.processes import hosts
 from evolver.questioning.tried import solution_of
 from evolver.recipes import Recipe
 from evolver.replaying import play
-from rl.bounds import Count, Positive
+from rl.bounds import Count, Fraction, Positive
 from rl.seeds import seed_of
 from rl.trajectory import StopReason, Trajectory
 
@@ -40,12 +40,19 @@ class Demonstrated(Recipe):
 
     demonstrates = True  # the config is checked for it
 
-    def __init__(self, parts: Parts, *, solutions: Count = 8, weight: Positive = 2.0):
+    def __init__(self, parts: Parts, *, solutions: Count = 8, weight: Positive = 2.0, blame: Fraction = 1.0):
         """solutions: demonstrations of a step, of as many tasks. weight: the advantage of their
-        turns."""
+        turns. blame: what negative advantages are multiplied by."""
         super().__init__(parts)
-        self.solutions, self.weight = solutions, weight
+        self.solutions, self.weight, self.blame = solutions, weight, blame
         self.counts = Metrics()
+
+    def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
+        """Write rewards and advantages, and take less notice of failures."""
+        super().credit(run, trajectories, step)
+        for trajectory in trajectories:
+            for turn in trajectory.turns:
+                turn.advantage *= self.blame if turn.advantage < 0 else 1.0
 
     def extra(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> list[Trajectory]:
         """Return the demonstrations."""

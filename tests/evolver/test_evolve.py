@@ -9,6 +9,7 @@ import pytest
 
 import command
 from configs import evolve as evolve_config
+from envs.hints import when_text
 from envs.toolcalls import call_text
 from envs.world import Evaluation, Task
 from evolver import evolve, imitating, rough_time
@@ -347,6 +348,36 @@ def test_a_solution_that_does_not_fit_is_the_short_one_or_left_out(desk, tmp_pat
     with pytest.raises(RunError, match=r"0 of 9 solutions fit rollout\.context=64"):
         config.rollout.context = 64
         evolve.fit(config, tasks, desk)
+
+
+def test_guided_demonstrations_begin_with_what_guides_rollouts_and_go_the_short_way(desk, tmp_path):
+    config = command_config(tmp_path)
+    config.evolve.other_ids = 8
+    tasks = desk.tasks("train")[:4]
+    for task in tasks:
+        task.meta[evolve.TRIED] = [call_text("find", {}), *task.reference]
+
+    def shown(guided):
+        config.evolve.guided = guided
+        return evolve.demonstrations(config, desk, tasks, 1)
+
+    def beginning(episode):
+        return next(m["content"] for m in episode["messages"] if m["role"] == "user")
+
+    def turns(episode):
+        return sum(message["role"] == "assistant" for message in episode["messages"])
+
+    short = [len(task.reference) for task in tasks for _ in range(8)]
+    assert [turns(episode) for episode in shown(0.0)] == [turns + 1 for turns in short]
+    assert not any("<EXP>" in beginning(episode) for episode in shown(0.0))
+    assert [turns(episode) for episode in shown(1.0)] == short
+    first = beginning(shown(1.0)[0])
+    tools = ", ".join(call.name for call in evolve.calls_of(tasks[0]))
+    assert first.startswith(f"<EXP>{when_text(tasks[0].query)}: {tools}.</EXP>\n")
+    some = [beginning(episode).startswith("<EXP>") for episode in shown(0.25)]
+    assert 0 < sum(some) < len(some) / 2
+    config.navigating.enabled = False  # its rollouts are never guided
+    assert shown(1.0) == shown(0.0)
 
 
 def lent(*members, tools=()):
