@@ -35,24 +35,34 @@ SAID = "The explorer solved the task this way."  # shown in the view in the plac
 OTHERWISE = "the world no longer scores it as a success"
 
 
+def advantageous(trajectory: Trajectory) -> bool:
+    """Return True if some turn of a rollout has an advantage that is not 0."""
+    return any(turn.advantage for turn in trajectory.turns)
+
+
 class Demonstrated(Recipe):
     """Trains on rollouts and on solutions of synthetic tasks."""
 
     demonstrates = True  # the config is checked for it
+    trains = staticmethod(advantageous)
 
-    def __init__(self, parts: Parts, *, solutions: Count = 8, weight: Positive = 2.0, blame: Fraction = 1.0):
+    def __init__(
+        self, parts: Parts, *, solutions: Count = 8, weight: Positive = 2.0,
+        negative: Fraction = 1.0,
+    ):  # fmt: skip
         """solutions: demonstrations of a step, of as many tasks. weight: the advantage of their
-        turns. blame: what negative advantages are multiplied by."""
+        turns. negative: what negative advantages are multiplied by; 0 trains on what did better
+        than its group alone."""
         super().__init__(parts)
-        self.solutions, self.weight, self.blame = solutions, weight, blame
+        self.solutions, self.weight, self.negative = solutions, weight, negative
         self.counts = Metrics()
 
     def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
-        """Write rewards and advantages, and take less notice of failures."""
+        """Write rewards and advantages, the negative ones made smaller."""
         super().credit(run, trajectories, step)
         for trajectory in trajectories:
             for turn in trajectory.turns:
-                turn.advantage *= self.blame if turn.advantage < 0 else 1.0
+                turn.advantage *= self.negative if turn.advantage < 0 else 1.0
 
     def extra(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> list[Trajectory]:
         """Return the demonstrations."""

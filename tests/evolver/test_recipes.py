@@ -1,6 +1,7 @@
 """What a step is can be changed in one class, and what a plug remembers survives a resume."""
 
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -225,6 +226,25 @@ def test_what_no_rollout_solved_is_demonstrated_first(tiny, tmp_path):
         assert {turn["advantage"] for turn in turns} == {0.5}
     # The ratio is taken to the policy itself, so it is 1, and the loss of a token is -weight.
     assert figures(tmp_path / "run")[1]["loss/guided"] == pytest.approx(-0.5, abs=0.05)
+
+
+def test_without_negative_advantages_only_what_did_better_than_its_group_trains(tiny, tmp_path):
+    words = [*demonstrated(tmp_path), "--config.rollout.group=8", "--config.steps=1"]
+    for negative in (1.0, 0.5, 0.0):
+        folder = tmp_path / f"run-{negative}"
+        assert go(tiny, folder, *words, f"--config.recipe.args.negative={negative}") == 0
+    whole, half, none = (rollouts_of(tmp_path / f"run-{n}", 1) for n in (1.0, 0.5, 0.0))
+    advantages = [
+        [[turn["advantage"] for turn in r["turns"]] for r in own] for own in (whole, half, none)
+    ]
+    flat, halved, positive = (list(itertools.chain(*one)) for one in advantages)
+    assert min(flat) < 0 < max(flat)
+    assert halved == pytest.approx([a if a > 0 else a / 2 for a in flat])
+    assert positive == pytest.approx([max(a, 0) for a in flat])
+    better = sum(max(one, default=0) > 0 for one in advantages[0])
+    line = figures(tmp_path / "run-0.0")[1]
+    assert line["ledger/trained"] == better < figures(tmp_path / "run-1.0")[1]["ledger/trained"]
+    assert line["ledger/no_signal"] == line["ledger/rollouts"] - better
 
 
 def test_demonstrations_need_invented_tasks_and_the_policys_own_old_log_probabilities(
