@@ -37,10 +37,10 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.learner.updates = 2
     config.learner.row = 2048
     config.learner.share_prompts = True
-    # At 1e-4 and by rewards alone, training unlearned what was imitated (docs/results.md).
-    config.optim.lr = 3e-5
+    config.optim.lr = 1e-4
     config.optim.warmup = 10
-    use(config.recipe, "demonstrated", solutions=8, weight=2.0)
+    # Failures and rewards alone unlearned what was imitated (docs/results.md).
+    use(config.recipe, "demonstrated", solutions=8, weight=2.0, negative=0.0)
     config.optim.schedule = "cosine"
     config.loss.kl_coef = 0.0
     config.loss.old_logp = "sampled"  # saves a forward pass of every step

@@ -372,9 +372,12 @@ class Writer:
         except (Rejected, IndexError):
             return prerequisites, ""
 
-    def _passes(self, calls: Events, verifier: Json, closing: str | None) -> tuple[bool, Events]:
-        """Play calls, and return True if the verifier accepts their effect, with their events."""
-        episode, played = self.start.play(calls)
+    def _passes(
+        self, calls: Events, verifier: Json, closing: str | None, *, rename: bool = True
+    ) -> tuple[bool, Events]:
+        """Play calls, and return True if the verifier accepts their effect, with their events.
+        rename: see `StartState.play`."""
+        episode, played = self.start.play(calls, rename=rename)
         if not played or played[-1].over:
             return False, ()
         by_action = {event.action: event for event in with_needs(self.start.battery)}
@@ -406,7 +409,9 @@ class Writer:
             if type(other) is type(value):
                 call = self._replaced(events[n], value, other)
                 way = [*events[:n], call, *events[n + 1 :]]
-                success, played = self._passes(way, verifier, closing)
+                # Its answer names the other value, which is no new name for the first one: all
+                # that follows would be done to the other.
+                success, played = self._passes(way, verifier, closing, rename=False)
                 if played and not success:
                     raise Rejected("another way fails")
 

@@ -73,3 +73,18 @@ def test_whom_a_ticket_is_assigned_to_before_it_is_closed_does_not_count():
                 assert solves(make_world(), task, actions)
                 ways += 1
     assert ways >= 3 * len(closing) >= 3
+
+
+def test_a_prerequisite_whose_answer_names_whom_it_was_done_for_stays_hidden(monkeypatch):
+    # "M12 owes nothing": to pay for M34 instead is no other way of lending to M12.
+    monkeypatch.syspath_prepend("docs/examples")
+    from lending import Lending
+
+    made = Questioning(Curiosity, Lending, Lending().tasks("train")[:16])
+    tasks = made.explore(seed=0, budget=BUDGET)
+    hidden = [task for task in tasks if "pay" in task.meta["prerequisites"]]
+    assert len(hidden) >= BUDGET / 6
+    for task in hidden:
+        without = [action for action in task.reference if '"pay"' not in action]
+        assert solves(Lending(), task, task.reference)
+        assert not solves(Lending(), task, without)
