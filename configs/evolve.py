@@ -39,7 +39,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.learner.share_prompts = True
     config.optim.lr = 1e-4
     config.optim.warmup = 10
-    # Failures and rewards alone unlearned what was imitated (docs/results.md).
+    # Negative advantages, and rewards without demonstrations, unlearned what was imitated
+    # (docs/results.md).
     use(config.recipe, "demonstrated", solutions=8, weight=2.0, negative=0.0)
     config.optim.schedule = "cosine"
     config.loss.kl_coef = 0.0

@@ -408,9 +408,10 @@ def demonstrations(
     rng = random.Random(seed_of(config.seed, "ids", number))
     episodes = []
     for task in tasks:
-        alone = play(world, task, task.seed, solution_of(task))
-        short = play(world, task, task.seed, task.reference) if guided else alone
-        told = short | {"messages": inject(short["messages"], [experience_of(config, task)])}
+        alone = told = play(world, task, task.seed, solution_of(task))
+        if guided:
+            told = play(world, task, task.seed, task.reference)
+            told["messages"] = inject(told["messages"], [experience_of(config, task)])
         for _ in range(e.other_ids or 1):
             episode = told if guided and rng.random() < guided else alone
             episodes.append(with_other_ids(episode, rng) if e.other_ids else episode)

@@ -1,7 +1,8 @@
 """Demonstrations among the rollouts: each step also imitates solutions of the explorer, first those
 of its tasks that no rollout solved.
 
-Updates by reward unlearn what a policy has imitated and seldom needs, since few rollouts show it. A
+Updates by reward unlearn what a policy has imitated and seldom needs, since few rollouts show it
+and failures that show it are blamed for it: negative advantages can be made smaller or left out. A
 term of imitation, as InstructGPT has one of pretraining (Ouyang et al., arXiv 2203.02155, equation
 2), prevents that, and lets a group in which all fail teach something. A demonstration trains as a
 guided rollout does, which is how LUFFY (Yan et al., arXiv 2504.14945) adds solutions of another
