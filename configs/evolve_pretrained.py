@@ -23,6 +23,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.learner.updates = 1
     config.learner.micro = 2
     config.learner.chunk = 256
+    config.optim.lr = 3e-5
     config.optim.warmup = 5
     config.navigating.extractor.args = base.get_config().navigating.extractor.args
     config.eval.every = 10
