@@ -2,7 +2,7 @@
 of its tasks that no rollout solved.
 
 Updates by reward unlearn what a policy has imitated and seldom needs, since few rollouts show it
-and failures that show it are blamed for it: negative advantages can be made smaller or left out. A
+and failures that show it lower its probability: negative advantages can be scaled down to 0. A
 term of imitation, as InstructGPT has one of pretraining (Ouyang et al., arXiv 2203.02155, equation
 2), prevents that, and lets a group in which all fail teach something. A demonstration trains as a
 guided rollout does, which is how LUFFY (Yan et al., arXiv 2504.14945) adds solutions of another
@@ -52,18 +52,19 @@ class Demonstrated(Recipe):
         negative: Fraction = 1.0,
     ):  # fmt: skip
         """solutions: demonstrations of a step, of as many tasks. weight: the advantage of their
-        turns. negative: what negative advantages are multiplied by; 0 trains on what did better
-        than its group alone."""
+        turns. negative: what negative advantages are multiplied by; 0 trains only on what did
+        better than its group."""
         super().__init__(parts)
         self.solutions, self.weight, self.negative = solutions, weight, negative
         self.counts = Metrics()
 
     def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
-        """Write rewards and advantages, the negative ones made smaller."""
+        """Write rewards and advantages, and scale the negative ones."""
         super().credit(run, trajectories, step)
         for trajectory in trajectories:
             for turn in trajectory.turns:
-                turn.advantage *= self.negative if turn.advantage < 0 else 1.0
+                better, worse = max(turn.advantage, 0.0), min(turn.advantage, 0.0)
+                turn.advantage = better + self.negative * worse
 
     def extra(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> list[Trajectory]:
         """Return the demonstrations."""
