@@ -11,6 +11,8 @@ The verifier of such a task consists of JSON values:
      "mask": [kinds of values that vary by themselves], "code": True if actions are code,
      "answer": {"value": text, "others": [values that it could be mistaken for]} or None}
 
+If rows have no ids, "naming" lists the kinds of values that name them, such as that of a zone.
+
 A probe of what has to change may have `"free": features`: those that do not count, because what has
 to be done before changes them. `"places": [key and label of a feature]` do not count with any
 value: there that call may have left another one.
@@ -66,6 +68,8 @@ _FUNCTION_WORDS = set(
     )
 )
 _PART = re.compile(r"\w[\w'-]*|[^\w\s]")  # a word or a mark
+_LAST_STEP = re.compile(r"\[\d+\]$|\.[^.]*$|.[^.\[]*$", re.DOTALL)  # of the path of a row
+_ID_NAME = re.compile(r"[A-Za-z]*[-_#]?\d+")  # of an object's field, if it is no word
 _FENCED = re.compile(
     r"\s*(?:\w+:)?\s*```\w*\n(.*?)\n?```\s*", re.DOTALL
 )  # one block, as of an interpreter's output
@@ -118,7 +122,14 @@ def cells(tool: str, text: str) -> tuple[Cell, ...]:
 def _json_cells(
     tool: str, value: Any, path: str = "$", label: str = "$", row: str = ""
 ) -> Iterable[Cell]:
-    if isinstance(value, dict):
+    if isinstance(value, dict) and _is_table(value):
+        for name, inner in value.items():
+            here = f"{path}.{name}"
+            column = f"{label}[*].{_noun(label, name)}"
+            shown = name if len(name) <= _LONGEST else digest(name)
+            yield Cell(here, column, shown, (f"{tool} {column}",))
+            yield from _json_cells(tool, inner, here, f"{label}[*]", here)
+    elif isinstance(value, dict):
         for name, inner in value.items():
             yield from _json_cells(tool, inner, f"{path}.{name}", f"{label}.{name}", row)
     elif isinstance(value, list):
@@ -129,6 +140,29 @@ def _json_cells(
         yield Cell(
             row, label, text if len(text) <= _LONGEST else digest(text), (f"{tool} {label}",)
         )
+
+
+def _is_table(value: dict[str, Any]) -> bool:
+    """Return True for an object whose names are those of rows and not of fields: several objects
+    with the same fields, or names that look like ids."""
+    inner, forms = list(value.values()), {re.sub(r"\d", "9", name) for name in value}
+    if len(forms) == 1 and _ID_NAME.fullmatch(forms.pop()):
+        return True
+    fields = {tuple(sorted(row)) for row in inner if isinstance(row, dict) and row}
+    return len(inner) > 1 and len(fields) == 1 and all(isinstance(row, dict) for row in inner)
+
+
+def _noun(label: str, name: str) -> str:
+    """Return the field that the name of a row stands for: "zone" in "zones", with "_id" for an
+    id."""
+    noun = label.rpartition(".")[2].removesuffix("[*]").strip("$")
+    for plural, single in (("ies", "y"), ("ses", "s"), ("xes", "x"), ("hes", "h"), ("s", "")):
+        if noun.endswith(plural):
+            noun = noun.removesuffix(plural) + single
+            break
+    if any(c.isdigit() for c in name):
+        return f"{noun}_id" if noun else "id"
+    return noun or "name"
 
 
 def _text_cells(tool: str, row: str, line: str) -> Iterable[Cell]:
@@ -169,19 +203,35 @@ Feature = list[str]  # key, label, value
 
 
 def features(
-    cells: Sequence[Cell], ids: Collection[str], names: dict[str, str], mask: Collection[str]
+    cells: Sequence[Cell],
+    ids: Collection[str],
+    names: dict[str, str],
+    mask: Collection[str],
+    naming: Collection[str] = (),
 ) -> list[Feature]:
     """Return the sorted features of an answer, without values of the masked kinds.
 
-    ids: kinds that are ids. names: {id created by the episode: its name}.
+    ids: kinds that are ids. names: {id created by the episode: its name}. naming: kinds that name
+    the rows without ids. What stands in a list of a row, such as the tags of a note, has its key.
     """
-    ids, mask = set(ids), set(mask)
+    ids, mask, naming = set(ids), set(mask), set(naming)
     keys: dict[str, list[str]] = {}
+    called: dict[str, list[str]] = {}
     for cell in cells:
         if not ids.isdisjoint(cell.kinds):
             keys.setdefault(cell.row, []).append(names.get(cell.value, cell.value))
+        elif not naming.isdisjoint(cell.kinds):
+            called.setdefault(cell.row, [cell.value])
+    keys = called | keys
+
+    of_row: dict[str, str] = {}
+    for row in {cell.row for cell in cells}:
+        nearest = row
+        while nearest and nearest not in keys:
+            nearest = _LAST_STEP.sub("", nearest)
+        of_row[row] = " ".join(keys.get(nearest, ()))
     return sorted(
-        [" ".join(keys.get(cell.row, ())), cell.label, names.get(cell.value, cell.value)]
+        [of_row[cell.row], cell.label, names.get(cell.value, cell.value)]
         for cell in cells
         if mask.isdisjoint(cell.kinds)
     )
@@ -243,7 +293,7 @@ def judge(
     wanted = wrong = damage = 0
     for probe, reading in zip(verifier["probes"], readings, strict=True):
         free, places = probe.get("free", ()), probe.get("places", ())
-        shown = features(reading, ids, names, verifier["mask"])
+        shown = features(reading, ids, names, verifier["mask"], verifier.get("naming", ()))
         now = [f for f in shown if f not in free and f[:2] not in places]
         if "after" not in probe:
             damage += "digest" in probe and digest(now) != probe["digest"]

@@ -10,6 +10,7 @@ described by the values that lead to it and tell it from its neighbours.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import re
@@ -33,8 +34,15 @@ _SETTING = (
     "{thing} should have {value} {unit}", "I want {value} {unit} for {thing}",
 )  # fmt: skip
 _ABOUT = ("{text} for {value}", "{text} of {value}")
+_CALLED = ("{text} with {name} {value}", "{text} to {value}")
 _GIVING = ("{text} to {value}", "{text} with {value}", "{text} at {value}")
-_NOUN = re.compile(r"\b(?:an?|the) \w+")
+# What may follow a noun that a value takes the place of: in "the phone number" and in "the light of
+# a zone" it stands for a part of a thing, of which the value would make nonsense.
+_AFTER = r"(?=$|[.,;:)]|'s\b|\s+(?:to|for|from|in|on|at|by|with|and|or|is|as|into|onto|\w+ly)\b"
+# Of a description, what nobody says who asks for it.
+_ASIDE = re.compile(
+    r"\s*\([^)]*\)|,\s+(?:which|that|optionally|between|such as|for example|e\.g\.|i\.e\.)\b.*"
+)
 _ARTICLE = re.compile(r"^(?:an?|the) ")
 _JOINT = re.compile(f"({'|'.join(map(re.escape, (*_THEN, _REPLY)))})")
 
@@ -94,7 +102,7 @@ def inlined(query: str, named: Sequence[str]) -> str:
     """Return the explorer's query with values in place of their parameters. named: its values."""
     argument, parts = _argument(named), _JOINT.split(query.removesuffix("."))
     goals = (_inlined(part, argument) for part in parts)
-    return "".join(_stated(text, ": ", left, ", ") for text, left in goals) + "."
+    return "".join(_stated(text, ": ", left, ", ") for text, left, _ in goals) + "."
 
 
 def asked(query: str, named: Sequence[str], rng: random.Random) -> str:
@@ -115,23 +123,28 @@ def asked(query: str, named: Sequence[str], rng: random.Random) -> str:
     return f"{text}."
 
 
-def _asked(text: str, left: Sequence[tuple[str, str]], rng: random.Random) -> str:
+def _asked(text: str, left: Sequence[tuple[str, str]], speaks: bool, rng: random.Random) -> str:
     """Return one goal as people ask. text: the description with values; left: (name, value) of the
-    arguments that it does not speak of."""
-    nouns = _NOUN.findall(text)
-    if len(left) == len(nouns) == 1 and rng.random() < 0.75:
+    arguments that it does not speak of. speaks: it does of others."""
+    noun = _spoken_of(r"\w+")
+    if len(left) == len(noun.findall(text)) == 1 and rng.random() < 0.75:
         ((_, value),) = left
-        return _NOUN.sub(lambda _: value, text)  # "Charge a car fully: plate A12"
+        return noun.sub(lambda _: value, text)  # "Charge a car fully: plate A12"
     numbers = [pair for pair in left if pair[1].isdigit()]
     verb, _, rest = text.partition(" ")
-    of = {"text": text, "verb": verb, "object": _ARTICLE.sub("", rest)}
-    if len(left) == 2 and len(numbers) == 1:
+    of: dict[str, str] = {"text": text, "verb": verb, "object": _ARTICLE.sub("", rest)}
+    if len(left) == 2 and len(numbers) == 1 and _ARTICLE.match(rest):
         ((_, thing),) = (pair for pair in left if pair not in numbers)
         ((unit, value),) = numbers
         of |= {"thing": thing, "unit": unit, "value": value}
         return rng.choice(_SETTING).format(**of)
     if len(left) == 1:
-        return rng.choice(_GIVING if numbers else _ABOUT).format(value=left[0][1], **of)
+        ((name, value),) = left
+        of |= {"name": name, "value": value}
+        is_id = name.endswith("id") or (value.isalnum() and any(c.isdigit() for c in value))
+        # "Set the light of hall to dim", but "Show the card of M12".
+        forms = _GIVING if numbers else _CALLED if speaks and not is_id else _ABOUT
+        return rng.choice(forms).format(**of)
     return _stated(text, " with ", left, " and ")
 
 
@@ -144,26 +157,34 @@ def _argument(named: Sequence[str]) -> re.Pattern[str]:
     return re.compile(rf"([\w ]+?) ((?:{value})(?: (?:{value}))*)(?:, |$)")
 
 
-def _inlined(goal: str, argument: re.Pattern[str]) -> tuple[str, list[tuple[str, str]]]:
-    """Return one goal, a description with arguments, with values in the description, and (name,
-    value) of the arguments that it does not speak of."""
+@functools.lru_cache(1024)
+def _spoken_of(nouns: str) -> re.Pattern[str]:
+    """Return a pattern of one of the nouns with its article, where a value can take its place."""
+    return re.compile(rf"\b(?:(?:an?|some) (?:{nouns}){_AFTER}|\s+of\b)|the (?:{nouns}){_AFTER}))")
+
+
+def _inlined(goal: str, argument: re.Pattern[str]) -> tuple[str, list[tuple[str, str]], bool]:
+    """Return one goal, a description with arguments, with values in the description, (name, value)
+    of the arguments that it does not speak of, and True if it does of others."""
     text, _, given = goal.partition(": ")
+    text = _ASIDE.sub("", text)
     left: list[tuple[str, str]] = []
+    speaks = False
     while given:
         found = argument.match(given)
         if not found:
-            return goal, []  # it is not of the explorer's form
+            return goal, [], False  # it is not of the explorer's form
         given = given[found.end() :]
         name, phrase = found.groups()
         nouns = "|".join(
             map(re.escape, (name, name.removesuffix(" id"), name.removesuffix(" name")))
         )
-        place = re.search(rf"\b(?:an?|the) (?:{nouns})\b", text)
+        place = _spoken_of(nouns).search(text)
         if place:
-            text = text[: place.start()] + phrase + text[place.end() :]
+            text, speaks = text[: place.start()] + phrase + text[place.end() :], True
         else:
             left.append((name, phrase))
-    return text, left
+    return text, left, speaks
 
 
 def distinguishing(

@@ -9,7 +9,9 @@ An operation is a tool. A tool whose action is a text with slots (JSON Schema `e
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
+import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +27,8 @@ _BLOCK = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _PATH = re.compile(r"/\S*")  # of a folder, as far as its form tells
 _NAME = re.compile(r"[^\s/]+")
 _MOST_CHOICES = 24  # of an argument, so that each choice is an operation of its own
+
+_FEWEST_NAMES = 3  # of numbers in an object, if they may be names of things
 
 Key = tuple[str, str]  # a call: its operation and its arguments
 Json = dict[str, Any]  # an object, such as the arguments of a call
@@ -71,7 +75,9 @@ class Event:
     @property
     def usable(self) -> Sequence[Cell]:
         """The values in the answer that may be arguments of other calls."""
-        return phrases(self.result) if self.prose else [*self.cells, *self._paths()]
+        if self.prose:
+            return phrases(self.result)
+        return [*self.cells, *self._paths(), *_names_in(self.name, self.result)]
 
     def _paths(self) -> list[Cell]:
         """Return the paths of the names in the answer to a call about a folder: "/notes/todo.txt"
@@ -103,6 +109,19 @@ Operations = dict[str, Operation]
 
 def _inside(kinds: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{kind}/" for kind in kinds)
+
+
+@functools.lru_cache(4096)
+def _names_in(tool: str, text: str) -> tuple[Cell, ...]:
+    """Return the names in a JSON object that counts things: "pears" in {"pears": 3, "figs": 0}."""
+    try:
+        record = json.loads(text) if text.lstrip().startswith("{") else {}
+    except (ValueError, RecursionError):
+        return ()
+    values = list(record.values())
+    if len(values) < _FEWEST_NAMES or not all(type(v) in (int, float) for v in values):
+        return ()
+    return tuple(Cell("", "", name, (f"{tool} $.<name>",)) for name in record)
 
 
 def key_of(name: str, arguments: Json) -> Key:
@@ -302,13 +321,35 @@ def _said(action: str) -> str:
 
 
 def succeeded(result: StepResult) -> bool:
-    """Return False for a refused call: by the world's `info`, or by an answer that begins like an
+    """Return False for a refused call: by the world's `info`, or by an answer that reads like an
     error."""
-    calls = result.info.get("calls") or [{}]
+    text, calls = text_of(result.messages), result.info.get("calls") or [{}]
+    told = _tells_of_failure(text)
     if "ok" in calls[0] or result.info.get("errors") or result.info.get("parse_error"):
-        return bool(calls[0].get("ok", False)) and not result.info.get("parse_error")
-    text = text_of(result.messages).lstrip(" \n\t{[\"'").lower()
-    return not text.startswith(("error", "exception", "traceback"))
+        accepted = calls[0].get("ok", False) and not result.info.get("parse_error")
+        return bool(accepted) and not told
+    if told is not None:
+        return not told
+    start = text.lstrip(" \n\t{[\"'").lower()
+    return not start.startswith(("error", "exception", "traceback"))
+
+
+def _tells_of_failure(text: str) -> bool | None:
+    """Return True for a JSON object that tells of a failure, which many tools answer instead of an
+    error: {"error": "no such room"}, {"success": false}, {"status": "failed"}. None: it is no JSON
+    object."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    fields = {str(name).lower(): value for name, value in record.items()}
+    return (
+        any(fields.get(name) is False for name in ("success", "ok", "succeeded"))
+        or any(bool(fields.get(name)) for name in ("error", "errors"))
+        or str(fields.get("status")).lower() in ("error", "failed", "failure")
+    )
 
 
 def has_digit(text: str) -> bool:

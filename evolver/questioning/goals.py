@@ -123,7 +123,12 @@ class Writer:
         """least, most: calls of a solution."""
         self.start, self.least, self.most = start, least, most
         self.ids = start.stats.ids()
-        self.phrasing = Phrasing(start.operations, self.ids, asks_about_rows=start.code)
+        self.phrasing = Phrasing(
+            start.operations,
+            self.ids,
+            asks_about_rows=start.code,
+            makes_sense=start.makes_sense,
+        )
 
     def write(
         self,
@@ -254,9 +259,11 @@ class Writer:
         for event in events:
             known.update(value for value in event.values if not _is_new(value, events))
 
+        naming = start.naming(ids)
+
         def shown(readings: Readings, chosen: Sequence[int]) -> list[list[Feature]]:
             names = new_ids([readings[n] for n in chosen], ids, known)
-            return [features(readings[n], ids, names, mask) for n in chosen]
+            return [features(readings[n], ids, names, mask, naming) for n in chosen]
 
         every = range(len(start.battery))
         before, after = shown(start.initial, every), shown(readings, every)
@@ -300,6 +307,7 @@ class Writer:
             "mask": sorted(mask),
             "code": start.code,
             "answer": option and self._answer(option),
+            **({"naming": sorted(naming)} if naming else {}),
         }
 
     def _aside(self, goal: Goal) -> Readings:

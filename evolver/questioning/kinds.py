@@ -112,13 +112,20 @@ class ToolStart(StartState):
             tally(self.stats.quiet, event.result, differ)
 
     def probes_for(self, event: Event, candidates: Events) -> list[Event]:
-        """Return the calls that may show an effect of an event."""
+        """Return the calls that may show an effect of an event, those with long answers first: a
+        short one may confirm a change that is not known as one yet, and would undo the effect."""
         battery = [probe.event for probe in self.battery]
-        probes = {}
-        for call in (*candidates, *battery, *self.about(event)):
+        probes: dict[Key, Event] = {}
+        for call in (*candidates, *battery, *self.about(event), *self._looking_around()):
             if call.name != event.name and self.reads(call):
-                probes[call.key] = call
-        return list(probes.values())
+                probes.setdefault(call.key, call)
+        return sorted(probes.values(), key=lambda call: -len(call.result))
+
+    def _looking_around(self) -> list[Event]:
+        """Return the calls without arguments: a walk may not have looked around since it learnt how
+        to."""
+        free = [name for name, operation in self.operations.items() if not operation.required]
+        return [self.event(name, {}) for name in free]
 
 
 class SlowStart(ToolStart):
@@ -182,9 +189,7 @@ class ProseStart(SlowStart):
                 self.test_effect(before, events[n], kept)
 
     def about(self, event: Event) -> list[Event]:
-        # A walk may not have looked around since it learnt how to.
-        free = [name for name, operation in self.operations.items() if not operation.required]
-        return super().about(event) + [self.event(name, {}) for name in free]
+        return super().about(event) + self._looking_around()
 
     def first_offers(self, calls: list[Event]) -> Events:
         """Return first what shows the whole place, and what has most to say, because few fit in."""

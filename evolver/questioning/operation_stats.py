@@ -57,6 +57,7 @@ _BELIEVED = 6 * UNTRIED  # if the schema names it: calls may have been refused f
 _SAME_NAME_ELSEWHERE = 0.3  # it comes from a field of the argument's name in another group
 _DESCRIBED = 0.5  # from a field whose name is in the argument's description
 _TELLING = 3  # characters of a field's name; longer ones are no accident in a description
+_ENOUGH, _AS_OFTEN = 4, 0.5  # values that worked, and their share of the best rate, if any will do
 _AS_GOOD = 0.3  # of the best rate: kinds above are accepted about as likely as the best one
 
 # --- novelty ---
@@ -370,6 +371,25 @@ class OperationStats:
                     found.add(kind)
         return found
 
+    def takes_anything(self, place: str) -> bool:
+        """Return True if an argument of a change has accepted made-up values, and words of the
+        prompt, about as often as any others, as the text of a note does."""
+        operation = place
+        while operation and operation not in self.roles:
+            operation = operation.rpartition(".")[0]
+        if not operation or not self.roles[operation].changes:
+            return False
+        counts = self.kinds.get(place, {})
+        anything = [r for kind, r in counts.items() if kind.startswith((GUESSED, "opening@"))]
+        worked, tried = (sum(column) for column in zip(NO_TRIALS, *anything))
+        best = max((won / times for won, times in counts.values() if times >= _ENOUGH), default=1.0)
+        return worked >= _ENOUGH and worked > _AS_OFTEN * best * tried
+
+    def accepted(self, kind: str) -> bool:
+        """Return True if some argument has accepted values of a kind, and mostly does."""
+        rates = [counts[kind] for counts in self.kinds.values() if kind in counts]
+        return any(worked > _AS_GOOD * tried for worked, tried in rates)
+
     def acceptance(
         self, place: str, hints: frozenset[str] = frozenset(), about: str = ""
     ) -> Acceptance:
@@ -464,6 +484,12 @@ class OperationStats:
 
 def _last(place: str) -> str:
     return place.rpartition(".")[2].lower()
+
+
+def is_field(kind: str, place: str) -> bool:
+    """Return True for the kind of a field of a JSON answer that has the name of an argument."""
+    shown, _, label = kind.lower().rpartition(".")
+    return bool(shown) and label == _last(place)
 
 
 @functools.lru_cache(100_000)  # about the pairs of kinds and arguments in the largest worlds

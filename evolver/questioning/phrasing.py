@@ -39,10 +39,13 @@ class Phrasing:
         ids: set[str],
         *,
         asks_about_rows: bool = False,
+        makes_sense: Callable[[str, str, str], bool] = lambda operation, parameter, value: True,
     ):
         """ids: kinds of values that are ids. asks_about_rows: also where something else can be
-        asked."""
+        asked. makes_sense: returns False for a value that an argument, such as "add.text", takes
+        like any other, although it is none of its kind."""
         self.ids, self.asks_about_rows = ids, asks_about_rows
+        self.makes_sense = makes_sense
         self.forms = {name: op.form for name, op in operations.items()}
         self.summaries = summaries({name: op.description for name, op in operations.items()})
 
@@ -81,6 +84,9 @@ class Phrasing:
             if not _is_own_token(value, events):
                 parts = []
                 for leaf in leaves(value):
+                    odd = isinstance(leaf, str) and not self.makes_sense(events[n].name, name, leaf)
+                    if odd:
+                        raise Rejected("an odd value")
                     parts += self._phrase(events, str(leaf), hidden)
                 new = [part for part in dict.fromkeys(parts) if part not in stated]
                 phrases[name] = " ".join(new or parts)

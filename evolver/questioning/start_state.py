@@ -16,10 +16,19 @@ from dataclasses import dataclass
 
 from envs.probed import Cell, digest
 from envs.world import Task, World
-from evolver.questioning.calls import Episode, Event, Events, Json, Key, Operation, Operations
-from evolver.questioning.operation_stats import GUESSED, NO_TRIALS, OperationStats
+from evolver.questioning.calls import (
+    Episode,
+    Event,
+    Events,
+    Json,
+    Key,
+    Operation,
+    Operations,
+    has_digit,
+)
+from evolver.questioning.operation_stats import GUESSED, NO_TRIALS, OperationStats, is_field
 from evolver.questioning.tasks import CLOSING
-from evolver.questioning.values import SeenValues, guessed, hinted, typed
+from evolver.questioning.values import NEW_TEXTS, SeenValues, guessed, hinted, typed
 
 _GUESSES = 64  # ids of one argument that are made up for the battery
 _MOST_CALLS = 80  # values of one operation that are tried for the battery
@@ -163,6 +172,33 @@ class StartState:
             known.update(probe.event.values)
             known.update(cell.value for cell in reading if not ids.isdisjoint(cell.kinds))
         return known
+
+    def naming(self, ids: set[str]) -> set[str]:
+        """Return the kinds of values that name the rows of an answer without ids: words that differ
+        from row to row and that arguments accept, of several the first in a row."""
+        found: set[str] = set()
+        for reading in self.initial:
+            kinds = dict.fromkeys(kind for cell in reading for kind in cell.kinds)
+            if not ids.isdisjoint(kinds):
+                continue
+            for kind in kinds:
+                values = [cell.value for cell in reading if kind in cell.kinds]
+                rows = {cell.row for cell in reading if kind in cell.kinds}
+                apart = len(rows) > 1 and len(set(values)) == len(values) == len(rows)
+                if apart and not any(map(has_digit, values)) and self.stats.accepted(kind):
+                    found.add(kind)
+                    break
+        return found
+
+    def makes_sense(self, operation: str, parameter: str, value: str) -> bool:
+        """Return False for a value that an argument takes because it takes any text: neither a
+        made-up text nor a value of a field with the argument's name."""
+        place = f"{operation}.{parameter}"
+        listed = "enum" in self.operations[operation].properties.get(parameter, {})
+        if listed or not self.stats.takes_anything(place) or set(value.split()) <= set(NEW_TEXTS):
+            return True
+        shown = (kind for kind, values in self.seen.values.items() if value in values)
+        return any(is_field(kind, place) for kind in shown)
 
     def visible(self, reading: Reading) -> str:
         """Return a digest of an answer without values that differ by themselves."""

@@ -18,12 +18,14 @@ from evolver.questioning.operation_stats import (
     UNTRIED,
     Acceptance,
     OperationStats,
+    is_field,
 )
 
 # Texts for arguments that take any text, such as the name of a new file.
 NEW_TEXTS = (
     "amber", "birch", "cobalt", "delta", "ember", "fjord", "garnet", "harbor", "indigo", "juniper",
 )  # fmt: skip
+_WORDS_OF_TEXT = (1, 1, 2, 3)  # of a made-up text, one of these
 _NO_VALUES = ("", "true", "false", "none", "null")
 _LONGEST = 60  # characters of a text that is tried as an argument
 _LONGEST_TOKEN = 400  # characters of a value without spaces, such as an access token
@@ -219,6 +221,8 @@ class Values:
         if untested and self.rng.random() < _UNTESTED:
             return self.rng.choice(untested), _UNTESTED_CHANCE
         guess = guessed(schema, self.rng)
+        if self._takes_text(place, schema):
+            guess = " ".join(self.rng.sample(NEW_TEXTS, self.rng.choice(_WORDS_OF_TEXT)))
         kind, share, values = self._source(place, schema, accepts)
         if not values:
             worked, tried = kinds.get(GUESSED, NO_TRIALS)
@@ -257,6 +261,9 @@ class Values:
         ):
             recent = known is self.shown
             sources += [(kind, share, values, recent) for kind, values in known.items()]
+        if self._takes_text(place, schema):
+            # Words of other fields would be accepted, and make no sense there.
+            sources = [source for source in sources if is_field(source[0], place)]
         rates = [accepts[source[0]] for source in sources]
         best = max(rates, default=1.0)
         weights = [(rate / best) ** 2 * source[1] for rate, source in zip(rates, sources)]
@@ -295,6 +302,11 @@ class Values:
             # The schema's example is all that is known.
             return max(weight, _GUESS * (sum(weights) + weight))
         return weight
+
+    def _takes_text(self, place: str, schema: Json) -> bool:
+        """Return True if an argument was seen to take any text."""
+        text = schema.get("type") == "string" and not hinted(schema)
+        return self.needed is None and text and self.stats.takes_anything(place)
 
     def _takes_any_text(self, place: str, schema: Json) -> bool:
         """Return True if a made-up text may do. Where walks see everything, they find this out by

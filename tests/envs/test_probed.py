@@ -195,6 +195,16 @@ class TestIds:
             cells("orders", b), ["O99"], {}, []
         )
 
+    def test_a_row_is_known_by_its_id_by_what_names_it_or_by_the_row_it_is_in(self):
+        notes = [{"id": "n1", "tags": ["home"]}, {"id": "n2", "tags": []}]
+        kind = "notes $[*].id"
+        assert ["n1", "$[*].tags[*]", "home"] in features(
+            cells("notes", json.dumps(notes)), [kind], {}, []
+        )
+        zones = cells("status", '{"hall": {"light": "off"}, "bath": {"light": "on"}}')
+        named = features(zones, [], {}, [], ["status $[*].name"])
+        assert ["hall", "$[*].light", "off"] in named and ["bath", "$[*].light", "on"] in named
+
     def test_what_varies_by_itself_is_masked(self):
         a, b = (
             cells("now", '{"time": "10:31", "state": 1}'),
@@ -225,6 +235,20 @@ class TestCells:
         assert (cell.row, cell.label, cell.value) == ("$.orders[0]", "$.orders[*].id", "O12")
         kinds = [cell.kinds for cell in cells("list", "Ann O12 gold")]
         assert kinds == [("list@0", "list@-3"), ("O99",), ("list@2", "list@-1")]
+
+    def test_the_fields_of_an_object_may_be_rows(self):
+        zones = {"zones": {"hall": {"light": "off"}, "bath": {"light": "on"}}}
+        found = [(c.row, c.label, c.value) for c in cells("status", json.dumps(zones))]
+        assert found == [
+            ("$.zones.hall", "$.zones[*].zone", "hall"),
+            ("$.zones.hall", "$.zones[*].light", "off"),
+            ("$.zones.bath", "$.zones[*].zone", "bath"),
+            ("$.zones.bath", "$.zones[*].light", "on"),
+        ]
+        (name, fine) = cells("fines", '{"M12": 3}')
+        assert (name.label, name.value, fine.label) == ("$[*].id", "M12", "$[*]")
+        (light, _) = cells("status", '{"hall": {"light": "off"}, "pump": {"on": true}}')
+        assert light.label == "$.hall.light"  # other fields: these are no rows
 
     def test_deep_answers_do_not_break(self):
         assert [cell.value for cell in cells("tool", "[" * 100_000 + "x")] == ["x"]

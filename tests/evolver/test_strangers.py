@@ -1,12 +1,18 @@
 """The explorer in worlds of a stranger: modules of plain functions, each with something that an
 explorer may overlook, and with a rule that no description mentions."""
 
+import itertools
+import re
+
 import pytest
 
 from envs import make
 from envs.probed import probed
 from envs.toolcalls import call_text, parse
+from envs.world import StepResult
+from evolver.questioning.calls import succeeded
 from evolver.questioning.curiosity import Curiosity
+from evolver.questioning.values import NEW_TEXTS
 from evolver.replaying import replay
 from tests.evolver.explorers import Questioning, solves
 from tests.evolver.strangers.tickets import PEOPLE
@@ -21,8 +27,15 @@ STRANGERS = {
         {"assign_ticket", "close_ticket", "set_priority"},
         ("assign_ticket", "close_ticket"),
     ),
+    # an object whose fields are rows, errors that are texts, changes that take no arguments
+    "greenhouse": (
+        {"set_temperature", "set_light", "open_vent", "water", "start_pump"},
+        ("start_pump", "water"),
+    ),
 }
 BUDGET = 60
+# To stop a pump that does not run is no task, and is tried with every other goal.
+ROUNDS = {"greenhouse": 16}
 
 
 # The default run has the harder of the two garages.
@@ -36,7 +49,8 @@ def test_a_strangers_world_gives_tasks_and_its_hidden_rule(name):
     def make_world():
         return make("functions", module=f"tests.evolver.strangers.{name}")
 
-    made = Questioning(Curiosity, make_world, make_world().tasks("train")[:16])
+    starts = make_world().tasks("train")[:16]
+    made = Questioning(Curiosity, make_world, starts, rounds=ROUNDS.get(name, 4))
     tasks = made.explore(seed=0, budget=BUDGET)
     assert len(tasks) >= 0.7 * BUDGET
     wanted, rule = STRANGERS[name]
@@ -88,3 +102,36 @@ def test_a_prerequisite_whose_answer_names_whom_it_was_done_for_stays_hidden(mon
         without = [action for action in task.reference if '"pay"' not in action]
         assert solves(Lending(), task, task.reference)
         assert not solves(Lending(), task, without)
+
+
+def test_texts_that_a_world_takes_as_they_are_make_sense_and_are_named_as_they_are():
+    def make_world():
+        return make("functions", module="tests.evolver.strangers.planner")
+
+    made = Questioning(Curiosity, make_world, make_world().tasks("train")[:16])
+    tasks = made.explore(seed=0, budget=100)
+    given = {"date": [], "time": []}
+    for task in tasks:
+        for call in itertools.chain(*(parse(action).calls for action in task.reference)):
+            if call.name in ("create_meeting", "move_meeting"):
+                for name, values in given.items():
+                    assert str(call.arguments[name]) in task.query
+                    values.append(call.arguments[name])
+    fit = {"date": r"2026-03-\d\d", "time": r"\d\d:00"}
+    for name, values in given.items():
+        right = [v for v in values if re.fullmatch(fit[name], v) or set(v.split()) <= {*NEW_TEXTS}]
+        # What takes anything is not known at once.
+        assert len(values) >= 30 and len(right) >= 0.8 * len(values)
+
+
+@pytest.mark.parametrize(
+    "answer", ['{"error": "no such room"}', '{"success": false, "n": 1}', '{"status": "failed"}']
+)
+def test_a_record_of_a_failure_is_a_refusal(answer):
+    for info in ({}, {"calls": [{"ok": True}]}):
+        assert not succeeded(StepResult([{"role": "tool", "content": answer}], info=info))
+
+
+@pytest.mark.parametrize("answer", ['{"error": null, "n": 1}', '{"status": "open"}', "{", "[]"])
+def test_other_records_are_none(answer):
+    assert succeeded(StepResult([{"role": "tool", "content": answer}]))

@@ -70,6 +70,18 @@ LEND = "Lend a book to a member: book Emma, member Hana"
         ("Lend a book: book Other.", ["Emma"], "Lend a book: book Other."),
         ("Look.", ["x"], "Look."),
         ("Add a tag: tag a.b (c).", ["a.b (c)"], "Add a.b (c)."),
+        (
+            "Change the phone number of a patient: patient id Ann, phone 555-1234.",
+            ["Ann", "555-1234"],
+            "Change the phone number of Ann: phone 555-1234.",
+        ),
+        (
+            "Set the light of a room, which takes power: room bath, light dim.",
+            ["bath", "dim"],
+            "Set the light of bath: light dim.",
+        ),
+        ("Book a room (Oak or Elm) for a team: room Oak, team Red.", ["Oak", "Red"], "Book Oak for Red."),
+        ("Show a patient's phone number: patient Ann.", ["Ann"], "Show Ann's phone number."),
     ],
 )  # fmt: skip
 def test_values_go_where_descriptions_name_their_parameters(query, named, expected):
@@ -109,6 +121,12 @@ def test_most_tasks_are_inlined_and_keep_their_values(chat_of):
         ),
         ("Move money: from A, to B, sum 5.", ["A", "B", "5"], {"Move money with from A and to B and sum 5."}),
         ("Log in: user name Ann.", ["Ann"], {"Log in for Ann."}),
+        (
+            "Set the light of a room: room bath, light dim.",
+            ["bath", "dim"],
+            {"Set the light of bath to dim.", "Set the light of bath with light dim."},
+        ),
+        ("Sell some fruit: fruit figs, number 3.", ["figs", "3"], {"Sell figs with 3."}),
         ("Look.", ["x"], {"Look.", "Please look."}),
         (r"Find a path: name \1{x}.", [r"\1{x}"], {r"Find \1{x}."}),
     ],
