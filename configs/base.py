@@ -557,7 +557,8 @@ class Evolve(Group):
     """Share of the starts, and of the combinations of goals, whose invented tasks are held out
     where the world has no held-out tasks of its own."""
     probes: Count = 16
-    """Training tasks on which temperatures are compared."""
+    """Invented tasks on which temperatures and policies are compared. Where ten times as many are
+    left, these are of starts or combinations of goals that nothing trains on."""
     enough: Fraction = 0.5
     """Success on these, at the best temperature, from which a policy imitates nothing more."""
     rounds: CountOrZero = 1

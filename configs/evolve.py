@@ -72,6 +72,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.eval.temperatures = (0.3, 0.6)
     config.eval.every = 20
     config.checkpoint.every = 5
+    config.evolve.probes = 32
     config.evolve.enough = 0.95
     config.evolve.rounds = 3
     config.evolve.solutions = 1000

@@ -4,14 +4,14 @@ Each stage leaves files in the workdir and is skipped when they are complete:
 
     checked          the world keeps its contract (envs.check)
     explored/        the tasks that the explorer invented
-    train.jsonl, held_out.jsonl, probes.jsonl    their split; probes are training tasks
+    train.jsonl, held_out.jsonl, probes.jsonl    their split
     pretrained-probes/, pretrained/    evaluations of the policy that it starts from
     imitated-1/policy, imitated-1-probes/, ...    the policy after each round of imitating half of
                      the explorer's solutions, and its evaluation
     trained/, trained-probes/    the run, and an evaluation of its policy
     summary.md, rollouts.txt    the table, and three rollouts to read
 
-Temperatures are compared on probes, so that nothing is chosen on held-out tasks.
+Temperatures and policies are compared on probes, so that nothing is chosen on held-out tasks.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ START = "Use the tools."  # the query of the task that a world without tasks sta
 VISITS = 1024  # of starts while exploring, at least: a server of tools has one
 FEWEST = 8  # invented tasks that can be split
 RULES = 60  # solutions that are played without each of their calls, to find hidden rules
+PROBED = 10  # times as many tasks as probes, of which those of some starts and goals are probes
 NEARLY = 0.75  # of the success at the best temperature
 
 
@@ -198,8 +199,7 @@ def explored(config: Any, folder: Path, world: World) -> None:
         tell(f"putting {len(training)} solutions in the order in which one tries them")
         for task in training:
             task.meta[TRIED] = as_tried(world, task)
-        rng = random.Random(seed_of(c.seed, "probes"))
-        probes = rng.sample(training, min(c.evolve.probes, len(training)))
+        training, probes = probes_of(training, c.evolve.probes, c.seed)
         for name, chosen in zip(parts, (training, held_out, probes)):
             lines = [json.dumps(task.to_dict(), ensure_ascii=False) + "\n" for task in chosen]
             write_atomically(folder / f"{name}{TASK_FILE}", "".join(lines))
@@ -208,6 +208,17 @@ def explored(config: Any, folder: Path, world: World) -> None:
     training, held_out = (read_tasks(folder / f"{name}{TASK_FILE}") for name in parts[:2])
     whose = "of the world's own" if own else "invented from other starts or of other goals"
     tell(f"tasks: {len(training)} to train on, {len(held_out)} held out, {whose}")
+
+
+def probes_of(training: Sequence[Task], wanted: int, seed: int) -> tuple[list[Task], list[Task]]:
+    """Return (the tasks to train on, the probes). Probes are of other starts or combinations of
+    goals: a policy that solves what it was trained on may not solve these. Where the tasks are few,
+    probes are among them."""
+    seed = seed_of(seed, "probes")
+    apart = list(training)
+    if len(training) >= PROBED * wanted:
+        training, apart = split(training, 1 / PROBED, seed)
+    return list(training), random.Random(seed).sample(apart, min(wanted, len(apart)))
 
 
 def invented(config: Any, folder: Path, world: World) -> list[Task]:
@@ -489,4 +500,4 @@ def better(config: Any, folder: Path, before: Scores) -> tuple[str, str]:
     after = best(measured(c, folder / "trained-probes", probing(folder)))
     policy = c.model.path if after >= best(before) else config.model.path
     figures = f"{100 * best(before):.1f}% before training and {100 * after:.1f}% after it"
-    return policy, f"On {config.evolve.probes} training tasks, success is {figures}: use {policy}"
+    return policy, f"On {len(before.success_NR)} probes, success is {figures}: use {policy}"

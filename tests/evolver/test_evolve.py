@@ -58,7 +58,7 @@ def test_one_command_goes_from_a_world_to_a_table_and_resumes(desk, tmp_path, ca
     assert "sharpening" in table and "difficulty" in table
     assert "success: False" in (folder / "rollouts.txt").read_text()
     assert (folder / "trained/policy/model.safetensors").is_file()
-    assert "On 2 training tasks, success is " in table and ": use " in table
+    assert "On 2 probes, success is " in table and ": use " in table
 
     assert command.main(words) == 0
     again = capsys.readouterr().out
@@ -140,6 +140,20 @@ def test_a_combination_of_very_many_tasks_is_trained_on(seed):
     assert "book+book" in {combination_of(task) for task in training}
     most, count = Counter(map(combination_of, held_out)).most_common(1)[0]
     assert count <= 0.6 * len(held_out), most
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_probes_are_of_starts_or_combinations_that_nothing_trains_on(seed):
+    templates = ["pay", "lend", "pay+lend", "lend+lend", "pay+pay", "pay+?card"]
+    tasks = [invented(start, name, n) for start in range(12) for n, name in enumerate(templates)]
+    training, probes = evolve.probes_of(tasks, 5, seed)
+    assert len(probes) == 5 and not {t.id for t in training} & {t.id for t in probes}
+    starts, combinations = set(map(start_of, training)), set(map(combination_of, training))
+    for task in probes:
+        assert start_of(task) not in starts or combination_of(task) not in combinations
+    assert probes == evolve.probes_of(tasks, 5, seed)[1]
+    few, probes = evolve.probes_of(tasks, 8, seed)  # of 72, which are less than ten times as many
+    assert few == tasks and len(probes) == 8 and {t.id for t in probes} < {t.id for t in tasks}
 
 
 @pytest.mark.parametrize("seed", range(5))
