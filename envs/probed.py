@@ -68,6 +68,9 @@ _FUNCTION_WORDS = set(
     )
 )
 _PART = re.compile(r"\w[\w'-]*|[^\w\s]")  # a word or a mark
+_MARKS = re.compile(r"[:;,()\t]| - ")  # between the parts of a line
+_MOST_WORDS = 4  # of a name
+_FEWEST_NUMBERS, _FEWEST_LISTS = 3, 2  # in an object whose fields may be names of things
 _LAST_STEP = re.compile(r"\[\d+\]$|\.[^.]*$|.[^.\[]*$", re.DOTALL)  # of the path of a row
 _ID_NAME = re.compile(r"[A-Za-z]*[-_#]?\d+")  # of an object's field, if it is no word
 _FENCED = re.compile(
@@ -166,13 +169,40 @@ def _noun(label: str, name: str) -> str:
 
 
 def _text_cells(tool: str, row: str, line: str) -> Iterable[Cell]:
-    found = tokens(line)
+    columns = [column.strip() for column in line.split("|")]
+    in_table = len(columns) > 2  # | id | title |
+    found = [c for c in columns if c.strip("-: ")] if in_table else tokens(line)
     for n, token in enumerate(found):
         if any(c.isdigit() for c in token) and not token.isdigit():
             kinds: tuple[str, ...] = (re.sub(r"\d", "9", token),)
         else:
             kinds = (f"{tool}@{n}", f"{tool}@{n - len(found)}")
-        yield Cell(row, "", token, kinds)
+        yield Cell(row, "", token if len(token) <= _LONGEST else digest(token), kinds)
+
+
+@functools.lru_cache(4096)
+def possible_names(tool: str, text: str) -> tuple[Cell, ...]:
+    """Return what may be names of several words in an answer: between the marks of a line, as in
+    "Mr Bean: room 12", and the fields of an object that counts or lists things, as in
+    {"figs": 3, "pears": 0, "plums": 8}."""
+    try:
+        record = json.loads(text) if text.lstrip().startswith("{") else None
+    except (ValueError, RecursionError):
+        record = None
+    if isinstance(record, dict):
+        types = {type(value) for value in record.values()}
+        few = len(record) < (_FEWEST_LISTS if types == {list} else _FEWEST_NUMBERS)
+        if few or not (types <= {int, float} or types == {list}):
+            return ()
+        return tuple(Cell("", "", name, (f"{tool} $.<name>",)) for name in record)
+    found = []
+    for row, line in enumerate(text.splitlines()):
+        parts = _MARKS.split(line)
+        for n, part in enumerate(parts):
+            if len(parts) > 1 and 2 <= len(part.split()) <= _MOST_WORDS:
+                kinds = (f"{tool}#{n}", f"{tool}#{n - len(parts)}")
+                found.append(Cell(str(row), "", " ".join(part.split()), kinds))
+    return tuple(found)
 
 
 @functools.lru_cache(4096)

@@ -39,9 +39,18 @@ _GIVING = ("{text} to {value}", "{text} with {value}", "{text} at {value}")
 # What may follow a noun that a value takes the place of: in "the phone number" and in "the light of
 # a zone" it stands for a part of a thing, of which the value would make nonsense.
 _AFTER = r"(?=$|[.,;:)]|'s\b|\s+(?:to|for|from|in|on|at|by|with|and|or|is|as|into|onto|\w+ly)\b"
+_A_NOUN = re.compile(rf"\b(?:an?|some) \w+{_AFTER}|\s+of\b)")
 # Of a description, what nobody says who asks for it.
 _ASIDE = re.compile(
     r"\s*\([^)]*\)|,\s+(?:which|that|optionally|between|such as|for example|e\.g\.|i\.e\.)\b.*"
+    r"|,?\s+(?:between \d+ and \d+|at (?:most|least) \d+|\d+ to \d+)\b.*"
+)
+_ITEM = re.compile(r"[\w-]+")
+_QUOTED = r"[\"'`][\w-]+[\"'`]"
+_WORD = rf"(?:{_QUOTED}|[\w-]+)"
+_ALTERNATIVES = re.compile(  # "low, normal or high", "'on' or 'off'", "(on or off)", "low/high"
+    rf"{_WORD}(?:, {_WORD})+,? (?:or|and) {_WORD}|{_QUOTED} or {_QUOTED}"
+    rf"|(?<=[:(] ){_WORD} or {_WORD}|(?<=[(:]){_WORD} or {_WORD}|\w+(?:/\w+)+"
 )
 _ARTICLE = re.compile(r"^(?:an?|the) ")
 _JOINT = re.compile(f"({'|'.join(map(re.escape, (*_THEN, _REPLY)))})")
@@ -73,6 +82,12 @@ def spaced(name: str) -> str:
     return " ".join(
         re.sub(r"([a-z])([A-Z])", r"\1 \2", name).replace("_", " ").replace(".", " ").split()
     )
+
+
+def alternatives(text: str) -> list[str]:
+    """Return the words of the first enumeration of alternatives in a text, [] if it has none."""
+    found = _ALTERNATIVES.search(text)
+    return [word for word in _ITEM.findall(found[0]) if word not in ("or", "and")] if found else []
 
 
 def goal_text(summary: str, arguments: Mapping[str, str]) -> str:
@@ -126,10 +141,9 @@ def asked(query: str, named: Sequence[str], rng: random.Random) -> str:
 def _asked(text: str, left: Sequence[tuple[str, str]], speaks: bool, rng: random.Random) -> str:
     """Return one goal as people ask. text: the description with values; left: (name, value) of the
     arguments that it does not speak of. speaks: it does of others."""
-    noun = _spoken_of(r"\w+")
-    if len(left) == len(noun.findall(text)) == 1 and rng.random() < 0.75:
+    if len(left) == len(_A_NOUN.findall(text)) == 1 and rng.random() < 0.75:
         ((_, value),) = left
-        return noun.sub(lambda _: value, text)  # "Charge a car fully: plate A12"
+        return _A_NOUN.sub(lambda _: value, text)  # "Charge a car fully: plate A12"
     numbers = [pair for pair in left if pair[1].isdigit()]
     verb, _, rest = text.partition(" ")
     of: dict[str, str] = {"text": text, "verb": verb, "object": _ARTICLE.sub("", rest)}
@@ -142,7 +156,8 @@ def _asked(text: str, left: Sequence[tuple[str, str]], speaks: bool, rng: random
         ((name, value),) = left
         of |= {"name": name, "value": value}
         is_id = name.endswith("id") or (value.isalnum() and any(c.isdigit() for c in value))
-        # "Set the light of hall to dim", but "Show the card of M12".
+        # "Set the light of hall to dim", "Set the mode to fan", but "Show the card of M12".
+        speaks |= text.endswith(f" the {name}")
         forms = _GIVING if numbers else _CALLED if speaks and not is_id else _ABOUT
         return rng.choice(forms).format(**of)
     return _stated(text, " with ", left, " and ")
@@ -160,31 +175,56 @@ def _argument(named: Sequence[str]) -> re.Pattern[str]:
 @functools.lru_cache(1024)
 def _spoken_of(nouns: str) -> re.Pattern[str]:
     """Return a pattern of one of the nouns with its article, where a value can take its place."""
-    return re.compile(rf"\b(?:(?:an?|some) (?:{nouns}){_AFTER}|\s+of\b)|the (?:{nouns}){_AFTER}))")
+    return re.compile(
+        rf"\b(?:(?:an?|some|another) (?:{nouns}){_AFTER}|\s+of\b)|the (?:{nouns}){_AFTER}))"
+    )
 
 
 def _inlined(goal: str, argument: re.Pattern[str]) -> tuple[str, list[tuple[str, str]], bool]:
     """Return one goal, a description with arguments, with values in the description, (name, value)
     of the arguments that it does not speak of, and True if it does of others."""
-    text, _, given = goal.partition(": ")
-    text = _ASIDE.sub("", text)
-    left: list[tuple[str, str]] = []
-    speaks = False
-    while given:
-        found = argument.match(given)
-        if not found:
-            return goal, [], False  # it is not of the explorer's form
-        given = given[found.end() :]
-        name, phrase = found.groups()
-        nouns = "|".join(
-            map(re.escape, (name, name.removesuffix(" id"), name.removesuffix(" name")))
-        )
-        place = _spoken_of(nouns).search(text)
+    text, given = _parsed(goal, argument)
+    if not given:  # it has no arguments, or is not of the explorer's form
+        return goal, [], False
+    text = _without_choices(text, [phrase for _, phrase in given])
+    left = []
+    for name, phrase in given:
+        nouns = (name, name.removesuffix(" id"), name.removesuffix(" name"))
+        place = _spoken_of("|".join(map(re.escape, nouns))).search(text)
         if place:
-            text, speaks = text[: place.start()] + phrase + text[place.end() :], True
-        else:
+            text = text[: place.start()] + phrase + text[place.end() :]
+        elif f" {phrase} " not in f" {text} ":
             left.append((name, phrase))
-    return text, left, speaks
+    return text, left, len(left) < len(given)
+
+
+def _parsed(goal: str, argument: re.Pattern[str]) -> tuple[str, list[tuple[str, str]]]:
+    """Return the description in a goal, and (name, value) of its arguments. There may be colons in
+    the description."""
+    for joint in re.finditer(": ", goal):
+        given, end = [], joint.end()
+        while found := argument.match(goal, end):
+            given.append((found[1], found[2]))
+            end = found.end()
+        if end == len(goal) and given:
+            return goal[: joint.start()], given
+    return goal, []
+
+
+def _without_choices(text: str, values: Sequence[str]) -> str:
+    """Return a description without its asides and with the value in place of an enumeration of
+    alternatives: "Move a card: todo or done" is not said by one who knows where."""
+    chosen = [value for value in values if value in alternatives(text)]
+    found = _ALTERNATIVES.search(text)
+    if found and chosen:
+        before = text[: found.start()]
+        aside = before.rstrip().endswith((":", "("))
+        text = (
+            before.rstrip(" :(") + text[found.end() :].lstrip(")")
+            if aside
+            else (before + chosen[0] + text[found.end() :])
+        )
+    return _ASIDE.sub("", text)
 
 
 def distinguishing(

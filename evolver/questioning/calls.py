@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envs import toolcalls
-from envs.probed import Cell, cells, phrases
+from envs.probed import Cell, cells, phrases, possible_names
+from envs.wording import alternatives
 from envs.world import Observation, StepResult, Task, World, text_of
 from evolver.replaying import leaves, renaming
 
@@ -27,8 +28,6 @@ _BLOCK = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _PATH = re.compile(r"/\S*")  # of a folder, as far as its form tells
 _NAME = re.compile(r"[^\s/]+")
 _MOST_CHOICES = 24  # of an argument, so that each choice is an operation of its own
-
-_FEWEST_NAMES = 3  # of numbers in an object, if they may be names of things
 
 Key = tuple[str, str]  # a call: its operation and its arguments
 Json = dict[str, Any]  # an object, such as the arguments of a call
@@ -46,6 +45,15 @@ class Operation:
     required: Sequence[str]
     render: Callable[[Json], str]
     form: re.Pattern[str] | None = None
+
+    @functools.cached_property
+    def listed(self) -> dict[str, list[str]]:
+        """The words that a description offers each text: "Set the mode: grill, fan or bake"."""
+        texts = {}
+        for name, schema in self.properties.items():
+            if schema.get("type") == "string" and "enum" not in schema:
+                texts[name] = alternatives(str(schema.get("description") or self.description))
+        return texts
 
 
 @dataclass
@@ -77,7 +85,7 @@ class Event:
         """The values in the answer that may be arguments of other calls."""
         if self.prose:
             return phrases(self.result)
-        return [*self.cells, *self._paths(), *_names_in(self.name, self.result)]
+        return [*self.cells, *self._paths(), *possible_names(self.name, self.result)]
 
     def _paths(self) -> list[Cell]:
         """Return the paths of the names in the answer to a call about a folder: "/notes/todo.txt"
@@ -109,19 +117,6 @@ Operations = dict[str, Operation]
 
 def _inside(kinds: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{kind}/" for kind in kinds)
-
-
-@functools.lru_cache(4096)
-def _names_in(tool: str, text: str) -> tuple[Cell, ...]:
-    """Return the names in a JSON object that counts things: "pears" in {"pears": 3, "figs": 0}."""
-    try:
-        record = json.loads(text) if text.lstrip().startswith("{") else {}
-    except (ValueError, RecursionError):
-        return ()
-    values = list(record.values())
-    if len(values) < _FEWEST_NAMES or not all(type(v) in (int, float) for v in values):
-        return ()
-    return tuple(Cell("", "", name, (f"{tool} $.<name>",)) for name in record)
 
 
 def key_of(name: str, arguments: Json) -> Key:

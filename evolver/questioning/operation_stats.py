@@ -18,6 +18,7 @@ Rate = list[int]  # [times that it was so, trials]
 Table = dict[str, dict[str, Rate]]
 NO_TRIALS: Sequence[int] = (0, 0)
 GUESSED = "<guessed>"  # the kind of a made-up value
+LISTED = "<listed>"  # the kind of a word that a description offers
 
 # --- roles ---
 
@@ -139,7 +140,9 @@ class Role:
         """Return True if the role is clear from `tests` tests, or was tested often enough."""
         differ, tested = self.effects
         same, repeated = self.repeated
-        if not differ and self.is_uniform:  # "done" is said of changes, which may need a condition
+        # "Done" is said of changes, which may need a condition, and an echo of what was asked for,
+        # too: to set the light to what it is changes nothing.
+        if not differ and (self.is_uniform or self.blind):
             tests = _ENOUGH_TESTS
         return (
             (tested >= tests and differ != 1)
@@ -385,6 +388,12 @@ class OperationStats:
         best = max((won / times for won, times in counts.values() if times >= _ENOUGH), default=1.0)
         return worked >= _ENOUGH and worked > _AS_OFTEN * best * tried
 
+    def has_field(self, place: str) -> bool:
+        """Return True if an argument has accepted values of a field with its name."""
+        counts = self.kinds.get(place, {}).items()
+        rates = [rate for kind, rate in counts if is_field(kind, place)]
+        return any(worked > 1 and worked > _AS_GOOD * tried for worked, tried in rates)
+
     def accepted(self, kind: str) -> bool:
         """Return True if some argument has accepted values of a kind, and mostly does."""
         rates = [counts[kind] for counts in self.kinds.values() if kind in counts]
@@ -435,15 +444,25 @@ class OperationStats:
         if event.prose:
             self._learn_sentence(event)
         worked = event.ok and (not self.says_nothing(event) or role.only_confirms)
-        for place, value in _places(event.name, event.arguments):
+        places = _places(event.name, event.arguments)
+        doubtful = {place for place, value in places if not self._is_likely(place, kinds_of(value))}
+        for place, value in places:
             self._forget_acceptances(_last(place))
             for kind in kinds_of(value) or (GUESSED,):
+                # A date is no wrong date because somebody who was invited does not exist.
+                if not worked and is_field(kind, place) and doubtful - {place}:
+                    continue
                 tally(self.kinds.setdefault(place, {}), kind, worked)
                 tally(self.names.setdefault(_last(place), {}), kind, worked)
             if not has_digit(value):
                 tally(self.values.setdefault(place, {}), value, worked)
         if worked and not event.prose:
             self.see(event.cells)
+
+    def _is_likely(self, place: str, kinds: Sequence[str]) -> bool:
+        """Return True if an argument has accepted a kind, or it is a field with its name."""
+        counts = self.kinds.get(place, {})
+        return any(counts.get(kind, NO_TRIALS)[0] or is_field(kind, place) for kind in kinds)
 
     def _learn_answer(self, event: Event, answers: dict[str, int]) -> None:
         """Count an answer that may be given whatever is asked, as it names none of the values."""
@@ -495,6 +514,8 @@ def is_field(kind: str, place: str) -> bool:
 @functools.lru_cache(100_000)  # about the pairs of kinds and arguments in the largest worlds
 def _likely(kind: str, place: str, about: str) -> float:
     """Return how likely an argument accepts a kind that was never tried for it."""
+    if kind == LISTED:
+        return _DESCRIBED
     if kind.startswith(_ARTICLES):
         return _NAMED_PHRASE
     shown, _, label = kind.lower().rpartition(".")

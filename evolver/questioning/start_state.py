@@ -194,7 +194,9 @@ class StartState:
         """Return False for a value that an argument takes because it takes any text: neither a
         made-up text nor a value of a field with the argument's name."""
         place = f"{operation}.{parameter}"
-        listed = "enum" in self.operations[operation].properties.get(parameter, {})
+        known = self.operations[operation]
+        listed = value in known.listed.get(parameter, ())
+        listed |= "enum" in known.properties.get(parameter, {})
         if listed or not self.stats.takes_anything(place) or set(value.split()) <= set(NEW_TEXTS):
             return True
         shown = (kind for kind, values in self.seen.values.items() if value in values)

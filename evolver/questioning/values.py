@@ -14,6 +14,7 @@ from envs.probed import Cell, cells
 from evolver.questioning.calls import Event, Json, Key, Operation, key_of
 from evolver.questioning.operation_stats import (
     GUESSED,
+    LISTED,
     NO_TRIALS,
     UNTRIED,
     Acceptance,
@@ -110,6 +111,7 @@ class Values:
         self.refused: dict[str, int] = {}  # value -> refused calls with it since the last success
         self.time = 0  # number of calls so far
         self.window = 0  # observations that count, 0 = all
+        self.listed: dict[str, dict[str, None]] = {}  # argument -> words of its description
         for kind, values in seen.values.items():
             for value in values:
                 self.kinds.setdefault(value, []).append(kind)
@@ -165,6 +167,11 @@ class Values:
             if name not in operation.required and self.rng.random() < _OPTIONAL:
                 chosen.append(name)
         arguments, chance = {}, 1.0
+        for name, words in operation.listed.items():
+            self.listed[f"{operation.name}.{name}"] = dict.fromkeys(words)
+            for word in words:
+                known = self.kinds.setdefault(word, [])
+                known += [LISTED] * (LISTED not in known)
         for name in chosen:
             schema = operation.properties.get(name, {})
             value, likely = self._value(f"{operation.name}.{name}", schema, given)
@@ -261,6 +268,8 @@ class Values:
         ):
             recent = known is self.shown
             sources += [(kind, share, values, recent) for kind, values in known.items()]
+        if self.listed.get(place):
+            sources.append((LISTED, 1.0, self.listed[place], False))
         if self._takes_text(place, schema):
             # Words of other fields would be accepted, and make no sense there.
             sources = [source for source in sources if is_field(source[0], place)]
@@ -304,9 +313,11 @@ class Values:
         return weight
 
     def _takes_text(self, place: str, schema: Json) -> bool:
-        """Return True if an argument was seen to take any text."""
+        """Return True if an argument was seen to take any text, or the values of a field with its
+        name."""
         text = schema.get("type") == "string" and not hinted(schema)
-        return self.needed is None and text and self.stats.takes_anything(place)
+        known = self.stats.takes_anything(place) or self.stats.has_field(place)
+        return self.needed is None and text and known
 
     def _takes_any_text(self, place: str, schema: Json) -> bool:
         """Return True if a made-up text may do. Where walks see everything, they find this out by

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.probed import Probed, answered, cells, digest, features, judge, new_ids, probed
+from envs.probed import (
+    Probed,
+    answered,
+    cells,
+    digest,
+    features,
+    judge,
+    new_ids,
+    possible_names,
+    probed,
+)
 from envs.toolcalls import call_text
 from envs.travel import Travel
 from envs.world import World
@@ -249,6 +259,27 @@ class TestCells:
         assert (name.label, name.value, fine.label) == ("$[*].id", "M12", "$[*]")
         (light, _) = cells("status", '{"hall": {"light": "off"}, "pump": {"on": true}}')
         assert light.label == "$.hall.light"  # other fields: these are no rows
+
+    def test_a_table_has_columns(self):
+        text = "| id | title |\n|---|---|\n| C1 | Fix login |"
+        found = [(c.row, c.value, c.kinds) for c in cells("board", text)]
+        assert found[-2:] == [("2", "C1", ("C9",)), ("2", "Fix login", ("board@1", "board@-1"))]
+        assert len(found) == 4
+
+    def test_names_of_several_words_and_of_fields(self):
+        assert [c.value for c in possible_names("guests", "Mr Bean: room 12\nAnn\n")] == [
+            "Mr Bean",
+            "room 12",
+        ]
+        assert [c.value for c in possible_names("stock", '{"figs": 3, "pears": 0, "plums": 8}')] == [
+            "figs", "pears", "plums",
+        ]  # fmt: skip
+        assert [c.value for c in possible_names("lists", '{"Sleep": [], "Party": ["x"]}')] == [
+            "Sleep",
+            "Party",
+        ]
+        for fields in ('{"x": 1, "y": 2}', '{"a": 1, "b": 2, "c": "d"}', "{", "Mr Bean"):
+            assert not possible_names("tool", fields)
 
     def test_deep_answers_do_not_break(self):
         assert [cell.value for cell in cells("tool", "[" * 100_000 + "x")] == ["x"]

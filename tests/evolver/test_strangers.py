@@ -32,6 +32,8 @@ STRANGERS = {
         {"set_temperature", "set_light", "open_vent", "water", "start_pump"},
         ("start_pump", "water"),
     ),
+    # names of two words in lines of text, and values that a description alone tells
+    "hotel": ({"check_in", "clean_room", "charge", "set_heating"}, ("clean_room", "check_in")),
 }
 BUDGET = 60
 # To stop a pump that does not run is no task, and is tried with every other goal.

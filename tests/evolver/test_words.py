@@ -12,7 +12,7 @@ import pytest
 
 from configs import base
 from envs.probed import cells
-from envs.wording import asked, distinguishing, goal_text, inlined, joined, summaries
+from envs.wording import alternatives, asked, distinguishing, goal_text, inlined, joined, summaries
 from evolver.parts import Parts
 from evolver.phases import tasks as phase
 from evolver.processes.interrupt import Stop
@@ -82,6 +82,15 @@ LEND = "Lend a book to a member: book Emma, member Hana"
         ),
         ("Book a room (Oak or Elm) for a team: room Oak, team Red.", ["Oak", "Red"], "Book Oak for Red."),
         ("Show a patient's phone number: patient Ann.", ["Ann"], "Show Ann's phone number."),
+        (
+            "Move a card to another column: todo, doing or done: card C1, column doing.",
+            ["C1", "doing"],
+            "Move C1 to doing.",
+        ),
+        ("Assign a card to kim, lee or max: card C1, owner lee.", ["C1", "lee"], "Assign C1 to lee."),
+        ("Set the heat of a pot, 1 to 9: pot P1, heat 4.", ["P1", "4"], "Set the heat of P1: heat 4."),
+        ("Look up an office: phone and head: city Rome.", ["Rome"],
+         "Look up an office: phone and head: city Rome."),
     ],
 )  # fmt: skip
 def test_values_go_where_descriptions_name_their_parameters(query, named, expected):
@@ -347,3 +356,18 @@ class TestWording:
 def test_the_only_entry_of_a_list_is_named_as_it_would_be_among_others(answer, words):
     event = types.SimpleNamespace(values=[], cells=cells("search", answer))
     assert Phrasing({}, set())._phrase([event], "T1", {"T1": 0}) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Set the mode: grill, fan or bake.", ["grill", "fan", "bake"]),
+        ("One of 'a', \"b\", or `c`.", ["a", "b", "c"]),
+        ("the state (on or off)", ["on", "off"]),
+        ("priority, low/high", ["low", "high"]),
+        ("The id of an order or a flight, such as F12.", []),
+        ("Show the phone number and the name.", []),
+    ],
+)
+def test_alternatives_that_a_description_offers(text, words):
+    assert alternatives(text) == words
