@@ -38,11 +38,14 @@ _CALLED = ("{text} with {name} {value}", "{text} to {value}")
 _GIVING = ("{text} to {value}", "{text} with {value}", "{text} at {value}")
 # What may follow a noun that a value takes the place of: in "the phone number" and in "the light of
 # a zone" it stands for a part of a thing, of which the value would make nonsense.
-_AFTER = r"(?=$|[.,;:)]|'s\b|\s+(?:to|for|from|in|on|at|by|with|and|or|is|as|into|onto|\w+ly)\b"
+_AFTER = (
+    r"(?=$|[.,;:)]|'s\b|\s+(?:to|for|from|in|on|at|by|with|and|or|is|as|into|onto|next|\w+ly)\b"
+)
 _A_NOUN = re.compile(rf"\b(?:an?|some) \w+{_AFTER}|\s+of\b)")
 # Of a description, what nobody says who asks for it.
 _ASIDE = re.compile(
-    r"\s*\([^)]*\)|,\s+(?:which|that|optionally|between|such as|for example|e\.g\.|i\.e\.)\b.*"
+    r"\s*\([^)]*\)|\s+that (?:is|are|you) .*"
+    r"|,\s+(?:which|that|optionally|between|such as|for example|e\.g\.|i\.e\.)\b.*"
     r"|,?\s+(?:between \d+ and \d+|at (?:most|least) \d+|\d+ to \d+)\b.*"
 )
 _ITEM = re.compile(r"[\w-]+")

@@ -49,7 +49,7 @@ class ToolStart(StartState):
     """The start of a world whose plays cost little: each call is tested alone."""
 
     def test_roles(self, events: Events) -> None:
-        """Test each operation of a walk, in prose each form of its answers.
+        """Test each operation of a walk, of answers in sentences each form.
 
         A call is repeated at once: if it then fails or answers differently, it has changed
         something. Otherwise it is made between two readings, which consist of the walk's calls that
@@ -64,6 +64,16 @@ class ToolStart(StartState):
         for n in tested.values():
             if self.stats.roles[kept[n].name].repeatable:
                 self.test_effect(kept[:n], kept[n], kept)
+        self._test_refusals(events)
+
+    def _test_refusals(self, events: Events) -> None:
+        """Test if answers that may be unmarked refusals change something after all."""
+        kept = [event for event in events if event.accepted]
+        suspects = {e.result: n for n, e in enumerate(events) if self.stats.refuses(e.result)}
+        for result, n in suspects.items():
+            if not self.stats.is_clear_refusal(result) and not self.reads(events[n]):
+                before = [event for event in events[:n] if event.ok]
+                self.test_effect(before, events[n], kept)
 
     def _test_repetition(self, before: Events, event: Event) -> None:
         episode, events = self.play([*before, event])
@@ -178,15 +188,6 @@ class ProseStart(SlowStart):
 
     prose = True
     most_probes = 16
-
-    def test_roles(self, events: Events) -> None:
-        super().test_roles(events)
-        kept = [event for event in events if event.accepted]
-        suspects = {e.result: n for n, e in enumerate(events) if self.stats.refuses(e.result)}
-        for result, n in suspects.items():
-            if not self.stats.is_clear_refusal(result) and not self.reads(events[n]):
-                before = [event for event in events[:n] if event.ok]
-                self.test_effect(before, events[n], kept)
 
     def about(self, event: Event) -> list[Event]:
         return super().about(event) + self._looking_around()

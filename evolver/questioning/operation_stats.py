@@ -37,6 +37,7 @@ _CONTRAST = 3  # refusals, without which a uniform answer does not show that a c
 
 # --- answers ---
 
+_SENTENCE = re.compile(r"[A-Z][\w'-]*(?: [^\n ]+)+[.!]")
 _SHORT = 120  # characters of a sentence that may be a refusal
 _CONFIRMATION = 60  # characters of an answer that may be given whatever is asked
 _ANSWERS_KEPT = 200  # of one operation
@@ -237,6 +238,7 @@ class OperationStats:
         self.words: dict[str, dict[str, int]] = {}  # kind -> value without digits -> times shown
         # sentence -> operation -> the values of some calls that gave it, which it does not mention
         self.sentences: dict[str, dict[str, list[str]]] = {}
+        self.marked = 0  # refusals that a world of tools marked as such
         self.quiet: dict[str, Rate] = {}  # sentence given between two readings: they differ
         # operation -> call -> [start, its answer there, arguments]
         self.first: dict[str, dict[str, list[Any]]] = {}
@@ -273,7 +275,7 @@ class OperationStats:
         is tested enough."""
         role = self.roles[event.name]
         forms = role.effects_by_form
-        if event.prose and len(forms) < _FORMS_TESTED:
+        if self.tells(event) and len(forms) < _FORMS_TESTED:
             if forms.get(self.form_of(event), NO_TRIALS)[1] < 2:
                 return False
         return role.is_clear()
@@ -282,13 +284,18 @@ class OperationStats:
         """Count a test of an operation's effect. differ: what others show did."""
         role = self.roles[event.name]
         record(role.effects, differ)
-        if event.prose:
+        if self.tells(event):
             tally(role.effects_by_form, self.form_of(event), differ)
 
+    def tells(self, event: Event) -> bool:
+        """Return True if an answer is in sentences of which some may be refusals: in prose, and
+        where a world of tools has marked no refusal."""
+        return event.prose or (not self.marked and bool(_SENTENCE.fullmatch(event.result.strip())))
+
     def form_of(self, event: Event) -> str:
-        """Return the form of an answer in prose, "" elsewhere: the first words without the call's
-        values."""
-        if not event.prose:
+        """Return the form of an answer in sentences, "" elsewhere: the first words without the
+        call's values."""
+        if not self.tells(event):
             return ""
         given = " ".join(event.values).lower().split()
         words = re.findall(r"[^\W\d]+", event.result.lower()[: 2 * _SHORT])
@@ -441,7 +448,10 @@ class OperationStats:
         role.outcomes[outcome] = role.outcomes.get(outcome, 0) + 1
         followed[event.name] = followed.get(event.name, 0) + 1
         self._learn_answer(event, role.answers)
-        if event.prose:
+        if not (event.ok or event.prose or self.refuses(event.result)):
+            self.marked += 1
+            self.sentences.clear()
+        if self.tells(event):
             self._learn_sentence(event)
         worked = event.ok and (not self.says_nothing(event) or role.only_confirms)
         places = _places(event.name, event.arguments)

@@ -33,6 +33,7 @@ STRANGERS = {
         ("start_pump", "water"),
     ),
     # names of two words in lines of text, and values that a description alone tells
+    "robot": ({"go", "take", "drop"}, None),  # refusals that are sentences like all others
     "hotel": ({"check_in", "clean_room", "charge", "set_heating"}, ("clean_room", "check_in")),
 }
 BUDGET = 60

@@ -89,6 +89,7 @@ LEND = "Lend a book to a member: book Emma, member Hana"
         ),
         ("Assign a card to kim, lee or max: card C1, owner lee.", ["C1", "lee"], "Assign C1 to lee."),
         ("Set the heat of a pot, 1 to 9: pot P1, heat 4.", ["P1", "4"], "Set the heat of P1: heat 4."),
+        ("Take a thing that is here: thing cup.", ["cup"], "Take cup."),
         ("Look up an office: phone and head: city Rome.", ["Rome"],
          "Look up an office: phone and head: city Rome."),
     ],
