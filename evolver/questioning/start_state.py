@@ -24,7 +24,6 @@ from evolver.questioning.calls import (
     Key,
     Operation,
     Operations,
-    has_digit,
 )
 from evolver.questioning.operation_stats import GUESSED, NO_TRIALS, OperationStats, is_field
 from evolver.questioning.tasks import CLOSING
@@ -174,8 +173,8 @@ class StartState:
         return known
 
     def naming(self, ids: set[str]) -> set[str]:
-        """Return the kinds of values that name the rows of an answer without ids: words that differ
-        from row to row and that arguments accept, of several the first in a row."""
+        """Return the kinds of values that name the rows of an answer without ids: the first ones
+        that differ from row to row, if they are words or arguments accept them."""
         found: set[str] = set()
         for reading in self.initial:
             kinds = dict.fromkeys(kind for cell in reading for kind in cell.kinds)
@@ -185,7 +184,7 @@ class StartState:
                 values = [cell.value for cell in reading if kind in cell.kinds]
                 rows = {cell.row for cell in reading if kind in cell.kinds}
                 apart = len(rows) > 1 and len(set(values)) == len(values) == len(rows)
-                if apart and not any(map(has_digit, values)) and self.stats.accepted(kind):
+                if apart and (all(map(str.isalpha, values)) or self.stats.accepted(kind)):
                     found.add(kind)
                     break
         return found
