@@ -227,7 +227,7 @@ def _operations(function: dict[str, Any], write: CallText) -> list[Operation]:
     name, description = function["name"], str(function.get("description") or "")
     schema = function.get("parameters") or {}
     properties = schema.get("properties") or {}
-    required = list(schema.get("required", properties))
+    required = required_of(schema)
     if len(properties) == 1:
         ((parameter, inner),) = properties.items()
         examples, choices = inner.get("examples") or [], inner.get("enum") or []
@@ -236,6 +236,15 @@ def _operations(function: dict[str, Any], write: CallText) -> list[Operation]:
         if 0 < len(choices) <= _MOST_CHOICES:
             return [_with_choice(name, parameter, choice, write) for choice in choices]
     return [Operation(name, description, properties, required, lambda given: write(name, given))]
+
+
+def required_of(schema: Json) -> list[str]:
+    """Return the properties that an object must have. Many who mean all of them list none, so that
+    without a list those without a default are meant."""
+    if "required" in schema:
+        return list(schema["required"])
+    properties = schema.get("properties") or {}
+    return [name for name, inner in properties.items() if "default" not in inner]
 
 
 def _with_choice(name: str, parameter: str, choice: Any, write: CallText) -> Operation:

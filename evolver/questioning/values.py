@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from envs.probed import Cell, cells
-from evolver.questioning.calls import Event, Json, Key, Operation, key_of
+from evolver.questioning.calls import Event, Json, Key, Operation, key_of, required_of
 from evolver.questioning.operation_stats import (
     GUESSED,
     LISTED,
@@ -194,7 +194,7 @@ class Values:
             return self._several([(f"{place}.*", schema.get("items") or {})] * size, given)
         if schema.get("type") == "object":
             inner = schema.get("properties") or {}
-            names = schema.get("required", list(inner))
+            names = required_of(schema)
             wanted = [(f"{place}.{name}", inner.get(name, {})) for name in names]
             values, chance = self._several(wanted, given)
             return None if values is None else dict(zip(names, values)), chance

@@ -246,6 +246,10 @@ def test_no_block_of_a_result_is_lost():
         (["[FILE] a.txt"], {"content": "[FILE] a.txt"}, "[FILE] a.txt"),
         (['[{"name": "Ann"}]'], {"entities": [{"name": "Ann"}]}, '[{"name": "Ann"}]'),
         (["3"], {"notes": 3}, '3\n{"notes": 3}'),
+        (['{\n  "a": 1\n}', '{"a": 2}'], {"result": [{"a": 1}, {"a": 2}]}, '[{"a": 1}, {"a": 2}]'),
+        (['{"a": 1}'], {"result": [{"a": 1}]}, '[{"a": 1}]'),
+        (['{\n  "a": 1\n}'], {"a": 1}, '{"a": 1}'),
+        (['{"a": 1}', '{"a": 2}'], None, '[{"a": 1}, {"a": 2}]'),
     ],
 )
 def test_structured_content_is_shown_unless_the_texts_say_it(texts, structured, shown):

@@ -10,7 +10,7 @@ from envs import make
 from envs.probed import probed
 from envs.toolcalls import call_text, parse
 from envs.world import StepResult
-from evolver.questioning.calls import succeeded
+from evolver.questioning.calls import required_of, succeeded
 from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.values import NEW_TEXTS
 from evolver.replaying import replay
@@ -138,3 +138,16 @@ def test_a_record_of_a_failure_is_a_refusal(answer):
 @pytest.mark.parametrize("answer", ['{"error": null, "n": 1}', '{"status": "open"}', "{", "[]"])
 def test_other_records_are_none(answer):
     assert succeeded(StepResult([{"role": "tool", "content": answer}]))
+
+
+@pytest.mark.parametrize(
+    ("schema", "required"),
+    [
+        ({"properties": {"a": {}, "b": {}}, "required": ["b"]}, ["b"]),
+        ({"properties": {"a": {}, "b": {"default": None}}}, ["a"]),  # as pydantic writes it
+        ({"properties": {"a": {}}, "required": []}, []),
+        ({}, []),
+    ],
+)
+def test_arguments_that_a_schema_wants(schema, required):
+    assert required_of(schema) == required

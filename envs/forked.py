@@ -1,0 +1,226 @@
+"""Copies of a Python program that was started once: its imports take most of its start.
+
+`copying` gives a command line that behaves like `python program.py ARGUMENTS`, in a fraction of the
+time. The first one starts a process that imports what the program imports at its top, runs nothing
+of it, and forks for each command that connects to it. The copy has the streams, arguments,
+directory and environment of the command, runs the program from its first line, and ends when the
+command is ended.
+
+This file also runs by itself, in the program's interpreter, which may lack this package and all
+others: it imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import array
+import ast
+import atexit
+import contextlib
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import random
+import re
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+STARTS_S = 60.0  # until the imports are done
+_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+_running: dict[str, tuple[subprocess.Popen[bytes], str] | None] = {}
+_lock = threading.Lock()
+
+
+# --- where commands are started -------------------------------------------------------------------
+
+
+def copying(words: list[str], env: dict[str, str]) -> list[str]:
+    """Return a command line that runs `words` as a copy, or `words` where that is not possible: the
+    program is not a Python file, this system cannot fork, or its imports start threads.
+
+    env: the environment of the imports.
+    """
+    if len(words) < 2 or not words[1].endswith(".py") or not Path(words[1]).is_file():
+        return words
+    if not _PYTHON.fullmatch(Path(words[0]).name) or not hasattr(os, "fork"):
+        return words
+    program = str(Path(words[1]).resolve())
+    key = json.dumps([words[0], program, env], sort_keys=True)
+    with _lock:
+        if key not in _running:
+            _running[key] = _started(words[0], program, env)
+        running = _running[key]
+        if running is None or running[0].poll() is not None:
+            return words
+    return [words[0], "-I", "-S", __file__, "join", running[1], *words[2:]]
+
+
+def _started(
+    python: str, program: str, env: dict[str, str]
+) -> tuple[subprocess.Popen[bytes], str] | None:
+    """Start the process that is copied, and return it with the path of its socket."""
+    folder = tempfile.mkdtemp(prefix="copies-")
+    place = str(Path(folder) / "socket")
+    process = subprocess.Popen(
+        [python, __file__, "serve", place, program],
+        stdin=subprocess.PIPE,  # closed with this process, and the other one ends with it
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=env | {"PYTHONSAFEPATH": "1"},  # what lies beside this file is nobody's package
+    )
+    assert process.stdout
+    ready, _, _ = select.select([process.stdout], [], [], STARTS_S)
+    if ready and process.stdout.readline() == b"ready\n":
+        return process, place
+    process.kill()
+    process.wait()
+    return None
+
+
+@atexit.register
+def _end() -> None:
+    for running in _running.values():
+        if running is not None:
+            running[0].kill()
+            running[0].wait()
+            with contextlib.suppress(OSError):
+                Path(running[1]).unlink(missing_ok=True)
+                Path(running[1]).parent.rmdir()
+    _running.clear()
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def join(place: str, arguments: list[str]) -> int:
+    """Have the program run with the streams of this process, and return its exit code."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(place)
+        asked = {"arguments": arguments, "folder": os.getcwd(), "env": dict(os.environ)}
+        text = json.dumps(asked).encode()
+        streams = array.array("i", [0, 1, 2])
+        size = len(text).to_bytes(8, "big")
+        connection.sendmsg([size], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams.tobytes())])
+        connection.sendall(text)
+        for stream in (0, 1, 2):
+            os.close(stream)  # the copy has them, and closing them there has to be seen
+        code = connection.recv(1)
+    return code[0] if code else 1
+
+
+# --- the process that is copied -------------------------------------------------------------------
+
+
+def serve(place: str, program: str) -> None:
+    """Import what the program imports and run a copy for each command until standard input ends."""
+    preload(program)
+    if len(os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else [0]) > 1:
+        return  # threads are not copied
+    # A program that sets up logging finds it done: tracebacks in colour take 0.3 s each.
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's: the user ends the commands
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(place)
+        listening.listen(64)
+        os.write(1, b"ready\n")
+        while True:
+            if 0 in select.select([0, listening.fileno()], [], [])[0]:
+                return
+            connection, _ = listening.accept()
+            if os.fork() == 0:
+                listening.close()
+                attend(connection, program)
+            connection.close()
+
+
+def preload(program: str) -> None:
+    """Import the installed packages that a program imports at its top. What lies beside it may have
+    state, and is imported by each copy."""
+    beside = str(Path(program).parent)
+    sys.path.insert(0, beside)
+    for node in ast.parse(Path(program).read_text(encoding="utf-8")).body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        for name in names:
+            with contextlib.suppress(Exception):
+                spec = importlib.util.find_spec(name.partition(".")[0])
+                if spec and not str(spec.origin).startswith(beside + os.sep):
+                    importlib.import_module(name)
+
+
+def attend(connection: socket.socket, program: str) -> None:
+    """Run the program for one command in a further copy, and end it if the command is ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    size, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(3 * array.array("i").itemsize))
+    streams = array.array("i", ancillary[0][2])
+    text = b""
+    while len(text) < int.from_bytes(size, "big"):
+        text += connection.recv(1 << 16)
+    alive, held = os.pipe()  # the copy holds one end, whose closing tells of its end
+    copy = os.fork()
+    if copy == 0:
+        connection.close()
+        os.close(alive)
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        # Without the interpreter's own end, which takes as long as all else: it frees every module.
+        os._exit(ended(program, json.loads(text)) & 255)
+    for stream in (0, 1, 2, held, *streams):
+        os.close(stream)
+    if connection.fileno() in select.select([connection.fileno(), alive], [], [])[0]:
+        os.kill(copy, signal.SIGKILL)  # the command was ended
+    _, status = os.waitpid(copy, 0)
+    with contextlib.suppress(OSError):
+        connection.send(bytes([os.waitstatus_to_exitcode(status) & 255]))
+    os._exit(0)
+
+
+def run(program: str, arguments: list[str], folder: str, env: dict[str, str]) -> None:
+    """Run the program in this process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(env)
+    random.seed()  # or chance would be the same in each copy
+    sys.argv = [program, *arguments]
+    runpy.run_path(program, run_name="__main__")
+
+
+def ended(program: str, asked: dict[str, Any]) -> int:
+    """Run the program, and return its exit code once its threads and exit handlers are done."""
+    code = 0
+    try:
+        run(program, **asked)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    return code
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "join":
+        sys.exit(join(sys.argv[2], sys.argv[3:]))
+    serve(sys.argv[2], sys.argv[3])
