@@ -39,6 +39,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
+from envs.renamed import KEY, mapped, meant, shown
 from envs.toolcalls import parse
 from envs.world import (
     Evaluation,
@@ -376,14 +377,25 @@ class Probed(Proxy):
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         self._begin(task, seed)
-        return self.world.reset(self._inner, seed)
+        observation = self.world.reset(self._inner, seed)
+        if KEY in task.meta:
+            for message in observation.messages:
+                parts = str(message["content"]).split(task.query)  # which is renamed already
+                message["content"] = task.query.join(map(shown(task), parts))
+        return observation
 
     def step(self, action: str) -> StepResult:
         self._return()
+        task, renames = self._task, self._task is not None and KEY in self._task.meta
+        if task is not None and renames:
+            action = meant(task)(action)
         result = self.world.step(action)
         self._actions.append(action)
         self._evaluation, self._over = None, result.over
         self._answer = result.info.get("answer")
+        if task is not None and renames:
+            result.messages = mapped(result.messages, shown(task))
+            result.info = mapped(result.info, shown(task))
         if self._over and self._task and is_probed(self._task):
             result.reward = self.evaluate().score
         return result

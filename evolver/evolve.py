@@ -30,6 +30,7 @@ from ml_collections import ConfigDict
 
 from envs import check
 from envs.probed import probed
+from envs.renamed import renamed
 from envs.world import Task, World
 from evolver import loop, modes
 from evolver.build import (
@@ -484,7 +485,10 @@ def trained(config: Any, folder: Path, probes: Scores) -> None:
     if config.steps in scores and (folder / "trained/policy/README.md").is_file():
         return
     c = config.copy_and_resolve_references()
-    c.questioning.tasks = str(folder / f"train{TASK_FILE}")
+    c.questioning.tasks = str(folder / f"renamed{TASK_FILE}")
+    solved = [renamed(task, task.id) for task in read_tasks(folder / f"train{TASK_FILE}")]
+    lines = [json.dumps(task.to_dict(), ensure_ascii=False) + "\n" for task in solved]
+    write_atomically(c.questioning.tasks, "".join(lines))
     c.eval.update(at(temperature(probes)))
     c.rollout.temperature = hottest(probes)
     c.rollout.tasks = min(c.rollout.tasks, len(read_tasks(c.questioning.tasks)))
