@@ -568,6 +568,9 @@ class Evolve(Group):
     other_ids: Count = 16
     """Sets of ids in whose place each of them is imitated, so that a policy looks ids up; 0 = its
     own ids alone."""
+    renames: bool = False
+    """Show other digits in the ids of each task that trains, so that a policy goes on looking ids
+    up: the few starts of a world have few ids."""
     guided: Fraction = 0.0
     """Share of the imitated episodes that begin with the experience that guides rollouts of their
     task, so that a policy learns to follow it; navigating.enabled."""

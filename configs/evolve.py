@@ -77,6 +77,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.evolve.rounds = 3
     config.evolve.solutions = 1000
     config.evolve.guided = 0.25
+    config.evolve.renames = True
     config.evolve.updates = 60
     config.evolve.rows = 8
     config.evolve.lr = 3e-4

@@ -356,8 +356,8 @@ def is_probed(task: Task) -> bool:
 
 
 class Probed(Proxy):
-    """A world that checks tasks with probes, and leaves everything else to the world that it
-    wraps."""
+    """A world that checks tasks with probes and understands those whose ids are renamed
+    (envs/renamed.py), and leaves everything else to the world that it wraps."""
 
     def __init__(self, world: World):
         self.world, self.name = world, world.name
@@ -386,14 +386,14 @@ class Probed(Proxy):
 
     def step(self, action: str) -> StepResult:
         self._return()
-        task, renames = self._task, self._task is not None and KEY in self._task.meta
-        if task is not None and renames:
-            action = meant(task)(action)
-        result = self.world.step(action)
+        task = (
+            self._task if self._task and KEY in self._task.meta else None
+        )  # if its ids are others
+        result = self.world.step(action := meant(task)(action) if task else action)
         self._actions.append(action)
         self._evaluation, self._over = None, result.over
         self._answer = result.info.get("answer")
-        if task is not None and renames:
+        if task:
             result.messages = mapped(result.messages, shown(task))
             result.info = mapped(result.info, shown(task))
         if self._over and self._task and is_probed(self._task):

@@ -21,6 +21,7 @@ KEY = "ids"  # of `Task.meta`: {"key": text, "forms": [...]}
 _WORD = re.compile(r"[\w-]*\d[\w-]*")
 _DIGITS = re.compile(r"\d+")
 _MOST = 4  # digits that are permuted together
+_WRITTEN = ("named", "hidden", "sibling", "tried")  # what `Task.meta` holds in the task's words
 
 
 def form_of(word: str) -> str:
@@ -45,9 +46,6 @@ def renamed(task: Task, key: str) -> Task:
     meta = task.meta | meta | {KEY: {"key": key, "forms": forms}}
     reference = [change(action) for action in task.reference]
     return replace(task, query=change(task.query), reference=reference, meta=meta)
-
-
-_WRITTEN = ("named", "hidden", "sibling", "tried")  # what `Task.meta` holds in the task's words
 
 
 def shown(task: Task) -> Callable[[str], str]:

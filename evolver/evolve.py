@@ -8,6 +8,7 @@ Each stage leaves files in the workdir and is skipped when they are complete:
     pretrained-probes/, pretrained/    evaluations of the policy that it starts from
     imitated-1/policy, imitated-1-probes/, ...    the policy after each round of imitating half of
                      the explorer's solutions, and its evaluation
+    renamed.jsonl    the training tasks with other ids, each with its own, for the run
     trained/, trained-probes/    the run, and an evaluation of its policy
     summary.md, rollouts.txt    the table, and three rollouts to read
 
@@ -485,10 +486,12 @@ def trained(config: Any, folder: Path, probes: Scores) -> None:
     if config.steps in scores and (folder / "trained/policy/README.md").is_file():
         return
     c = config.copy_and_resolve_references()
-    c.questioning.tasks = str(folder / f"renamed{TASK_FILE}")
-    solved = [renamed(task, task.id) for task in read_tasks(folder / f"train{TASK_FILE}")]
-    lines = [json.dumps(task.to_dict(), ensure_ascii=False) + "\n" for task in solved]
-    write_atomically(c.questioning.tasks, "".join(lines))
+    c.questioning.tasks = str(folder / f"train{TASK_FILE}")
+    if c.evolve.renames:
+        solved = [renamed(task, task.id) for task in read_tasks(c.questioning.tasks)]
+        lines = [json.dumps(task.to_dict(), ensure_ascii=False) + "\n" for task in solved]
+        c.questioning.tasks = str(folder / f"renamed{TASK_FILE}")
+        write_atomically(c.questioning.tasks, "".join(lines))
     c.eval.update(at(temperature(probes)))
     c.rollout.temperature = hottest(probes)
     c.rollout.tasks = min(c.rollout.tasks, len(read_tasks(c.questioning.tasks)))

@@ -58,6 +58,9 @@ def test_one_command_goes_from_a_world_to_a_table_and_resumes(desk, tmp_path, ca
     assert "sharpening" in table and "difficulty" in table
     assert "success: False" in (folder / "rollouts.txt").read_text()
     assert (folder / "trained/policy/model.safetensors").is_file()
+    trained, own = (read_tasks(folder / f"{name}.jsonl") for name in ("renamed", "train"))
+    assert [task.id for task in trained] == [task.id for task in own]
+    assert sum("ids" in task.meta for task in trained) == len(own)
     assert "On 2 probes, success is " in table and ": use " in table
 
     assert command.main(words) == 0
