@@ -25,6 +25,7 @@ import random
 import re
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -56,10 +57,13 @@ def copying(words: list[str], env: dict[str, str]) -> list[str]:
     program = str(Path(words[1]).resolve())
     key = json.dumps([words[0], program, env], sort_keys=True)
     with _lock:
-        if key not in _running:
-            _running[key] = _started(words[0], program, env)
-        running = _running[key]
-        if running is None or running[0].poll() is not None:
+        running = _running.get(key)
+        lost = running and (running[0].poll() is not None or not Path(running[1]).exists())
+        if running and lost and running[0].stdin:
+            running[0].stdin.close()
+        if lost or key not in _running:
+            running = _running[key] = _started(words[0], program, env)
+        if running is None:
             return words
     return [words[0], "-I", "-S", __file__, "join", running[1], *words[2:]]
 
@@ -76,6 +80,7 @@ def _started(
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=env | {"PYTHONSAFEPATH": "1"},  # what lies beside this file is nobody's package
+        start_new_session=True,  # a group that is killed leaves it the time to clean up
     )
     assert process.stdout
     ready, _, _ = select.select([process.stdout], [], [], STARTS_S)
@@ -83,18 +88,17 @@ def _started(
         return process, place
     process.kill()
     process.wait()
+    shutil.rmtree(folder)
     return None
 
 
 @atexit.register
 def _end() -> None:
+    """End the processes that are copied. Where this one is killed, they end by themselves."""
     for running in _running.values():
-        if running is not None:
-            running[0].kill()
+        if running is not None and running[0].stdin:
+            running[0].stdin.close()
             running[0].wait()
-            with contextlib.suppress(OSError):
-                Path(running[1]).unlink(missing_ok=True)
-                Path(running[1]).parent.rmdir()
     _running.clear()
 
 
@@ -133,14 +137,13 @@ def serve(place: str, program: str) -> None:
         listening.bind(place)
         listening.listen(64)
         os.write(1, b"ready\n")
-        while True:
-            if 0 in select.select([0, listening.fileno()], [], [])[0]:
-                return
+        while 0 not in select.select([0, listening.fileno()], [], [])[0]:
             connection, _ = listening.accept()
             if os.fork() == 0:
                 listening.close()
                 attend(connection, program)
             connection.close()
+    shutil.rmtree(os.path.dirname(place), ignore_errors=True)
 
 
 def preload(program: str) -> None:

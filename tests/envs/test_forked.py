@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,15 @@ def both(words, *arguments, **options):
     assert copy != [*words, *arguments]
     started = subprocess.run([*words, *arguments], capture_output=True, env=ENV, **options)
     return started, subprocess.run(copy, capture_output=True, env=ENV, **options)
+
+
+def ends(number):
+    """Wait until a process has ended."""
+    deadline = time.monotonic() + 30
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.kill(number, 0)
+            time.sleep(0.01)
 
 
 def test_a_copy_has_the_streams_arguments_folder_and_code_of_its_command(tmp_path):
@@ -81,11 +91,38 @@ def test_a_copy_ends_with_its_command(tmp_path):
     os.kill(number, 0)
     command.send_signal(signal.SIGKILL)
     command.wait()
+    ends(number)
+
+
+def test_nothing_stays_where_the_process_that_starts_copies_is_killed(tmp_path):
+    words = program(tmp_path, "import os, sys\nprint(os.getpid(), flush=True)\nsys.stdin.read()\n")
+    starting = f"""
+        import subprocess
+        from envs import forked
+        copy = forked.copying({words!r}, {ENV!r})
+        print(copy[5], flush=True)
+        subprocess.Popen(copy, stdin=subprocess.PIPE).wait()
+        """
+    starter = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(starting)], stdout=subprocess.PIPE, text=True
+    )
+    place, number = Path(starter.stdout.readline().strip()), int(starter.stdout.readline())
+    assert place.exists()
+    starter.kill()
+    starter.wait()
+    ends(number)
     deadline = time.monotonic() + 30
-    with pytest.raises(ProcessLookupError):
-        while time.monotonic() < deadline:
-            os.kill(number, 0)
-            time.sleep(0.01)
+    while place.parent.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_lost_socket_is_made_again(tmp_path):
+    words = program(tmp_path, "print('ran')\n")
+    first = forked.copying(words, ENV)
+    Path(first[5]).unlink()
+    second = forked.copying(words, ENV)
+    assert first != second and subprocess.check_output(second) == b"ran\n"
 
 
 def test_what_cannot_be_copied_is_started(tmp_path):
