@@ -19,12 +19,13 @@ import shlex
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from envs import forked, packages, profile
 from envs.toolworld import SYSTEM, ToolWorld
+from envs.values import mapped
 from envs.world import Task, Tool
 
 RESETS = ("reset", "reset_all", "reset_environment", "reset_server", "reset_state", "reset_world")
@@ -331,7 +332,7 @@ class _Session:
 
     def _ask(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
         folder = str(self._folder or SHOWN)
-        given = _mapped(arguments, lambda text: _SHOWN.sub(lambda _: folder, text))
+        given = mapped(arguments, lambda text: _SHOWN.sub(lambda _: folder, text))
         try:
             result = self._wait(self._client.call_tool(name, given))
         except Exception as error:
@@ -443,17 +444,6 @@ class _Session:
                 self._opened.set_exception(
                     error if isinstance(error, Exception) else RuntimeError("it was closed")
                 )
-
-
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a JSON value with its texts changed."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        return {name: _mapped(inner, change) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_mapped(inner, change) for inner in value]
-    return value
 
 
 def _tool(tool: Any) -> Tool:

@@ -39,8 +39,9 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from envs.renamed import KEY, mapped, meant, shown
+from envs.renamed import KEY, meant, shown
 from envs.toolcalls import parse
+from envs.values import mapped
 from envs.world import (
     Evaluation,
     Observation,

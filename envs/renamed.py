@@ -13,13 +13,13 @@ import random
 import re
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
 
+from envs.values import mapped
 from envs.world import Task
 
 KEY = "ids"  # of `Task.meta`: {"key": text, "forms": [...]}
-_WORD = re.compile(r"[\w-]*\d[\w-]*")
-_DIGITS = re.compile(r"\d+")
+_WORD = re.compile(r"[\w-]*[0-9][\w-]*")
+_DIGITS = re.compile(r"[0-9]+")  # those of other scripts would come back as these
 _MOST = 4  # digits that are permuted together
 _WRITTEN = ("named", "hidden", "sibling", "tried")  # what `Task.meta` holds in the task's words
 
@@ -62,17 +62,6 @@ def _change(task: Task, back: bool) -> Callable[[str], str]:
     ids = task.meta[KEY]
     forms = frozenset(ids["forms"])
     return functools.partial(_changed, key=ids["key"], forms=forms, back=back)
-
-
-def mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a JSON value with its texts changed."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        return {name: mapped(inner, change) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [mapped(inner, change) for inner in value]
-    return value
 
 
 def _changed(text: str, *, key: str, forms: Collection[str], back: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 # levels of lists and objects; serialisers and deep copies recurse, and fail at some hundreds
@@ -150,3 +151,14 @@ def _named(where: Place) -> str:
 def _short(where: Place) -> str:
     name = _named(where)
     return name if len(name) <= 60 else name[:60] + "..."
+
+
+def mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with its texts changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: mapped(inner, change) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [mapped(inner, change) for inner in value]
+    return value

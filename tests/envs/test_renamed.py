@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from envs.probed import probed
@@ -40,6 +40,7 @@ def test_ids_are_other_ids_of_their_form_in_the_words_and_the_solution():
     assert renamed(without, "a") is without
 
 
+@example("B\u0663\u0664 B34", "")  # digits of another script
 @given(st.text() | st.from_regex(r"([BM][0-9]{1,6}|[ ,\"-]){0,9}", fullmatch=True), st.text())
 def test_every_word_means_one_word(text, key):
     task = renamed(desk_task([call_text("lend", {"book": "B34", "member": "M1234567"})]), key)
