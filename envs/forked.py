@@ -35,6 +35,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+JOIN = Path(__file__).with_name("fork_client.py")
 STARTS_S = 60.0  # until the imports are done
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 _running: dict[str, tuple[subprocess.Popen[bytes], str] | None] = {}
@@ -65,7 +66,7 @@ def copying(words: list[str], env: dict[str, str]) -> list[str]:
             running = _running[key] = _started(words[0], program, env)
         if running is None:
             return words
-    return [words[0], "-I", "-S", __file__, "join", running[1], *words[2:]]
+    return [words[0], "-I", "-S", str(JOIN), running[1], *words[2:]]
 
 
 def _started(
@@ -75,7 +76,7 @@ def _started(
     folder = tempfile.mkdtemp(prefix="copies-")
     place = str(Path(folder) / "socket")
     process = subprocess.Popen(
-        [python, __file__, "serve", place, program],
+        [python, __file__, place, program],
         stdin=subprocess.PIPE,  # closed with this process, and the other one ends with it
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -100,25 +101,6 @@ def _end() -> None:
             running[0].stdin.close()
             running[0].wait()
     _running.clear()
-
-
-# --- the command ----------------------------------------------------------------------------------
-
-
-def join(place: str, arguments: list[str]) -> int:
-    """Have the program run with the streams of this process, and return its exit code."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(place)
-        asked = {"arguments": arguments, "folder": os.getcwd(), "env": dict(os.environ)}
-        text = json.dumps(asked).encode()
-        streams = array.array("i", [0, 1, 2])
-        size = len(text).to_bytes(8, "big")
-        connection.sendmsg([size], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams.tobytes())])
-        connection.sendall(text)
-        for stream in (0, 1, 2):
-            os.close(stream)  # the copy has them, and closing them there has to be seen
-        code = connection.recv(1)
-    return code[0] if code else 1
 
 
 # --- the process that is copied -------------------------------------------------------------------
@@ -224,6 +206,4 @@ def ended(program: str, asked: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "join":
-        sys.exit(join(sys.argv[2], sys.argv[3:]))
-    serve(sys.argv[2], sys.argv[3])
+    serve(sys.argv[1], sys.argv[2])

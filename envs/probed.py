@@ -19,7 +19,8 @@ value: there that call may have left another one.
 
 Probes are calls that change nothing that another probe shows. They run in order after the actions
 of the episode, so that the first ones may look up what the later ones need. `Probed` runs them in a
-repetition of the episode, so that checking changes nothing.
+repetition of the episode, so that checking changes nothing. In a world without snapshots, where
+each repetition is a new start, they run in the episode itself, before the text that closes it.
 
 Answers are compared as multisets of features (key, label, value): `key` holds the ids in the
 value's row, `label` its place in a JSON answer. Ids that the episode created are named by the order
@@ -367,9 +368,11 @@ class Probed(Proxy):
         self._actions: list[str] = []
         self._seed, self._over, self._answer = 0, False, None
         self._evaluation: Evaluation | None = None
-        self._left: list[
-            Any
-        ] = []  # [snapshot or None] if a check moved the world away from the episode
+        # [snapshot or None] if a check moved the world away from the episode
+        self._left: list[Any] = []
+        self._readings: list[Sequence[Cell]] | None = None  # made before the closing text
+        self._has_tools = False
+        self._has_snapshots: dict[str, bool] = {}  # by the name of a task's world
 
     def __getattr__(self, name: str) -> Any:
         if name == "world":  # not yet set, as in a copy
@@ -379,6 +382,7 @@ class Probed(Proxy):
     def reset(self, task: Task, seed: int = 0) -> Observation:
         self._begin(task, seed)
         observation = self.world.reset(self._inner, seed)
+        self._has_tools = bool(observation.tools)
         if KEY in task.meta:
             for message in observation.messages:
                 parts = str(message["content"]).split(task.query)  # which is renamed already
@@ -390,9 +394,18 @@ class Probed(Proxy):
         task = (
             self._task if self._task and KEY in self._task.meta else None
         )  # if its ids are others
-        result = self.world.step(action := meant(task)(action) if task else action)
+        action = meant(task)(action) if task else action
+        self._evaluation, self._readings = None, None
+        if self._probes_early(action):
+            self._readings = self._read_here()
+            if self._readings is None:
+                self._left = [None]
+                self._return()
+        result = self.world.step(action)
         self._actions.append(action)
-        self._evaluation, self._over = None, result.over
+        self._over = result.over
+        if self._readings is not None and not self._over:
+            self._left, self._readings = [None], None
         self._answer = result.info.get("answer")
         if task:
             result.messages = mapped(result.messages, shown(task))
@@ -406,20 +419,17 @@ class Probed(Proxy):
         if self._task is None or not is_probed(self._task):
             return self.world.evaluate()
         if self._evaluation is None:
-            self._left = self._left or [snapshot_of(self.world)]
             verifier, closing = self._task.verifier, self._closing()
-            actions = self._actions if closing is None else self._actions[:-1]
-            readings = self._read(verifier["probes"], actions)
-            if (
-                readings is None
-            ):  # the last call ended the episode, after which the world shows nothing
-                readings = self._read(verifier["probes"], actions[:-1]) or [
-                    [] for _ in verifier["probes"]
-                ]
-            self._evaluation = judge(verifier, readings, closing)
+            if self._readings is None:
+                self._readings = self._read_all(
+                    self._actions[: -1 if closing is not None else None]
+                )
+            self._evaluation = judge(verifier, self._readings, closing)
         return self._evaluation
 
     def snapshot(self) -> dict[str, Any]:
+        if self._left == [None]:
+            raise NotImplementedError(f"{self.name} has no snapshots")
         self._return()
         if self._task is None:
             raise RuntimeError("no episode: reset the world first")
@@ -454,7 +464,7 @@ class Probed(Proxy):
             None,
         )
         self._inner = replace(task, verifier=task.verifier["start"]) if is_probed(task) else task
-        self._evaluation, self._left, self._record = None, [], None
+        self._evaluation, self._readings, self._left, self._record = None, None, [], None
 
     def _closing(self) -> str | None:
         """Return the last action if it ended the episode and is a text without calls, or code; if
@@ -465,6 +475,42 @@ class Probed(Proxy):
             return self._answer
         turn = parse(self._actions[-1])
         return None if turn.calls or turn.errors else turn.content
+
+    def _probes_early(self, action: str) -> bool:
+        """Return True for a text that will end an episode whose world is slow to start again."""
+        task = self._task
+        if task is None or not is_probed(task) or self._over or not self._has_tools:
+            return False
+        turn = parse(action)
+        if turn.calls or turn.errors or task.verifier.get("code"):
+            return False
+        if task.env not in self._has_snapshots:
+            self._has_snapshots[task.env] = snapshot_of(self.world) is not None
+        return not self._has_snapshots[task.env]
+
+    def _read_all(self, actions: Sequence[str]) -> list[Sequence[Cell]]:
+        """Return the answers to the probes after the actions, empty ones if it shows none."""
+        assert self._task
+        probes = self._task.verifier["probes"]
+        self._left = self._left or [snapshot_of(self.world)]
+        here = self._read_here() if self._left == [None] and not self._over else None
+        for played in (actions, actions[:-1]):
+            if (
+                here is None
+            ):  # also where the last call ended the episode: nothing is shown after it
+                here = self._read(probes, played)
+        return [[] for _ in probes] if here is None else here
+
+    def _read_here(self) -> list[Sequence[Cell]] | None:
+        """Run the probes in the episode itself. Return None if they end it."""
+        assert self._task
+        readings: list[Sequence[Cell]] = []
+        for probe in self._task.verifier["probes"]:
+            result = self.world.step(probe["action"])
+            readings.append(cells(probe["tool"], text_of(result.messages)))
+            if result.over:
+                return None
+        return readings
 
     def _read(
         self, probes: list[dict[str, Any]], actions: Sequence[str]

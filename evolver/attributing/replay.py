@@ -267,6 +267,7 @@ class _Episodes:
         self.opening = opening_words(world.reset(task, task.seed))
         self._nodes: dict[tuple[_Move, ...], _Node] = {(): _Node(snapshot_of(world))}
         self._ends: dict[tuple[_Move, ...], _End] = {}
+        self._at: tuple[_Move, ...] | None = ()  # the moves that led to where the world is
 
     def walk(self, moves: Sequence[_Move]) -> Iterator[_Node]:
         """Yield a node for each move, played in order; fewer nodes than moves if the episode ends
@@ -298,13 +299,14 @@ class _Episodes:
         """Play `moves` after a walked prefix. Return the node without snapshot, and which moves
         were taken."""
         node = dataclasses.replace(self._nodes[known])
-        if node.snapshot is None:
+        at, self._at = self._at, None
+        if node.snapshot is not None:
+            self.world.restore(node.snapshot)
+        elif at != known:  # a world without snapshots may be slow to start again
             replay(self.world, self.task, [move.action for move in known])
             self.steps += len(known)
-        else:
-            self.world.restore(node.snapshot)
         renamed: dict[str, str] = {}
-        taken = []
+        taken: list[bool] = []
         for move in moves:
             values = [_rename(value, renamed) for value in move.needed]
             taken.append(not node.ended and all(value in node.shown for value in values))
@@ -317,6 +319,8 @@ class _Episodes:
                 node.shown += words(text)
                 node.ended = result.terminated or result.truncated
                 node.failed = _only_errors(result.info)
+        if all(taken) and not renamed:
+            self._at = known + moves
         return node, taken
 
     def _value(self, evaluation: Evaluation) -> Value:

@@ -100,7 +100,7 @@ def test_nothing_stays_where_the_process_that_starts_copies_is_killed(tmp_path):
         import subprocess
         from envs import forked
         copy = forked.copying({words!r}, {ENV!r})
-        print(copy[5], flush=True)
+        print(copy[4], flush=True)
         subprocess.Popen(copy, stdin=subprocess.PIPE).wait()
         """
     starter = subprocess.Popen(
@@ -120,7 +120,7 @@ def test_nothing_stays_where_the_process_that_starts_copies_is_killed(tmp_path):
 def test_a_lost_socket_is_made_again(tmp_path):
     words = program(tmp_path, "print('ran')\n")
     first = forked.copying(words, ENV)
-    Path(first[5]).unlink()
+    Path(first[4]).unlink()
     second = forked.copying(words, ENV)
     assert first != second and subprocess.check_output(second) == b"ran\n"
 

@@ -7,7 +7,7 @@ import dataclasses
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.probed import (
@@ -23,7 +23,7 @@ from envs.probed import (
 )
 from envs.toolcalls import call_text
 from envs.travel import Travel
-from envs.world import World
+from envs.world import Observation, StepResult, World
 from tests.evolver.toy import Library, attempt, call, task
 
 IDS = ["B99"]
@@ -56,6 +56,85 @@ SEEN = [call("shelf", "red"), call("lend", "B11")]
 
 class NoSnapshots(Library):
     snapshots = False
+
+
+class Counted(NoSnapshots):
+    resets = 0
+
+    def reset(self, task, seed=0):
+        self.resets += 1
+        return super().reset(task, seed)
+
+
+class Goes(NoSnapshots):
+    """A text does not end the episode."""
+
+    def step(self, action):
+        return dataclasses.replace(super().step(action), terminated=False)
+
+
+class Short(Library):
+    """The episode ends after four turns, probes included."""
+
+    def reset(self, task, seed=0):
+        self.left = 4
+        return super().reset(task, seed)
+
+    def step(self, action):
+        self.left -= 1
+        if self.left < 0:
+            return StepResult([], terminated=True)
+        result = super().step(action)
+        return dataclasses.replace(result, truncated=not self.left)
+
+    def snapshot(self):
+        return [super().snapshot(), self.left] if self.snapshots else super().snapshot()
+
+    def restore(self, snapshot):
+        super().restore(snapshot[0])
+        self.left = snapshot[1]
+
+
+class ShortNoSnapshots(Short):
+    snapshots = False
+
+
+some_actions = st.lists(
+    st.sampled_from([*SEEN, call("shelf", "blue"), call("mark", "B13"), "done", "B11"]), max_size=6
+)
+
+
+class TestWithoutSnapshots:
+    @given(some_actions, st.sampled_from([(Library, NoSnapshots), (Short, ShortNoSnapshots)]))
+    @settings(max_examples=150, deadline=None)
+    def test_it_scores_as_with_them(self, actions, worlds):
+        task = lend_b11(answer={"value": "B11", "others": ["B12"]})
+        with_them, without = (attempt(Probed(world()), task, actions) for world in worlds)
+        assert without.evaluation == with_them.evaluation
+        assert [t.observation for t in without.turns] == [t.observation for t in with_them.turns]
+
+    def test_an_episode_and_its_check_are_one_start(self):
+        for actions in ([*SEEN, "done"], SEEN, ["done"]):
+            world = Counted()
+            attempt(Probed(world), lend_b11(), actions)
+            assert world.resets == 1
+
+    def test_the_episode_goes_on_after_a_text_that_does_not_end_it(self):
+        plain, checked = Goes(), Probed(Goes())
+        plain.reset(task("Lend Dune."))
+        checked.reset(lend_b11())
+        for action in ["done", call("lend", "B11"), *SEEN, "done", call("mark", "B13")]:
+            assert checked.step(action).messages == plain.step(action).messages
+        assert checked.evaluate().success
+
+    def test_an_action_that_is_a_text_is_no_end(self):
+        class Typed(Counted):
+            def reset(self, task, seed=0):
+                return Observation(super().reset(task, seed).messages)
+
+        world = Typed()
+        attempt(Probed(world), lend_b11(), ["look"])
+        assert world.resets == 2  # the second is the check after the end
 
 
 class TestChecking:

@@ -276,6 +276,18 @@ class TestCost:
         judge.label([one] * 8)
         assert judge.metrics()["attributing/env_steps"] == steps
 
+    def test_without_snapshots_a_turn_costs_one_start(self):
+        class Counted(NoSnapshots):
+            resets = 0
+
+            def reset(self, task, seed=0):
+                Counted.resets += 1
+                return super().reset(task, seed)
+
+        judge, trajectory = judge_of(Counted), tried(GREEN, RED, LEND_15, "done")
+        judge.label([trajectory])
+        assert Counted.resets <= 1 + len(trajectory.turns)
+
     def test_the_bound_leaves_the_first_steps_undecided(self):
         judge = judge_of(max_replayed=40)
         found = values(judge, [tried(*LONG)])[0]
