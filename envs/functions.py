@@ -6,8 +6,10 @@ globals are the state.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import dataclasses
+import datetime
 import enum
 import importlib
 import inspect
@@ -18,9 +20,10 @@ import threading
 import types
 import typing
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from envs import profile
 from envs.toolworld import SYSTEM, ToolWorld
@@ -28,6 +31,7 @@ from envs.values import json_value
 from envs.world import Task, Tool, tool_of
 
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+TIMES = {datetime.datetime: "date-time", datetime.date: "date", datetime.time: "time"}
 STATE = "__evolver_state__"  # the global of a module that holds its state after the import
 QUERY = "Find out what can be done with the tools."
 _SECTION = re.compile(r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?):?\s*$")
@@ -38,9 +42,11 @@ _locks: dict[str, threading.RLock] = {}
 class Functions(ToolWorld):
     """The public functions of a module as tools. A turn without a call ends the episode.
 
-    A tool's schema comes from the annotations (str, int, float, bool, None, list, dict, Literal,
-    Enum, unions of these) and defaults, its description from the docstring. Arguments that do not
-    fit are errors, and so is an exception, whose message the agent reads. The state is every global
+    A tool's schema comes from the annotations (str, int, float, bool, None, list, tuple, set, dict,
+    Literal, Enum, dates and times, unions of these, and dataclasses, TypedDicts and pydantic models
+    of them) and defaults, its description from the docstring, that of a parameter from there or
+    from Annotated. Arguments that do not fit are errors, and so is an exception, whose message the
+    agent reads. A coroutine function is run to its end. The state is every global
     of the module that is data and can be copied: an episode begins with a copy of what was there
     after the import, passed through the function `reset` if the module has one; `reset` may take a
     seed. The generator of the module `random` is a part of the state. Worlds in one process share
@@ -74,7 +80,7 @@ class Functions(ToolWorld):
         if not self._functions:
             raise ValueError(f"the module {module} has no public functions")
         self._tools = [_tool(function) for function in self._functions.values()]
-        self._hints = {name: typing.get_type_hints(f) for name, f in self._functions.items()}
+        self._hints = {name: _hints(function) for name, function in self._functions.items()}
         self._starts = n_train if self._seeded else 1
         self._state: dict[str, Any] = {}
 
@@ -127,7 +133,8 @@ class Functions(ToolWorld):
         try:
             values = _fitting(function, self._hints[name], arguments)
             with self._playing():
-                text = _text(function(**values))
+                result = function(**values)
+                text = _text(_awaited(result) if inspect.iscoroutine(result) else result)
         except (Exception, SystemExit) as error:
             return f"error: {str(error) or type(error).__name__}", False
         return text, not text.lower().startswith("error")
@@ -176,18 +183,31 @@ def _copied(module: dict[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(state)  # at once, so that globals which share a list go on to do so
 
 
+def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of a coroutine, in a thread of its own: this one may have a loop."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
+
+
+def _hints(kind: Callable[..., Any]) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
 def _tool(function: Callable[..., Any]) -> Tool:
     """Return the schema of a function. Raises ValueError for a parameter that no schema fits."""
-    name, hints = function.__name__, typing.get_type_hints(function)
-    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-        raise ValueError(f"{name} is a coroutine or a generator, not a plain function")
+    name, hints = function.__name__, _hints(function)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ValueError(f"{name} is a generator, not a function that returns its result")
     description, described = _documented(inspect.getdoc(function) or "")
     properties, required = {}, []
     for parameter in inspect.signature(function).parameters.values():
         where = f"the parameter {parameter.name} of {name}"
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ValueError(f"{where} cannot be given by its name")
-        schema = _schema(hints.get(parameter.name, Any), where)
+        try:
+            schema = _schema(hints.get(parameter.name, Any), where)
+        except RecursionError:
+            raise ValueError(f"{where} has a type that contains itself") from None
         if parameter.name in described:
             schema["description"] = described[parameter.name]
         if parameter.default is parameter.empty:
@@ -203,25 +223,75 @@ def _schema(kind: Any, where: str) -> dict[str, Any]:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return {}
-    if kind in TYPES:
+    if origin is Annotated:
+        return _schema(inner[0], where) | _described(inner[1:])
+    if origin in (typing.Required, typing.NotRequired):
+        return _schema(inner[0], where)
+    if isinstance(kind, type) and kind in TYPES:
         return {"type": TYPES[kind]}
+    if isinstance(kind, type) and kind in TIMES:
+        return {"type": "string", "format": TIMES[kind]}
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return {"enum": [_plain(member) for member in kind]}
     if origin is Literal:
         return {"enum": [_plain(choice) for choice in inner]}
     if origin in (typing.Union, types.UnionType):
         return {"anyOf": [_schema(part, where) for part in inner]}
-    if (origin or kind) is list:
+    if (origin or kind) in (list, set, frozenset) or (origin is tuple and inner[1:] == (...,)):
         return {"type": "array", **({"items": _schema(inner[0], where)} if inner else {})}
+    if origin is tuple:
+        parts = [_schema(part, where) for part in inner]
+        return {"type": "array", "prefixItems": parts, "minItems": len(parts), "items": False}
+    if fields := _fields(kind):
+        return {
+            "type": "object",
+            "properties": {name: _schema(part, where) for name, (part, _) in fields.items()},
+            "required": [name for name, (_, required) in fields.items() if required],
+        }
     if (origin or kind) is dict:
         return {
             "type": "object",
             **({"additionalProperties": _schema(inner[1], where)} if inner else {}),
         }
     raise ValueError(
-        f"{where} has the type {kind}; it may have str, int, float, bool, list, dict, Literal, Enum"
-        " and unions of these"
+        f"{where} has the type {kind}; it may have str, int, float, bool, list, tuple, set, dict,"
+        " Literal, Enum, date, time, datetime, unions of these, and dataclasses, TypedDicts and"
+        " pydantic models of them"
     )
+
+
+def _described(extras: tuple[Any, ...]) -> dict[str, str]:
+    """Return the description among what Annotated says of a type: a text, or an object that has
+    one, such as pydantic's Field."""
+    for extra in extras:
+        text = extra if isinstance(extra, str) else getattr(extra, "description", None)
+        text = text or getattr(extra, "documentation", None)
+        if isinstance(text, str):
+            return {"description": text}
+    return {}
+
+
+def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
+    """Return {name: (type, True if it has to be given)} of a dataclass, a TypedDict or a pydantic
+    model, and {} of anything else."""
+    if not isinstance(kind, type):
+        return {}
+    if dataclasses.is_dataclass(kind):
+        missing = dataclasses.MISSING
+        fields, hints = [f for f in dataclasses.fields(kind) if f.init], _hints(kind)
+        return {
+            f.name: (hints[f.name], f.default is missing and f.default_factory is missing)
+            for f in fields
+        }
+    if typing.is_typeddict(kind):
+        required = typing.cast(Any, kind).__required_keys__
+        return {name: (part, name in required) for name, part in _hints(kind).items()}
+    if hasattr(kind, "model_validate"):
+        return {
+            name: (Annotated[f.annotation, f], f.is_required())
+            for name, f in typing.cast(Any, kind).model_fields.items()
+        }
+    return {}
 
 
 def _documented(text: str) -> tuple[str, dict[str, str]]:
@@ -260,16 +330,19 @@ def _fitting(
 def _taken(value: Any, kind: Any, name: str) -> Any:
     """Return a JSON value as its annotation takes it. Raises ValueError if it does not fit."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (Annotated, typing.Required, typing.NotRequired):
+        return _taken(value, inner[0], name)
     if origin in (typing.Union, types.UnionType):
         for part in inner:
             try:
                 return _taken(value, part, name)
             except ValueError:
                 continue
-    elif kind is Any or (
-        kind in TYPES and type(value) in ((float, int) if kind is float else (kind,))
-    ):
+    elif kind is Any:
         return value
+    elif isinstance(kind, type) and kind in TYPES:
+        if type(value) in ((float, int) if kind is float else (kind,)):
+            return value
     elif origin is Literal:
         if any(_same(_plain(choice), value) for choice in inner):
             return value
@@ -277,8 +350,21 @@ def _taken(value: Any, kind: Any, name: str) -> Any:
         for member in kind:
             if _same(_plain(member), value):
                 return member
-    elif (origin or kind) is list and isinstance(value, list):
-        return [_taken(item, inner[0] if inner else Any, f"an item of {name}") for item in value]
+    elif isinstance(kind, type) and kind in TIMES and isinstance(value, str):
+        with suppress(ValueError):
+            return typing.cast(Any, kind).fromisoformat(value)
+    elif (origin or kind) in (list, tuple, set, frozenset) and isinstance(value, list):
+        parts = inner or (Any, ...)
+        if origin is not tuple or parts[1:] == (...,):
+            parts = parts[:1] * len(value)
+        if len(parts) == len(value):
+            items = [_taken(v, part, f"an item of {name}") for v, part in zip(value, parts)]
+            return (origin or kind)(items)
+    elif (fields := _fields(kind)) and isinstance(value, dict):
+        needed = {field for field, (_, required) in fields.items() if required}
+        if needed <= value.keys() <= fields.keys():
+            given = {key: _taken(v, fields[key][0], f"{name}.{key}") for key, v in value.items()}
+            return kind(**given)
     elif (origin or kind) is dict and isinstance(value, dict):
         part = inner[1] if inner else Any
         return {key: _taken(item, part, f"{name}.{key}") for key, item in value.items()}
@@ -304,6 +390,8 @@ def _plain(value: Any) -> Any:
         return _plain(value.value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if hasattr(value, "model_dump") and not isinstance(value, type):  # of pydantic
+        return _plain(value.model_dump())
     if isinstance(value, dict):
         items = {str(_plain(key)): _plain(item) for key, item in value.items()}
         return items if len(items) == len(value) else list(map(_plain, value.items()))

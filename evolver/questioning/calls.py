@@ -27,6 +27,7 @@ _SLOT = re.compile(r"\b[A-Z]{2,}\b")
 _BLOCK = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _PATH = re.compile(r"/\S*")  # of a folder, as far as its form tells
 _NAME = re.compile(r"[^\s/]+")
+_SENTENCE_END = re.compile(r"[.!?](?:\s|$)|\n")
 _MOST_CHOICES = 24  # of an argument, so that each choice is an operation of its own
 
 Key = tuple[str, str]  # a call: its operation and its arguments
@@ -234,7 +235,7 @@ def _operations(function: dict[str, Any], write: CallText) -> list[Operation]:
         if any(_SLOT.search(str(example)) for example in examples):
             return [_with_slots(name, parameter, str(example), write) for example in examples]
         if 0 < len(choices) <= _MOST_CHOICES:
-            return [_with_choice(name, parameter, choice, write) for choice in choices]
+            return [_with_choice(name, description, parameter, choice, write) for choice in choices]
     return [Operation(name, description, properties, required, lambda given: write(name, given))]
 
 
@@ -247,9 +248,15 @@ def required_of(schema: Json) -> list[str]:
     return [name for name, inner in properties.items() if "default" not in inner]
 
 
-def _with_choice(name: str, parameter: str, choice: Any, write: CallText) -> Operation:
+def _with_choice(
+    name: str, description: str, parameter: str, choice: Any, write: CallText
+) -> Operation:
     title = f"{name} {choice}"
-    return Operation(title, title, {}, [], lambda _: write(name, {parameter: choice}))
+    described = title
+    if description and isinstance(choice, str):  # a number of an action says nothing
+        end = _SENTENCE_END.search(description)
+        described = f"{description[: end.start()] if end else description}: {choice}"
+    return Operation(title, described, {}, [], lambda _: write(name, {parameter: choice}))
 
 
 def _with_slots(name: str, parameter: str, example: str, write: CallText) -> Operation:

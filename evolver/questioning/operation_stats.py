@@ -60,6 +60,7 @@ _SAME_NAME_ELSEWHERE = 0.3  # it comes from a field of the argument's name in an
 _DESCRIBED = 0.5  # from a field whose name is in the argument's description
 _TELLING = 3  # characters of a field's name; longer ones are no accident in a description
 _ENOUGH, _AS_OFTEN = 4, 0.5  # values that worked, and their share of the best rate, if any will do
+_NEARLY = 0.75  # of the rate of ids, from which other numbers do as well
 _AS_GOOD = 0.3  # of the best rate: kinds above are accepted about as likely as the best one
 
 # --- novelty ---
@@ -394,6 +395,17 @@ class OperationStats:
         worked, tried = (sum(column) for column in zip(NO_TRIALS, *anything))
         best = max((won / times for won, times in counts.values() if times >= _ENOUGH), default=1.0)
         return worked >= _ENOUGH and worked > _AS_OFTEN * best * tried
+
+    def prefers_ids(self, place: str) -> bool:
+        """Return False for an argument that has accepted other shown numbers as often as ids."""
+        ids, others = [0.0], [0.0]
+        for kind, (worked, tried) in self.kinds.get(place, {}).items():
+            if worked >= _ENOUGH and not kind.startswith(("!", GUESSED)):
+                if kind in self.ids():
+                    ids.append(worked / tried)
+                elif not is_field(kind, place):
+                    others.append(worked / tried)
+        return max(others) < _NEARLY * max(ids) or max(ids) == 0
 
     def has_field(self, place: str) -> bool:
         """Return True if an argument has accepted values of a field with its name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,7 @@ class Phrasing:
         ids: set[str],
         *,
         asks_about_rows: bool = False,
-        makes_sense: Callable[[str, str, str], bool] = lambda operation, parameter, value: True,
+        makes_sense: Callable[[str, str, Any], bool] = lambda operation, parameter, value: True,
     ):
         """ids: kinds of values that are ids. asks_about_rows: also where something else can be
         asked. makes_sense: returns False for a value that an argument, such as "add.text", takes
@@ -72,22 +73,26 @@ class Phrasing:
         hidden = hidden_ids(goal.events, self.ids)
         named: dict[str, None] = {}
         for n in goal.needed:
-            for value in goal.events[n].values:
-                if not _is_own_token(value, goal.events):
-                    named |= dict.fromkeys(self._phrase(goal.events, value, hidden))
+            for value in goal.events[n].arguments.values():
+                for field, leaf in _fields(value):
+                    if not _is_own_token(leaf, goal.events):
+                        parts = self._phrase(goal.events, str(leaf), hidden)
+                        named |= dict.fromkeys(_with_field(field, parts))
         return list(named)
 
     def _goal(self, events: Events, n: int, hidden: Mapping[str, int]) -> str:
         stated: list[str] = []
         phrases = {}
         for name, value in events[n].arguments.items():
+            if isinstance(value, list) and any(value.count(item) > 1 for item in value):
+                raise Rejected("same words twice")
             if not _is_own_token(value, events):
                 parts = []
-                for leaf in leaves(value):
-                    odd = isinstance(leaf, str) and not self.makes_sense(events[n].name, name, leaf)
-                    if odd:
+                for field, leaf in _fields(value):
+                    told = isinstance(leaf, str) or str(leaf) in hidden
+                    if told and not self.makes_sense(events[n].name, name, leaf):
                         raise Rejected("an odd value")
-                    parts += self._phrase(events, str(leaf), hidden)
+                    parts += _with_field(field, self._phrase(events, str(leaf), hidden))
                 new = [part for part in dict.fromkeys(parts) if part not in stated]
                 phrases[name] = " ".join(new or parts)
                 stated += parts
@@ -176,6 +181,23 @@ def about_rows(shown: Sequence[Cell], rng: random.Random) -> list[Option]:
             name = spaced(cell.label.rpartition(".")[2])
             options.append(Option(f"the {name} of {' '.join(found)}", cell.value, [cell]))
     return options
+
+
+def _fields(value: Any, field: str = "") -> list[tuple[str, Any]]:
+    """Return the values inside an argument with the fields that numbers are in: a number in an
+    object says nothing without."""
+    if isinstance(value, dict):
+        inner = [_fields(part, name) for name, part in value.items()]
+    elif isinstance(value, list):
+        inner = [_fields(part, field) for part in value]
+    else:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return [(field if is_number else "", leaf) for leaf in leaves(value)]
+    return list(itertools.chain.from_iterable(inner))
+
+
+def _with_field(field: str, parts: list[str]) -> list[str]:
+    return [f"{spaced(field)} {part}" for part in parts] if field else parts
 
 
 def hidden_ids(events: Events, ids: set[str]) -> dict[str, int]:

@@ -27,7 +27,7 @@ from evolver.questioning.calls import (
 )
 from evolver.questioning.operation_stats import GUESSED, NO_TRIALS, OperationStats, is_field
 from evolver.questioning.tasks import CLOSING
-from evolver.questioning.values import NEW_TEXTS, SeenValues, guessed, hinted, typed
+from evolver.questioning.values import SeenValues, guessed, hinted, is_made_up, typed
 
 _GUESSES = 64  # ids of one argument that are made up for the battery
 _MOST_CALLS = 80  # values of one operation that are tried for the battery
@@ -83,6 +83,7 @@ class StartState:
         self.battery: list[Probe] = []
         self.initial: Readings = []
         self._offered: set[Key] = set()  # calls that were tried for the battery
+        self._impossible: set[Key] = set()  # calls that no change is known to make possible
         self._guesses: dict[str, list[str]] = {}  # argument -> ids that are made up for it
         self._opened: list[Episode] = []  # since `take_steps`
         # True if a turn without a call ends the episode
@@ -189,14 +190,17 @@ class StartState:
                     break
         return found
 
-    def makes_sense(self, operation: str, parameter: str, value: str) -> bool:
+    def makes_sense(self, operation: str, parameter: str, value: str | float) -> bool:
         """Return False for a value that an argument takes because it takes any text: neither a
-        made-up text nor a value of a field with the argument's name."""
+        made-up text nor a value of a field with the argument's name; and for the number of a thing
+        in an argument that takes other numbers as well."""
         place = f"{operation}.{parameter}"
+        if not isinstance(value, str):
+            return self.stats.prefers_ids(place)
         known = self.operations[operation]
         listed = value in known.listed.get(parameter, ())
         listed |= "enum" in known.properties.get(parameter, {})
-        if listed or not self.stats.takes_anything(place) or set(value.split()) <= set(NEW_TEXTS):
+        if listed or not self.stats.takes_anything(place) or is_made_up(value):
             return True
         shown = (kind for kind, values in self.seen.values.items() if value in values)
         return any(is_field(kind, place) for kind in shown)
@@ -321,19 +325,39 @@ class StartState:
 
     def _await(self, events: Events) -> None:
         """Add calls about a walk's changes that show nothing yet, such as the bookings of somebody
-        who has none: there the changes will show. In a slow world they are too many."""
+        who has none, or are refused until then, as reading a new file is: there the changes will
+        show. In a slow world they are too many."""
         if self.slow:
             return
         known = {probe.event.key for probe in self.battery}
-        changes = [event for event in events if event.accepted and event.changes]
-        about = {call.key: call for event in changes for call in self.about(event)}
-        calls = [call for key, call in about.items() if key not in known]
+        about: dict[Key, tuple[int, Event]] = {}
+        for n, event in enumerate(events):
+            if event.accepted and event.changes:
+                about |= {call.key: (n, call) for call in self.about(event)}
+        calls = [found for key, found in about.items() if key not in known]
         episode = self.open() if calls else None
-        for call in calls:
+        for n, call in calls:
             if episode and not episode.over:
                 event = episode.call(call.name, call.arguments)
                 if event.ok and not event.cells:
                     self.battery.append(Probe(event, awaits=True))
+                elif not event.ok and self._is_made_possible(call, events, n):
+                    self.battery.append(Probe(event, needs=[], awaits=True))
+
+    def _is_made_possible(self, call: Event, events: Events, n: int) -> bool:
+        """Return True if a call is refused before change n of a walk and not after it."""
+        if call.key in self._impossible:
+            return False
+        self._impossible.add(call.key)
+        for end, wanted in ((n, False), (n + 1, True)):
+            made = [event for event in events[:end] if event.accepted]
+            episode, played = self.play(made, rename=False)
+            if played is None or episode.over:
+                return False
+            if episode.call(call.name, call.arguments).ok != wanted:
+                return False
+        self._impossible.remove(call.key)
+        return True
 
     def about(self, event: Event) -> list[Event]:
         """Return calls of reading operations with the event's values for their arguments of the

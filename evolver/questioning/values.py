@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -27,9 +28,13 @@ NEW_TEXTS = (
     "amber", "birch", "cobalt", "delta", "ember", "fjord", "garnet", "harbor", "indigo", "juniper",
 )  # fmt: skip
 _WORDS_OF_TEXT = (1, 1, 2, 3)  # of a made-up text, one of these
+# A path, a file, an address: a name between other parts.
+_NAMED_PLACE = re.compile(r"((?:[^\s/]*/)*)([^\W\d_][\w-]*)((?:\.\w{1,5})?|@\S+)")
 _NO_VALUES = ("", "true", "false", "none", "null")
 _LONGEST = 60  # characters of a text that is tried as an argument
 _LONGEST_TOKEN = 400  # characters of a value without spaces, such as an access token
+_TIMES = {"date": "%Y-%m-%d", "time": "%H:%M", "date-time": "%Y-%m-%dT%H:%M"}
+_FEWEST_PLACES = 4  # that others were, and 1 in so many, where a new path or address is made up
 _LEAST_NUMBER, _MOST_NUMBER = 1, 100  # of a made-up number, where the schema gives no bounds
 
 # --- shape of a call ---
@@ -229,7 +234,7 @@ class Values:
             return self.rng.choice(untested), _UNTESTED_CHANCE
         guess = guessed(schema, self.rng)
         if self._takes_text(place, schema):
-            guess = " ".join(self.rng.sample(NEW_TEXTS, self.rng.choice(_WORDS_OF_TEXT)))
+            guess = self._new_place(place) or self._new_text()
         kind, share, values = self._source(place, schema, accepts)
         if not values:
             worked, tried = kinds.get(GUESSED, NO_TRIALS)
@@ -238,6 +243,26 @@ class Values:
         rates = self._rates(place, values)
         n = self.rng.choices(range(len(values)), rates)[0]
         return typed(values[n], schema), accepts[kind] * share * rates[n]
+
+    def _new_text(self) -> str:
+        return " ".join(self.rng.sample(NEW_TEXTS, self.rng.choice(_WORDS_OF_TEXT)))
+
+    def _new_place(self, place: str) -> str:
+        """Return a made-up path, file or address that looks like those which other arguments of
+        this name or operation demand, "" if they demand none."""
+        operation, _, name = place.rpartition(".")
+        known: list[str] = []
+        for other, counts in self.stats.values.items():
+            akin = other.startswith(f"{operation}.") or other.rpartition(".")[2] == name
+            if akin and not self.stats.takes_anything(other):
+                known += [value for value, (won, _) in counts.items() if won]
+        found = [_NAMED_PLACE.fullmatch(value) for value in known if not is_made_up(value)]
+        places = [place for place in found if place and (place[1] or place[3])]
+        # Walks name what they make by any word, and then these words are found there as well.
+        if len(set(places)) < _FEWEST_PLACES or len(places) < len(found) / _FEWEST_PLACES:
+            return ""
+        before, _, after = self.rng.choice(places).groups()
+        return f"{before}{self.rng.choice(NEW_TEXTS)}{after}"
 
     def _rates(self, place: str, values: Sequence[str]) -> list[float]:
         """Return how often each value is likely to work."""
@@ -335,10 +360,19 @@ def guessed(schema: Json, rng: random.Random) -> str:
     if schema.get("type") in ("integer", "number"):
         least = int(schema.get("minimum", _LEAST_NUMBER))
         return str(rng.randint(least, max(least, int(schema.get("maximum", _MOST_NUMBER)))))
+    if schema.get("format") in _TIMES:
+        when = datetime(2026, 1, 1) + timedelta(days=rng.randrange(365), hours=rng.randrange(24))
+        return when.strftime(_TIMES[schema["format"]])
     hints = hinted(schema)
     if hints:
         return re.sub("9", lambda _: str(rng.randrange(10)), rng.choice(sorted(hints)))
     return rng.choice(NEW_TEXTS)
+
+
+def is_made_up(value: str) -> bool:
+    """Return True for made-up words and for a path or an address with a made-up name."""
+    place = _NAMED_PLACE.fullmatch(value)
+    return set([place[2]] if place else value.split()) <= set(NEW_TEXTS)
 
 
 def _is_value(text: str) -> bool:

@@ -229,14 +229,92 @@ def test_a_snapshot_goes_on_elsewhere(module):
     assert say(other, "draw") == say(world, "draw") and say(other, "count") == "1.0"
 
 
+RECORDS = """
+import asyncio, dataclasses, datetime
+from typing import Annotated, NotRequired, TypedDict
+from pydantic import BaseModel, Field
+
+class Line(TypedDict):
+    sku: str
+    gift: NotRequired[bool]
+
+@dataclasses.dataclass
+class Address:
+    city: str
+    zip: int = 0
+
+class Person(BaseModel):
+    name: str = Field(description="first and last name")
+    age: int = Field(default=1, ge=0)
+
+orders = []
+
+async def order(
+    lines: Annotated[list[Line], "what is bought"],
+    to: Address,
+    when: datetime.date | None = None,
+    size: tuple[int, int] = (1, 1),
+) -> list:
+    \"\"\"Order.\"\"\"
+    await asyncio.sleep(0)
+    orders.append([lines, to.city, when and when.year, size[0] + size[1]])
+    return orders
+
+def sign(person: Person, tags: set[str] = frozenset(), more: tuple[int, ...] = ()) -> Person:
+    return Person(name=person.name + "".join(sorted(tags)), age=person.age + sum(more))
+"""
+
+
+def test_records_are_arguments(written):
+    world = Functions(written(RECORDS))
+    tools = world.reset(world.tasks("train")[0]).tools
+    order, sign = (tool["function"]["parameters"]["properties"] for tool in tools)
+    line = {"sku": {"type": "string"}, "gift": {"type": "boolean"}}
+    assert order["lines"]["items"] == {"type": "object", "properties": line, "required": ["sku"]}
+    assert order["lines"]["description"] == "what is bought"
+    assert order["to"]["required"] == ["city"]
+    assert order["when"]["anyOf"][0] == {"type": "string", "format": "date"}
+    name = {"type": "string", "description": "first and last name"}
+    assert sign["person"]["properties"]["name"] == name
+    assert sign["person"]["required"] == ["name"]
+    assert json.loads(json.dumps(tools)) == tools
+
+
+@pytest.mark.parametrize(
+    "tool, arguments, said",
+    [
+        ("order", {"lines": [{"sku": "a"}], "to": {"city": "Rome"}, "when": "2026-03-01"}, "2026, 2]"),
+        ("order", {"lines": [{"sku": "a", "gift": True}], "to": {"city": "R", "zip": 1}}, "true"),
+        ("order", {"lines": [{}], "to": {"city": "Rome"}}, "does not fit"),
+        ("order", {"lines": [{"sku": "a", "x": 1}], "to": {"city": "Rome"}}, "does not fit"),
+        ("order", {"lines": [], "to": {"town": "Rome"}}, "to is"),
+        ("order", {"lines": [], "to": {"city": "Rome"}, "when": "soon"}, "does not fit"),
+        ("order", {"lines": [], "to": {"city": "Rome"}, "size": [1]}, "does not fit"),
+        ("sign", {"person": {"name": "A"}, "tags": ["x"], "more": [2, 3]}, '{"name": "Ax", "age": 6}'),
+        ("sign", {"person": {"name": "A", "age": -1}}, "greater than or equal to 0"),
+        ("sign", {"person": {"name": 1}}, "does not fit"),
+    ],
+)  # fmt: skip
+def test_records_are_checked(written, tool, arguments, said):
+    world = Functions(written(RECORDS))
+    world.reset(world.tasks("train")[0])
+    assert said in say(world, tool, **arguments)
+
+
 @pytest.mark.parametrize(
     "code, said",
     [
         ("x = 1", "no public functions"),
-        ("def f(x: tuple): pass", "the parameter x of f has the type"),
+        ("def f(x: bytes): pass", "the parameter x of f has the type"),
+        ("def f(x: list[complex]): pass", "the parameter x of f has the type"),
+        (
+            "import dataclasses\n@dataclasses.dataclass\nclass A: a: 'A'\ndef f(x: A): pass",
+            "contains",
+        ),
         ("def f(*x): pass", "cannot be given by its name"),
         ("def f(x, /): pass", "cannot be given by its name"),
-        ("async def f(): pass", "a coroutine or a generator"),
+        ("def f(): yield", "f is a generator"),
+        ("async def f(): yield", "f is a generator"),
     ],
 )
 def test_a_module_that_is_unclear_is_refused(written, code, said):

@@ -2,6 +2,7 @@
 explorer may overlook, and with a rule that no description mentions."""
 
 import itertools
+import json
 import re
 
 import pytest
@@ -35,6 +36,8 @@ STRANGERS = {
     # names of two words in lines of text, and values that a description alone tells
     "robot": ({"go", "take", "drop"}, None),  # refusals that are sentences like all others
     "hotel": ({"check_in", "clean_room", "charge", "set_heating"}, ("clean_room", "check_in")),
+    # a list of objects as an argument
+    "cart": ({"add_to_cart", "set_address"}, ("add_to_cart", "apply_coupon")),
 }
 BUDGET = 60
 # To stop a pump that does not run is no task, and is tried with every other goal.
@@ -125,6 +128,49 @@ def test_texts_that_a_world_takes_as_they_are_make_sense_and_are_named_as_they_a
         right = [v for v in values if re.fullmatch(fit[name], v) or set(v.split()) <= {*NEW_TEXTS}]
         # What takes anything is not known at once.
         assert len(values) >= 30 and len(right) >= 0.8 * len(values)
+
+
+def explored(name, budget):
+    def make_world():
+        return make("functions", module=f"tests.evolver.strangers.{name}")
+
+    made = Questioning(Curiosity, make_world, make_world().tasks("train")[:16])
+    tasks = made.explore(seed=0, budget=budget)
+    calls = [(task, call) for task in tasks for a in task.reference for call in parse(a).calls]
+    return tasks, calls
+
+
+def test_what_is_written_to_a_new_file_is_read_there_and_its_path_looks_like_one():
+    _, calls = explored("folder", 60)
+    new = [(t, call.arguments) for t, call in calls if call.name == "write"]
+    others = [given for _, given in new if given["path"] != given["text"]]
+    assert len(new) >= 20 and len(others) >= 0.8 * len(new)
+    for task, given in new:
+        verifier = json.dumps(task.verifier)
+        assert json.dumps(given["path"]) in task.query or given["path"] in task.query
+        assert all(word in verifier for word in given["text"].split())
+    later = [given["path"] for _, given in new][len(new) // 2 :]
+    likely = [path for path in later if re.fullmatch(r"/(\w+/)?\w+\.\w+", path)]
+    assert len(likely) >= 0.7 * len(later)
+
+
+def test_a_number_that_may_be_any_is_no_name_of_a_thing():
+    tasks, calls = explored("television", 12)
+    levels = [(task, call.arguments["level"]) for task, call in calls if call.name == "set_volume"]
+    assert len(levels) >= 3
+    assert all(re.search(rf"\b{level}\b", task.query) for task, level in levels)
+    assert any("Select the picture source: hdmi" in task.query for task in tasks)
+
+
+def test_the_lines_of_an_order_are_told_with_their_fields_and_none_twice():
+    _, calls = explored("cart", 40)
+    lines = [(task, call.arguments["lines"]) for task, call in calls if call.name == "add_to_cart"]
+    named = [(t, given) for t, given in lines if "add_to_cart" in t.meta["template"]]
+    assert len(named) >= 5
+    for task, given in named:
+        assert len({json.dumps(line) for line in given}) == len(given)
+        if "add_to_cart" not in task.meta["prerequisites"]:
+            assert all(f"quantity {line['quantity']}" in task.query for line in given)
 
 
 @pytest.mark.parametrize(
