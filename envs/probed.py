@@ -40,6 +40,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
+from envs import handles
 from envs.renamed import KEY, meant, shown
 from envs.toolcalls import parse
 from envs.values import mapped
@@ -358,8 +359,9 @@ def is_probed(task: Task) -> bool:
 
 
 class Probed(Proxy):
-    """A world that checks tasks with probes and understands those whose ids are renamed
-    (envs/renamed.py), and leaves everything else to the world that it wraps."""
+    """A world that checks tasks with probes, understands those whose ids are renamed
+    (envs/renamed.py), names what is another in each episode (envs/handles.py), and leaves
+    everything else to the world that it wraps."""
 
     def __init__(self, world: World):
         self.world, self.name = world, world.name
@@ -370,6 +372,7 @@ class Probed(Proxy):
         self._evaluation: Evaluation | None = None
         # [snapshot or None] if a check moved the world away from the episode
         self._left: list[Any] = []
+        self._handles = handles.Handles()
         self._readings: list[Sequence[Cell]] | None = None  # made before the closing text
         self._has_tools = False
         self._has_snapshots: dict[str, bool] = {}  # by the name of a task's world
@@ -381,7 +384,7 @@ class Probed(Proxy):
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         self._begin(task, seed)
-        observation = self.world.reset(self._inner, seed)
+        observation = self._start()
         self._has_tools = bool(observation.tools)
         if KEY in task.meta:
             for message in observation.messages:
@@ -401,7 +404,7 @@ class Probed(Proxy):
             if self._readings is None:
                 self._left = [None]
                 self._return()
-        result = self.world.step(action)
+        result = self._play(action)
         self._actions.append(action)
         self._over = result.over
         if self._readings is not None and not self._over:
@@ -428,7 +431,7 @@ class Probed(Proxy):
         return self._evaluation
 
     def snapshot(self) -> dict[str, Any]:
-        if self._left == [None]:
+        if self._left == [None] and not self._handles.kinds:
             raise NotImplementedError(f"{self.name} has no snapshots")
         self._return()
         if self._task is None:
@@ -450,7 +453,11 @@ class Probed(Proxy):
         self._record = record
         self._actions, self._over = list(snapshot["actions"]), snapshot["over"]
         self._answer = snapshot["answer"]
-        self.world.restore(snapshot["world"])
+        if self._task and handles.KEY in self._task.meta:
+            self._repeat()
+        else:
+            self._handles = handles.Handles()
+            self.world.restore(snapshot["world"])
 
     def _playing(self) -> World:
         return self.world
@@ -465,6 +472,18 @@ class Probed(Proxy):
         )
         self._inner = replace(task, verifier=task.verifier["start"]) if is_probed(task) else task
         self._evaluation, self._readings, self._left, self._record = None, None, [], None
+
+    def _start(self) -> Observation:
+        assert self._task
+        self._handles = handles.Handles(self._task.meta.get(handles.KEY, ()))
+        return self.world.reset(self._inner, self._seed)
+
+    def _play(self, action: str) -> StepResult:
+        if not self._handles.kinds:
+            return self.world.step(action)
+        result = self.world.step(self._handles.meant(action))
+        self._handles.show(action, result, cells)
+        return result
 
     def _closing(self) -> str | None:
         """Return the last action if it ended the episode and is a text without calls, or code; if
@@ -486,13 +505,13 @@ class Probed(Proxy):
             return False
         if task.env not in self._has_snapshots:
             self._has_snapshots[task.env] = snapshot_of(self.world) is not None
-        return not self._has_snapshots[task.env]
+        return bool(self._handles.kinds) or not self._has_snapshots[task.env]
 
     def _read_all(self, actions: Sequence[str]) -> list[Sequence[Cell]]:
         """Return the answers to the probes after the actions, empty ones if it shows none."""
         assert self._task
         probes = self._task.verifier["probes"]
-        self._left = self._left or [snapshot_of(self.world)]
+        self._left = self._left or [None if self._handles.kinds else snapshot_of(self.world)]
         here = self._read_here() if self._left == [None] and not self._over else None
         for played in (actions, actions[:-1]):
             if (
@@ -506,7 +525,7 @@ class Probed(Proxy):
         assert self._task
         readings: list[Sequence[Cell]] = []
         for probe in self._task.verifier["probes"]:
-            result = self.world.step(probe["action"])
+            result = self._play(probe["action"])
             readings.append(cells(probe["tool"], text_of(result.messages)))
             if result.over:
                 return None
@@ -523,13 +542,13 @@ class Probed(Proxy):
         """
         readings: list[Sequence[Cell]] = []
         while True:
-            self.world.reset(self._inner, self._seed)
+            self._start()
             for action in actions:
-                result = self.world.step(action)
+                result = self._play(action)
                 if result.over:
                     return None
             for probe in probes[len(readings) :]:
-                result = self.world.step(probe["action"])
+                result = self._play(probe["action"])
                 readings.append(cells(probe["tool"], text_of(result.messages)))
                 if result.over:
                     break
@@ -541,12 +560,17 @@ class Probed(Proxy):
         if not self._left:
             return
         (snapshot,), self._left = self._left, []
-        if snapshot is not None:
+        if snapshot is None:
+            self._repeat()
+        else:
             self.world.restore(snapshot)
-            return
-        self.world.reset(self._inner, self._seed)
+
+    def _repeat(self) -> None:
+        """Play the episode again, where a snapshot is missing or would hold the handles of another
+        login."""
+        self._start()
         for action in self._actions:
-            self.world.step(action)
+            self._play(action)
 
 
 def probed(world: World) -> Probed:

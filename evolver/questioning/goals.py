@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from envs import handles
 from envs.probed import Feature, answered, digest, features, judge, new_ids
 from envs.world import Task
 from evolver.questioning.calls import Event, Events, Json, Key
@@ -127,6 +128,7 @@ class Writer:
             start.operations,
             self.ids,
             asks_about_rows=start.code,
+            handles=start.stats.handles,
             makes_sense=start.makes_sense,
         )
 
@@ -181,6 +183,8 @@ class Writer:
             "prerequisites": needed,
             "sibling": sibling,
         }
+        if handles.KEY in meta:  # those known now: later ones would change the task
+            meta[handles.KEY] = list(meta[handles.KEY])
         if worded:  # what other words for it have to name and to leave out
             meta["named"] = self.phrasing.named(solution)
             meta["hidden"] = sorted(hidden_ids(events, self.ids))

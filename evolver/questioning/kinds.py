@@ -89,6 +89,8 @@ class ToolStart(StartState):
         alike."""
         again = episode.call(event.name, event.arguments)
         self.mark_varying(again.cells, event.cells, tokens=True)
+        if again.ok:
+            self.compare_handles(again, event)
         same = again.ok and self.visible(again.cells) == self.visible(event.cells)
         record(self.stats.roles[event.name].repeated, same)
         return same

@@ -30,6 +30,8 @@ _ENOUGH_TESTS = 10  # after which a role counts as clear whatever the results ar
 _ENOUGH_REPETITIONS = 20  # the same for repetitions at once
 COMPARISONS = 3  # calls at two starts, by which it is clear that an operation ignores the state
 _CALLS_COMPARED = 200  # calls of one operation whose first answers are kept
+_FRESH, _TAKEN = 2, 4  # repetitions with another value, and calls that took it, of a handle
+_NEARLY_ALL = 0.95  # a walk may write a handle anywhere, from where it is shown
 _MEASURE = re.compile(r"-?\d+(\.\d+)?|[Tt]rue|[Ff]alse")  # an answer that is one value
 _SAME_ANSWERS = 3  # calls with one answer, after which a reader says nothing by it
 _PRACTISED = 10  # an operation that has worked as often is well known
@@ -244,6 +246,10 @@ class OperationStats:
         # operation -> call -> [start, its answer there, arguments]
         self.first: dict[str, dict[str, list[Any]]] = {}
         self.varies: dict[str, int] = {}  # kind -> times it differed between two identical plays
+        self.handles: list[str] = []  # kinds of what a call hands out anew (envs/handles.py)
+        # kind -> whether it was the other one when its call was repeated at once
+        self.fresh: dict[str, Rate] = {}
+        self.passed_on: dict[str, Rate] = {}  # kind -> whether a call took it or another showed it
         self._acceptances: dict[tuple[str, frozenset[str], str], Acceptance] = {}
 
     def state(self) -> dict[str, Any]:
@@ -258,6 +264,26 @@ class OperationStats:
         roles = {name: Role(**role) for name, role in state["roles"].items()}
         vars(self).update(state, roles=defaultdict(Role, roles))
         self._acceptances.clear()
+
+    def find_handles(self, events: Sequence[Event]) -> list[str]:
+        """Return new kinds of values that a call hands out, each time another one, and that others
+        take and nothing shows: what a call creates stands in some list."""
+        for n, event in enumerate(events):
+            for cell in event.cells if event.ok else ():
+                if cell.kinds[0] in self.fresh and cell.value not in event.values:
+                    for later in events[n + 1 :]:
+                        if later.ok and cell.value in later.values:
+                            tally(self.passed_on, cell.kinds[0], True)
+                        elif later.ok and later.name != event.name and later.shows([cell.value]):
+                            tally(self.passed_on, cell.kinds[0], False)
+        found = []
+        for kind, (other, repeated) in self.fresh.items():
+            taken, met = self.passed_on.get(kind, NO_TRIALS)
+            rarely_shown = taken >= _TAKEN and taken >= _NEARLY_ALL * met
+            if other == repeated >= _FRESH and rarely_shown and kind not in self.handles:
+                found.append(kind)
+        self.handles += found
+        return found
 
     # --- roles ------------------------------------------------------------------------------------
 

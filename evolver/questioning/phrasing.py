@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envs.probed import NUMBER, Cell
@@ -40,12 +40,14 @@ class Phrasing:
         ids: set[str],
         *,
         asks_about_rows: bool = False,
+        handles: Collection[str] = (),
         makes_sense: Callable[[str, str, Any], bool] = lambda operation, parameter, value: True,
     ):
         """ids: kinds of values that are ids. asks_about_rows: also where something else can be
-        asked. makes_sense: returns False for a value that an argument, such as "add.text", takes
-        like any other, although it is none of its kind."""
-        self.ids, self.asks_about_rows = ids, asks_about_rows
+        asked. handles: kinds of what each call hands out anew. makes_sense: returns False for a
+        value that an argument, such as "add.text", takes like any other, although it is none of its
+        kind."""
+        self.ids, self.asks_about_rows, self.handles = ids, asks_about_rows, frozenset(handles)
         self.makes_sense = makes_sense
         self.forms = {name: op.form for name, op in operations.items()}
         self.summaries = summaries({name: op.description for name, op in operations.items()})
@@ -94,9 +96,17 @@ class Phrasing:
                         raise Rejected("an odd value")
                     parts += _with_field(field, self._phrase(events, str(leaf), hidden))
                 new = [part for part in dict.fromkeys(parts) if part not in stated]
-                phrases[name] = " ".join(new or parts)
+                phrases[self._called(name, value, events, hidden)] = " ".join(new or parts)
                 stated += parts
         return goal_text(self.summaries[events[n].name], phrases)
+
+    def _called(self, name: str, value: Any, events: Events, hidden: Mapping[str, int]) -> str:
+        """Return the name of an argument, for the token of a login that of whose it is."""
+        showing = events[hidden[value]] if isinstance(value, str) and value in hidden else None
+        handed = showing and any(
+            c.value == value and not self.handles.isdisjoint(c.kinds) for c in showing.cells
+        )
+        return next(iter(showing.arguments), name) if showing and handed else name
 
     def _phrase(self, events: Events, value: str, hidden: Mapping[str, int]) -> list[str]:
         """Return the words for a value: itself, or the values that lead to a hidden one."""
@@ -130,7 +140,7 @@ class Phrasing:
         query: the `words` of the query so far, which must not hold the answer. fits: returns False
         for questions that are not to be asked.
         """
-        shown = event.cells
+        shown = [cell for cell in event.cells if self.handles.isdisjoint(cell.kinds)]
         rows = dict.fromkeys(cell.row for cell in shown)
         labels = Counter(cell.label for cell in shown)
         options = []

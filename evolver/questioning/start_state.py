@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from envs import handles
 from envs.probed import Cell, digest
 from envs.world import Task, World
 from evolver.questioning.calls import (
@@ -24,8 +25,15 @@ from evolver.questioning.calls import (
     Key,
     Operation,
     Operations,
+    has_digit,
 )
-from evolver.questioning.operation_stats import GUESSED, NO_TRIALS, OperationStats, is_field
+from evolver.questioning.operation_stats import (
+    GUESSED,
+    NO_TRIALS,
+    OperationStats,
+    is_field,
+    tally,
+)
 from evolver.questioning.tasks import CLOSING
 from evolver.questioning.values import SeenValues, guessed, hinted, is_made_up, typed
 
@@ -80,6 +88,8 @@ class StartState:
         """task: starts there and asks for nothing. world: used by this object's plays only."""
         self.task, self.world, self.stats, self.rng, self.seen = task, world, stats, rng, seen
         self.operations = operations
+        if stats.handles:
+            task.meta[handles.KEY] = stats.handles
         self.battery: list[Probe] = []
         self.initial: Readings = []
         self._offered: set[Key] = set()  # calls that were tried for the battery
@@ -229,8 +239,24 @@ class StartState:
         for event in events:  # what is a refusal now may not have looked so when the call was made
             event.ok = event.ok and not self.stats.refuses(event.result)
         self.test_roles(events)
+        for kind in () if self.code or self.prose else self.stats.find_handles(events):
+            # What was seen of these calls and of all that takes the handles has to be seen again.
+            self.task.meta[handles.KEY] = self.stats.handles
+            self.seen.values.pop(kind, None)
+            self.stats.roles.pop(kind.partition(" ")[0], None)
+            self.battery, self.initial = [], []
+            self._offered.clear()
         for event in events:
             event.changes = event.ok and self.stats.is_change(event)
+
+    def compare_handles(self, now: Event, before: Event) -> None:
+        """Count which values differ between two calls alike, one right after the other."""
+        if len(now.cells) == len(before.cells):
+            for a, b in zip(now.cells, before.cells):
+                if a.kinds == b.kinds and a.label:
+                    other = a.value != b.value and has_digit(a.value)
+                    if other or a.kinds[0] in self.stats.fresh:
+                        tally(self.stats.fresh, a.kinds[0], other)
 
     def test_roles(self, events: Events) -> None:
         """Test the operations of a walk."""

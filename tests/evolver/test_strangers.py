@@ -36,6 +36,7 @@ STRANGERS = {
     # names of two words in lines of text, and values that a description alone tells
     "robot": ({"go", "take", "drop"}, None),  # refusals that are sentences like all others
     "hotel": ({"check_in", "clean_room", "charge", "set_heating"}, ("clean_room", "check_in")),
+    "vault": ({"lock_note", "delete_note", "rename_note"}, None),  # tokens of a login
     # a list of objects as an argument
     "cart": ({"add_to_cart", "set_address"}, ("add_to_cart", "apply_coupon")),
 }
@@ -152,6 +153,18 @@ def test_what_is_written_to_a_new_file_is_read_there_and_its_path_looks_like_one
     later = [given["path"] for _, given in new][len(new) // 2 :]
     likely = [path for path in later if re.fullmatch(r"/(\w+/)?\w+\.\w+", path)]
     assert len(likely) >= 0.7 * len(later)
+
+
+def test_nobody_is_asked_for_the_token_of_a_login_and_none_is_needed_twice():
+    tasks, calls = explored("vault", 40)
+    assert len(tasks) >= 30
+    given = {call.arguments["token"] for _, call in calls if "token" in call.arguments}
+    logins = {json.dumps(call.arguments) for _, call in calls if call.name == "login"}
+    assert 10 <= len(given) <= len(logins)
+    for task in tasks:
+        assert "token" not in task.query
+        world = make("functions", module="tests.evolver.strangers.vault")
+        assert solves(world, task, task.reference)
 
 
 def test_a_number_that_may_be_any_is_no_name_of_a_thing():
