@@ -1,10 +1,13 @@
 """Copies of a Python program that was started once: its imports take most of its start.
 
 `copying` gives a command line that behaves like `python program.py ARGUMENTS`, in a fraction of the
-time. The first one starts a process that imports what the program imports at its top, runs nothing
-of it, and forks for each command that connects to it. The copy has the streams, arguments,
-directory and environment of the command, runs the program from its first line, and ends when the
-command is ended.
+time. The first one starts a process that imports what the program imports at its top, and forks for
+each command that connects to it. The copy has the streams, arguments, directory and environment of
+the command and ends when the command is ended.
+
+A program that defines its tools and then calls `asyncio.run` or `anyio.run`, as servers do, is
+copied where it does: all copies begin there. Another one, and one that first opens files or
+connections, starts threads or prints, is copied before its first line.
 
 This file also runs by itself, in the program's interpreter, which may lack this package and all
 others: it imports the standard library alone.
@@ -16,6 +19,7 @@ import array
 import ast
 import atexit
 import contextlib
+import functools
 import importlib
 import importlib.util
 import json
@@ -32,10 +36,17 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 JOIN = Path(__file__).with_name("fork_client.py")
+_CODE = (".py", ".pyc", ".so", os.sep)  # ends of the paths that an import opens
+_UNSAFE = (
+    "socket.bind", "socket.connect", "subprocess.", "os.fork", "os.posix_spawn", "os.system",
+    "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "shutil.",
+)  # fmt: skip
+BEGINS_S = 10.0  # until the program begins its event loop
 STARTS_S = 60.0  # until the imports are done
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 _running: dict[str, tuple[subprocess.Popen[bytes], str] | None] = {}
@@ -45,38 +56,39 @@ _lock = threading.Lock()
 # --- where commands are started -------------------------------------------------------------------
 
 
-def copying(words: list[str], env: dict[str, str]) -> list[str]:
+def copying(words: list[str], env: dict[str, str], *, here: bool = True) -> list[str]:
     """Return a command line that runs `words` as a copy, or `words` where that is not possible: the
     program is not a Python file, this system cannot fork, or its imports start threads.
 
-    env: the environment of the imports.
+    env: the environment of the command. here: it will be run in this directory.
     """
     if len(words) < 2 or not words[1].endswith(".py") or not Path(words[1]).is_file():
         return words
     if not _PYTHON.fullmatch(Path(words[0]).name) or not hasattr(os, "fork"):
         return words
     program = str(Path(words[1]).resolve())
-    key = json.dumps([words[0], program, env], sort_keys=True)
+    asked = {"arguments": words[2:], "folder": os.getcwd(), "env": env} if here else None
+    key = json.dumps([words[0], program, env, asked], sort_keys=True)
     with _lock:
         running = _running.get(key)
         lost = running and (running[0].poll() is not None or not Path(running[1]).exists())
         if running and lost and running[0].stdin:
             running[0].stdin.close()
         if lost or key not in _running:
-            running = _running[key] = _started(words[0], program, env)
+            running = _running[key] = _started(words[0], program, env, asked)
         if running is None:
             return words
     return [words[0], "-I", "-S", str(JOIN), running[1], *words[2:]]
 
 
 def _started(
-    python: str, program: str, env: dict[str, str]
+    python: str, program: str, env: dict[str, str], asked: dict[str, Any] | None
 ) -> tuple[subprocess.Popen[bytes], str] | None:
     """Start the process that is copied, and return it with the path of its socket."""
     folder = tempfile.mkdtemp(prefix="copies-")
     place = str(Path(folder) / "socket")
     process = subprocess.Popen(
-        [python, __file__, place, program],
+        [python, __file__, place, program, json.dumps(asked)],
         stdin=subprocess.PIPE,  # closed with this process, and the other one ends with it
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -106,10 +118,13 @@ def _end() -> None:
 # --- the process that is copied -------------------------------------------------------------------
 
 
-def serve(place: str, program: str) -> None:
-    """Import what the program imports and run a copy for each command until standard input ends."""
+def serve(place: str, program: str, asked: dict[str, Any] | None) -> None:
+    """Import what the program imports and run a copy for each command until standard input ends.
+
+    asked: what all commands ask for, None if they differ.
+    """
     preload(program)
-    if len(os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else [0]) > 1:
+    if _threads() > 1:
         return  # threads are not copied
     # A program that sets up logging finds it done: tracebacks in colour take 0.3 s each.
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -118,14 +133,94 @@ def serve(place: str, program: str) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(place)
         listening.listen(64)
+        begun, told = begin(program, asked, listening) if asked else (0, 0)
         os.write(1, b"ready\n")
-        while 0 not in select.select([0, listening.fileno()], [], [])[0]:
-            connection, _ = listening.accept()
-            if os.fork() == 0:
-                listening.close()
-                attend(connection, program)
-            connection.close()
+        if begun:
+            select.select([0, told], [], [])
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(begun, signal.SIGKILL)
+        elif copied := copies(listening, 0):
+            os._exit(ended(lambda: run(program, **copied)))
     shutil.rmtree(os.path.dirname(place), ignore_errors=True)
+
+
+def copies(listening: socket.socket, watched: int) -> dict[str, Any]:
+    """Fork for each command that connects, and return in the copy what the command asks for. In
+    this process, return {} when the stream `watched` ends."""
+    while watched not in select.select([watched, listening.fileno()], [], [])[0]:
+        connection, _ = listening.accept()
+        if os.fork() == 0:
+            listening.close()
+            return attend(connection)
+        connection.close()
+    return {}
+
+
+def begin(program: str, asked: dict[str, Any], listening: socket.socket) -> tuple[int, int]:
+    """Start a process that runs the program until it begins its event loop and is copied there.
+    Return its number, 0 if the program cannot be copied there, and a stream that ends with it."""
+    told, tell = os.pipe()
+    begun = os.fork()
+    if begun:
+        os.close(tell)
+        if select.select([told], [], [], BEGINS_S)[0] and os.read(told, 1):
+            return begun, told
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.kill(begun, signal.SIGKILL)
+        return 0, told
+    os.close(told)
+    watched, written, log = os.dup(0), os.memfd_create("stdout"), os.memfd_create("stderr")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(written, 1)
+    os.dup2(log, 2)
+    unsafe: list[str] = []
+    known, here = set(os.listdir("/proc/self/fd")), (str(Path(program).parent), asked["folder"])
+    sys.addaudithook(functools.partial(_note_unsafe, unsafe, here))
+    is_copy: list[bool] = []
+    loops: list[Any] = [sys.modules[name] for name in ("asyncio", "anyio") if name in sys.modules]
+    originals = [(module, module.run) for module in loops]
+
+    def stop(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        sys.stdout.flush()
+        if unsafe or _threads() > 1 or os.fstat(written).st_size:
+            os._exit(1)
+        if set(os.listdir("/proc/self/fd")) - known:
+            os._exit(1)
+        for module, run in originals:
+            module.run = run
+        os.write(tell, b"y")
+        copied = copies(listening, watched)
+        if not copied:
+            os._exit(0)
+        os.close(tell)
+        os.write(2, os.pread(log, os.fstat(log).st_size, 0))
+        is_copy.append(True)
+        settle(program, **copied)
+        return original(*arguments, **named)
+
+    for module, original in originals:
+        module.run = functools.partial(stop, original)
+    code = ended(lambda: run(program, **asked))
+    os._exit(code & 255 if is_copy else 1)
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
+
+
+def _note_unsafe(
+    unsafe: list[str], here: tuple[str, ...], event: str, about: tuple[Any, ...]
+) -> None:
+    """Note what a copy would share with the others, or find done: files that are written or lie
+    beside the program, connections, processes."""
+    if event == "open" and isinstance(about[0], str):
+        path, _, flags = about
+        writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        beside = os.path.abspath(path).startswith(here) and not path.endswith(_CODE)
+        if writes or beside:
+            unsafe.append(path)
+    elif event.startswith(_UNSAFE) or (event == "sqlite3.connect" and about[0] != ":memory:"):
+        unsafe.append(event)
 
 
 def preload(program: str) -> None:
@@ -144,8 +239,9 @@ def preload(program: str) -> None:
                     importlib.import_module(name)
 
 
-def attend(connection: socket.socket, program: str) -> None:
-    """Run the program for one command in a further copy, and end it if the command is ended."""
+def attend(connection: socket.socket) -> dict[str, Any]:
+    """Return in a further copy, which has the streams of a command, what it asks for. In this
+    process, end the copy if the command is ended, and tell the command of its end."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     size, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(3 * array.array("i").itemsize))
     streams = array.array("i", ancillary[0][2])
@@ -160,8 +256,8 @@ def attend(connection: socket.socket, program: str) -> None:
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
             os.close(stream)
-        # Without the interpreter's own end, which takes as long as all else: it frees every module.
-        os._exit(ended(program, json.loads(text)) & 255)
+        asked: dict[str, Any] = json.loads(text)
+        return asked
     for stream in (0, 1, 2, held, *streams):
         os.close(stream)
     if connection.fileno() in select.select([connection.fileno(), alive], [], [])[0]:
@@ -172,22 +268,30 @@ def attend(connection: socket.socket, program: str) -> None:
     os._exit(0)
 
 
-def run(program: str, arguments: list[str], folder: str, env: dict[str, str]) -> None:
-    """Run the program in this process."""
+def settle(program: str, arguments: list[str], folder: str, env: dict[str, str]) -> None:
+    """Give this process what a command asks for."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
     random.seed()  # or chance would be the same in each copy
     sys.argv = [program, *arguments]
+
+
+def run(program: str, arguments: list[str], folder: str, env: dict[str, str]) -> None:
+    """Run the program in this process."""
+    settle(program, arguments, folder, env)
     runpy.run_path(program, run_name="__main__")
 
 
-def ended(program: str, asked: dict[str, Any]) -> int:
-    """Run the program, and return its exit code once its threads and exit handlers are done."""
+def ended(run: Callable[[], None]) -> int:
+    """Run a program, and return its exit code once its threads and exit handlers are done.
+
+    The interpreter's own end is left out, which takes as long as all else: it frees every module.
+    """
     code = 0
     try:
-        run(program, **asked)
+        run()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if isinstance(error.code, str):
@@ -202,8 +306,8 @@ def ended(program: str, asked: dict[str, Any]) -> int:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    return code
+    return code & 255
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2])
+    serve(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))

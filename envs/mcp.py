@@ -35,6 +35,7 @@ SHOWN = "/files"  # how the agent reads and writes its path, in every episode
 _SHOWN = re.compile(rf"(?<![\w.~-]){SHOWN}(?![\w.-])")
 CLOSING_S = 10.0  # until a server that does not end is left to end by itself
 AGREED, COMPARED, MOST_KNOWN = 4, 8, 64  # episodes, calls in one of them, calls (see _Trust)
+RESTARTS = 3  # after so many, the next one is expected
 MAX_IDLE = 4  # servers of closed worlds that wait for the next world of this process
 
 
@@ -42,6 +43,7 @@ MAX_IDLE = 4  # servers of closed worlds that wait for the next world of this pr
 def _close_idle() -> None:
     while McpWorld._idle:
         McpWorld._idle.pop()[1].close()
+    _Spare.close_all()
 
 
 class McpWorld(ToolWorld):
@@ -100,7 +102,10 @@ class McpWorld(ToolWorld):
         if files and not words:
             raise ValueError("`files` needs a server that is started by a command, not an address")
         self._own_system = system
-        self._start = _Start(words, url, env, timeout_s, reset_tool, log, files, stateless, fork)
+        variables = tuple(sorted((env or {}).items()))
+        self._start = _Start(
+            tuple(words), url, variables, timeout_s, reset_tool, log, files, stateless, fork
+        )
         self._session: _Session | None = None
 
     def tasks(self, split: str) -> list[Task]:
@@ -123,6 +128,7 @@ class McpWorld(ToolWorld):
         session, self._session, self._task = self._session, None, None
         if session is None:
             return
+        _Spare.of(self._start).close()
         if not session.resettable:
             session.close()
             return
@@ -143,7 +149,7 @@ class McpWorld(ToolWorld):
             if as_new:
                 self._session = session
                 return session
-        self._session = _Session(self._start)
+        self._session = _Spare.of(self._start).open(self._start)
         return self._session
 
     def _waiting(self) -> _Session | None:
@@ -168,15 +174,59 @@ class McpWorld(ToolWorld):
 class _Start:
     """The way to a server: see McpWorld."""
 
-    command: list[str]
+    command: tuple[str, ...]
     url: str
-    env: dict[str, str] | None
+    env: tuple[tuple[str, str], ...]
     timeout_s: float
     reset_tool: str | None
     log: str
     files: str
     stateless: bool | None
     fork: bool = False
+
+
+class _Spare:
+    """A server for the next episode, started while this one is played, where each one needs its
+    own."""
+
+    _all: ClassVar[dict[_Start, _Spare]] = {}
+    _threads = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="mcp-spare")
+
+    def __init__(self) -> None:
+        self.next: concurrent.futures.Future[_Session] | None = None
+        self.opened = 0
+        self.alone = False  # the server does not bear another one beside it
+
+    @classmethod
+    def of(cls, start: _Start) -> _Spare:
+        return cls._all.setdefault(start, _Spare())
+
+    def open(self, start: _Start) -> _Session:
+        """Return a connection to a new server."""
+        waiting, self.next = self.next, None
+        session = None
+        if waiting is not None:
+            try:
+                session = waiting.result()
+            except Exception:
+                self.alone = True
+        session = session or _Session(start)
+        self.opened += 1
+        if self.opened >= RESTARTS and self.next is None and not (self.alone or start.url):
+            self.next = self._threads.submit(_Session, start)
+        return session
+
+    def close(self) -> None:
+        """End the server that waits."""
+        waiting, self.next = self.next, None
+        if waiting is not None and not waiting.cancel():
+            with contextlib.suppress(Exception):
+                waiting.result().close()
+
+    @classmethod
+    def close_all(cls) -> None:
+        for spare in list(cls._all.values()):
+            spare.close()
 
 
 @dataclass
@@ -188,7 +238,6 @@ class _Trust:
     one comparison per episode.
     """
 
-    start: _Start
     known: dict[str, tuple[str, dict[str, Any], str]]  # first calls on new servers, and answers
     agreed: int = 0
     refuted: bool = False
@@ -210,7 +259,7 @@ class _Session:
     """A connection to a server. The client is asynchronous and a World is not, so it runs in its
     own thread."""
 
-    _trusts: ClassVar[list[_Trust]] = []
+    _trusts: ClassVar[dict[_Start, _Trust]] = {}
 
     def __init__(self, start: _Start):
         """Raises RuntimeError, with what can be done about it, if there is no connection in time,
@@ -266,11 +315,7 @@ class _Session:
 
     @property
     def _trust(self) -> _Trust:
-        for trust in self._trusts:
-            if trust.start == self._start:
-                return trust
-        self._trusts.append(_Trust(self._start, {}))
-        return self._trusts[-1]
+        return self._trusts.setdefault(self._start, _Trust({}))
 
     def reset(self) -> bool:
         """Bring the server back to its initial state; return False if that needs a new one."""
@@ -390,9 +435,10 @@ class _Session:
         stdio = packages.load("mcp.client.stdio", "mcp")
         folder = str(self._folder or "")
         words = [word.replace(FILES, folder) for word in start.command]
-        env = {name: value.replace(FILES, folder) for name, value in (start.env or {}).items()}
+        env = {name: value.replace(FILES, folder) for name, value in start.env}
         if start.fork:
-            words = forked.copying(words, stdio.get_default_environment() | (start.env or {}))
+            given = stdio.get_default_environment() | env
+            words = forked.copying(words, given, here=self._folder is None)
         server = stdio.StdioServerParameters(
             command=words[0], args=words[1:], env=env or None, cwd=self._folder
         )

@@ -86,7 +86,7 @@ def test_chance_differs_between_copies(tmp_path):
 
 def test_a_copy_ends_with_its_command(tmp_path):
     words = program(tmp_path, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
-    command = subprocess.Popen(forked.copying(words, ENV), stdout=subprocess.PIPE)
+    command = subprocess.Popen(forked.copying(words, ENV, here=False), stdout=subprocess.PIPE)
     number = int(command.stdout.readline())
     os.kill(number, 0)
     command.send_signal(signal.SIGKILL)
@@ -145,3 +145,94 @@ def test_what_cannot_be_copied_is_started(tmp_path):
         assert forked.copying(words, env) == words
     fine = program(folder, "import json\n")
     assert forked.copying(fine, env) != fine
+
+
+SERVER = """
+import asyncio, os, random, sys
+started, numbers, state = os.getpid(), random.random(), {{"calls": 0}}
+{top}
+async def main():
+    state["calls"] += 1
+    same = os.getpid() == started
+    print(state["calls"], same, random.random(), sys.argv[1:], sys.stdin.read(), flush=True)
+
+asyncio.run(main())
+sys.exit(4)
+"""
+
+
+def served(tmp_path, top, *arguments):
+    words = [*program(tmp_path, SERVER.format(top=top)), *arguments]
+    shown = []
+    for _ in range(3):
+        copy = forked.copying(words, ENV)
+        assert copy != words
+        done = subprocess.run(copy, capture_output=True, env=ENV, input=b"asked")
+        assert done.returncode == 4, done.stderr
+        shown.append(done.stdout.decode().split())
+    assert len({numbers for *_, numbers, _, _ in shown}) == 3
+    assert all(calls[-4:][0] != "0" for calls in shown)
+    return shown
+
+
+def test_a_server_is_copied_where_its_event_loop_begins(tmp_path):
+    for calls, same, _, arguments, asked in served(tmp_path, "", "--here"):
+        assert (calls, same, arguments, asked) == ("1", "False", "['--here']", "asked")
+
+
+@pytest.mark.parametrize(
+    "top",
+    [
+        "open('beside.txt')",
+        "open(os.path.join(os.environ['HOME'], '.copied-test'), 'a')",
+        "import threading, time; threading.Thread(target=time.sleep, args=(1,)).start()",
+        "import sqlite3; sqlite3.connect('beside.db')",
+        "import socket; kept = socket.socket()",
+        "import subprocess; subprocess.run(['true'])",
+        "os.makedirs('folder', exist_ok=True)",
+    ],
+)
+def test_one_that_shares_something_runs_from_its_first_line(tmp_path, monkeypatch, top):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(ENV, "HOME", str(tmp_path))
+    (tmp_path / "beside.txt").write_text("read each time")
+    for calls, same, _, _, asked in served(tmp_path, top):
+        assert (calls, same, asked) == ("1", "True", "asked")
+
+
+def test_each_log_says_what_the_program_said_before(tmp_path):
+    words = program(tmp_path, SERVER.format(top="print('loaded', file=sys.stderr)"))
+    for _ in range(2):
+        done = subprocess.run(forked.copying(words, ENV), input=b"", capture_output=True, env=ENV)
+        assert done.stderr == b"loaded\n" and b" False " in done.stdout
+
+
+def test_what_is_printed_first_is_not_lost(tmp_path):
+    shown = served(tmp_path, "print('hello')")
+    assert all(words[:2] == ["hello", "1"] for words in shown)
+
+
+def test_a_memory_database_of_the_top_is_one_for_each_copy(tmp_path):
+    top = """
+import sqlite3
+table = sqlite3.connect(":memory:")
+table.execute("create table t(x)")
+class Calls(dict):
+    def __setitem__(self, name, value):
+        table.execute("insert into t values (1)")
+        dict.__setitem__(self, name, table.execute("select count(*) from t").fetchone()[0])
+state = Calls(calls=0)
+"""
+    assert [shown[:2] for shown in served(tmp_path, top)] == [["1", "False"]] * 3
+
+
+def test_a_process_that_is_copied_and_dies_is_started_again(tmp_path):
+    words = program(tmp_path, SERVER.format(top=""))
+    copy = forked.copying(words, ENV)
+    subprocess.run(copy, input=b"", env=ENV, capture_output=True)
+    ((process, _),) = forked._running.values()
+    below = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
+    os.kill(int(below.stdout.split()[0]), signal.SIGKILL)
+    process.wait(30)
+    again = forked.copying(words, ENV)
+    assert subprocess.run(again, input=b"", env=ENV, capture_output=True).returncode == 4

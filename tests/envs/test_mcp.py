@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from envs import make
-from envs.mcp import AGREED, McpWorld, _innermost, _shown, _text
+from envs.mcp import AGREED, RESTARTS, McpWorld, _innermost, _shown, _Spare, _text
 from envs.source import Source
 from envs.toolcalls import call_text
 from envs.toolworld import SYSTEM
@@ -170,6 +170,52 @@ def test_a_server_is_reset_by_what_it_offers(offers, kept, tmp_path):
         assert said(again, "list_notes") == "(no output)" and said(again, "pid") != last
     again.close()
     assert "the notes are served" in log.read_text()
+
+
+def wait_until_ended(numbers):
+    deadline = time.monotonic() + 30
+    for number in numbers:
+        with pytest.raises(ProcessLookupError):
+            while time.monotonic() < deadline:
+                os.kill(int(number), 0)
+                time.sleep(0.01)
+
+
+@needs_mcp
+def test_a_server_waits_for_the_next_episode_and_ends_with_the_world():
+    world = McpWorld(SERVER, timeout_s=60.0)
+    numbers = []
+    for _ in range(2 * RESTARTS):
+        world.reset(TASK)
+        assert said(world, "list_notes") == "(no output)"
+        said(world, "add_note", text="milk")
+        numbers.append(said(world, "pid"))
+    assert len(set(numbers)) == len(numbers)
+    spare = _Spare.of(world._start)
+    waiting = spare.next.result().call("pid", {})[0]
+    assert waiting not in numbers
+    world.reset(TASK)
+    assert said(world, "pid") == waiting
+    waiting = spare.next.result().call("pid", {})[0]
+    world.close()
+    wait_until_ended([*numbers, waiting])
+
+
+@needs_mcp
+def test_a_server_that_bears_no_other_one_is_started_when_the_last_one_has_ended(tmp_path):
+    """It holds a lock: another one beside it does not start."""
+    program = tmp_path / "server.py"
+    top = f"import fcntl; lock = open({str(tmp_path / 'lock')!r}, 'w')\n"
+    top += "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+    program.write_text(top + Path(SERVER[1]).read_text())
+    world = McpWorld([sys.executable, str(program)], timeout_s=60.0)
+    for _ in range(2 * RESTARTS):
+        world.reset(TASK)
+        assert said(world, "add_note", text="milk") == "note 1"
+        if spare := _Spare.of(world._start).next:
+            assert "Connection closed" in str(spare.exception())
+    assert _Spare.of(world._start).alone
+    world.close()
 
 
 @needs_mcp
