@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -40,6 +42,9 @@ from evolver.questioning.values import SeenValues, guessed, hinted, is_made_up, 
 _GUESSES = 64  # ids of one argument that are made up for the battery
 _MOST_CALLS = 80  # values of one operation that are tried for the battery
 _WORKED = 2  # calls in which a kind of values has worked, so that others of it are tried
+_TIME = re.compile(r"(?<![\d:])(\d\d):(\d\d):(\d\d)(?![\d:])")
+_SECONDS = re.compile(r"\d{10}(\d{3}|\.\d+)?")
+_NEARLY_NOW = 60.0  # seconds
 _TOKEN = 60  # characters of a text without spaces; longer ones are no names of things
 
 Reading = Sequence[Cell]  # the answer to one probe
@@ -231,6 +236,19 @@ class StartState:
                 for kind in a.kinds:
                     self.stats.varies[kind] = self.stats.varies.get(kind, 0) + 1
 
+    def mark_clock(self, reading: Reading) -> None:
+        """Remember kinds of values that are the time of now, which two plays within a second show
+        alike, and in a line of text those of its date."""
+        rows = {cell.row for cell in reading if is_clock(cell.value)}
+        if not rows:
+            return
+        date = set(time.strftime("%a %A %b %B %d %Y").lower().split())
+        for cell in reading:
+            dated = cell.row in rows and not cell.label and cell.value.lower() in date
+            if dated or is_clock(cell.value):
+                for kind in cell.kinds:
+                    self.stats.varies[kind] = self.stats.varies.get(kind, 0) + 1
+
     # --- learning ---------------------------------------------------------------------------------
 
     def learn_roles(self, events: Events) -> None:
@@ -238,6 +256,7 @@ class StartState:
         others show."""
         for event in events:  # what is a refusal now may not have looked so when the call was made
             event.ok = event.ok and not self.stats.refuses(event.result)
+            self.mark_clock(event.cells if event.ok else ())
         self.test_roles(events)
         for kind in () if self.code or self.prose else self.stats.find_handles(events):
             # What was seen of these calls and of all that takes the handles has to be seen again.
@@ -407,6 +426,8 @@ class StartState:
         """
         first = self.read(self.open())
         second = self.second_readings(first)
+        for reading in first:
+            self.mark_clock(reading)
         for now, before in zip(first, second):
             self.mark_varying(now, before)
         number: Counter[str] = Counter()
@@ -489,6 +510,22 @@ def is_token(value: str) -> bool:
     """Return True for a text that no user would read, such as an access token, of which each call
     gives a new one."""
     return len(value) > _TOKEN and " " not in value
+
+
+def is_clock(value: str) -> bool:
+    """Return True for a time of day with seconds, or a number of seconds since 1970, that is
+    nearly now."""
+    now = time.time()
+    if _SECONDS.fullmatch(value):
+        return abs(float(value[:10]) - now) < _NEARLY_NOW
+    found = _TIME.search(value) if ":" in value else None
+    if found is None or found[3] == "00":  # a round time is an appointment
+        return False
+    hours, minutes, seconds = map(int, found.groups())
+    clocks = [time.gmtime(now), time.localtime(now)]
+    said = 3600 * hours + 60 * minutes + seconds
+    apart = [abs(3600 * c.tm_hour + 60 * c.tm_min + c.tm_sec - said) for c in clocks]
+    return min(min(n, 86400 - n) for n in apart) < _NEARLY_NOW
 
 
 def before_changes(events: Events) -> list[Event]:

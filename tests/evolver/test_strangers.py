@@ -4,6 +4,7 @@ explorer may overlook, and with a rule that no description mentions."""
 import itertools
 import json
 import re
+import time
 
 import pytest
 
@@ -13,6 +14,7 @@ from envs.toolcalls import call_text, parse
 from envs.world import StepResult
 from evolver.questioning.calls import required_of, succeeded
 from evolver.questioning.curiosity import Curiosity
+from evolver.questioning.start_state import is_clock
 from evolver.questioning.values import NEW_TEXTS
 from evolver.replaying import replay
 from tests.evolver.explorers import Questioning, solves
@@ -165,6 +167,33 @@ def test_nobody_is_asked_for_the_token_of_a_login_and_none_is_needed_twice():
         assert "token" not in task.query
         world = make("functions", module="tests.evolver.strangers.vault")
         assert solves(world, task, task.reference)
+
+
+def test_tasks_hold_at_any_time_of_the_day(monkeypatch):
+    clock = time.time() // 86400 * 86400 + 40000.5
+    strftime = time.strftime
+    monkeypatch.setattr(time, "time", lambda: clock)
+    monkeypatch.setattr(time, "gmtime", lambda at=None, of=time.gmtime: of(at or clock))
+    monkeypatch.setattr(time, "strftime", lambda form: strftime(form, time.gmtime(clock)))
+    tasks, _ = explored("jotter", 12)
+    assert len(tasks) >= 10
+    clock += 100000
+    for task in tasks:
+        world = make("functions", module="tests.evolver.strangers.jotter")
+        assert solves(world, task, task.reference)
+        assert not solves(world, task, task.reference[-1:])
+
+
+def test_the_time_of_now_is_told_from_appointments(monkeypatch):
+    now = 1_800_000_007.25
+    monkeypatch.setattr(time, "time", lambda: now)
+    for value in (now, int(now), round(1000 * now), now - 30):
+        assert is_clock(str(value))
+    shown = time.strftime("%H:%M:%S", time.gmtime(now))
+    for value in (shown, f"2027-01-15T{shown}Z", f"2027-01-15 {shown}.123+00:00"):
+        assert is_clock(value)
+    for value in ("1700000000", "08:00:00", "08:00", shown[:5], "4711", "12:34:56:07", "now"):
+        assert not is_clock(value)
 
 
 def test_a_number_that_may_be_any_is_no_name_of_a_thing():
