@@ -11,7 +11,7 @@ def reset(seed: int) -> None:
     rng = random.Random(seed)
     _files.clear()
     for name in rng.sample(NAMES, 4):
-        _files[rng.choice(("/", "/work/", "/home/")) + name] = rng.choice(TEXTS)
+        _files[rng.choice(("/", "/plans/", "/letters/")) + name] = rng.choice(TEXTS)
 
 
 def ls() -> list[str]:
