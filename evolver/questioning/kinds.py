@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from envs.world import Task, World
 from evolver.questioning.calls import Episode, Event, Events, Json, Key, in_prose, operations_of
-from evolver.questioning.operation_stats import CLEAR_SOON, OperationStats, record, tally
+from evolver.questioning.operation_stats import OperationStats
+from evolver.questioning.roles import CLEAR_SOON, record, tally
 from evolver.questioning.start_state import (
     Probe,
     Reading,

@@ -29,13 +29,8 @@ from evolver.questioning.calls import (
     Operations,
     has_digit,
 )
-from evolver.questioning.operation_stats import (
-    GUESSED,
-    NO_TRIALS,
-    OperationStats,
-    is_field,
-    tally,
-)
+from evolver.questioning.operation_stats import GUESSED, NO_TRIALS, OperationStats, is_field
+from evolver.questioning.roles import tally
 from evolver.questioning.tasks import CLOSING
 from evolver.questioning.values import SeenValues, guessed, hinted, is_made_up, typed
 

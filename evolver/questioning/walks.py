@@ -22,14 +22,8 @@ from typing import Self
 from envs.probed import Cell, tokens
 from envs.world import Task, World, snapshot_of
 from evolver.questioning.calls import Episode, Event, Json, Key, Operations, key_of
-from evolver.questioning.operation_stats import (
-    NO_TRIALS,
-    OperationStats,
-    Rate,
-    record,
-    signature,
-    tally,
-)
+from evolver.questioning.operation_stats import NO_TRIALS, OperationStats, signature
+from evolver.questioning.roles import Rate, record, tally
 from evolver.questioning.values import Given, SeenValues, Values, group_of, hinted, name_parts
 
 # --- the next operation ---
