@@ -72,6 +72,8 @@ _FUNCTION_WORDS = set(
     )
 )
 _PART = re.compile(r"\w[\w'-]*|[^\w\s]")  # a word or a mark
+_MARK = re.compile(r"\s*([*>✓✔✗✘☑☒→])\s+\w")  # before a line, of the current or a done thing
+MARKED = "@mark"  # ends the kind of such a mark
 _MARKS = re.compile(r"[:;,()\t]| - ")  # between the parts of a line
 _MOST_WORDS = 4  # of a name
 _FEWEST_NUMBERS, _FEWEST_LISTS = 3, 2  # in an object whose fields may be names of things
@@ -121,9 +123,16 @@ def cells(tool: str, text: str) -> tuple[Cell, ...]:
             return tuple(_json_cells(tool, json.loads(stripped)))
         except (ValueError, RecursionError):
             pass
-    return tuple(
-        cell for n, line in enumerate(text.splitlines()) for cell in _text_cells(tool, str(n), line)
-    )
+    lines = text.splitlines()
+    # "* main": of some lines, a mark is a value that they have. On all of them, it is decoration.
+    marks = [_MARK.match(line) for line in lines]
+    marked = not all(mark or not line.strip() for mark, line in zip(marks, lines))
+    found: list[Cell] = []
+    for n, (line, mark) in enumerate(zip(lines, marks)):
+        if mark and marked:
+            found.append(Cell(str(n), "", mark[1], (f"{tool}{MARKED}",)))
+        found += _text_cells(tool, str(n), line)
+    return tuple(found)
 
 
 def _json_cells(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envs import toolcalls
-from envs.probed import Cell, cells, phrases, possible_names
+from envs.probed import MARKED, Cell, cells, phrases, possible_names
 from envs.wording import alternatives
 from envs.world import Observation, StepResult, Task, World, text_of
 from evolver.replaying import leaves, renaming
@@ -86,7 +86,8 @@ class Event:
         """The values in the answer that may be arguments of other calls."""
         if self.prose:
             return phrases(self.result)
-        return [*self.cells, *self._paths(), *possible_names(self.name, self.result)]
+        values = [cell for cell in self.cells if not cell.kinds[0].endswith(MARKED)]
+        return [*values, *self._paths(), *possible_names(self.name, self.result)]
 
     def _paths(self) -> list[Cell]:
         """Return the paths of the names in the answer to a call about a folder: "/notes/todo.txt"

@@ -304,6 +304,13 @@ class TestIds:
 
 
 class TestCells:
+    def test_a_mark_before_some_lines_is_a_value_of_theirs(self):
+        now, then = "  main\n* dev\n  docs", "* main\n  dev\n  docs"
+        shown = [features(cells("branches", text), ["branches@0"], {}, []) for text in (now, then)]
+        assert ["dev", "", "*"] in shown[0] and ["main", "", "*"] in shown[1]
+        for plain in ("* main\n* dev", "2 * 3\nmain", "*\nmain", "main"):
+            assert "*" not in [cell.value for cell in cells("branches", plain)]
+
     @given(
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.text(),
