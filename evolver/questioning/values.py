@@ -34,8 +34,7 @@ _NO_VALUES = ("", "true", "false", "none", "null")
 _LONGEST = 60  # characters of a text that is tried as an argument
 _LONGEST_TOKEN = 400  # characters of a value without spaces, such as an access token
 _TIMES = {"date": "%Y-%m-%d", "time": "%H:%M", "date-time": "%Y-%m-%dT%H:%M"}
-_MOSTLY = 0.6  # of the calls with a value that is not one of a walk's own names
-_FEWEST_PLACES = 4  # that others were, and 1 in so many, where a new path or address is made up
+_FEWEST_PLACES, _SHARE_PLACES = 4, 0.25  # of others, where a new path or address is made up
 _LEAST_NUMBER, _MOST_NUMBER = 1, 100  # of a made-up number, where the schema gives no bounds
 
 # --- shape of a call ---
@@ -256,11 +255,11 @@ class Values:
         for other, counts in self.stats.values.items():
             akin = other.startswith(f"{operation}.") or other.rpartition(".")[2] == name
             if akin and not self.stats.takes_anything(other):
-                known += [value for value, (won, n) in counts.items() if won > _MOSTLY * n]
+                known += [value for value, (won, _) in counts.items() if won]
         found = [_NAMED_PLACE.fullmatch(value) for value in known if not is_made_up(value)]
         places = [place for place in found if place and (place[1] or place[3])]
         # Walks name what they make by any word, and then these words are found there as well.
-        if len(set(places)) < _FEWEST_PLACES or len(places) < len(found) / _FEWEST_PLACES:
+        if len(places) < max(_FEWEST_PLACES, _SHARE_PLACES * len(found)):
             return ""
         before, _, after = self.rng.choice(places).groups()
         return f"{before}{self.rng.choice(NEW_TEXTS)}{after}"
