@@ -216,7 +216,9 @@ def _note_unsafe(
     if event == "open" and isinstance(about[0], str):
         path, _, flags = about
         writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        beside = os.path.abspath(path).startswith(here) and not path.endswith(_CODE)
+        whole = os.path.abspath(path)
+        beside = whole.startswith(here) and not whole.startswith(sys.prefix + os.sep)
+        beside &= not path.endswith(_CODE)
         if writes or beside:
             unsafe.append(path)
     elif event.startswith(_UNSAFE) or (event == "sqlite3.connect" and about[0] != ":memory:"):

@@ -194,6 +194,7 @@ class _Spare:
 
     def __init__(self) -> None:
         self.next: concurrent.futures.Future[_Session] | None = None
+        self._lock = threading.Lock()  # one server is never given to two worlds
         self.opened = 0
         self.alone = False  # the server does not bear another one beside it
 
@@ -203,22 +204,27 @@ class _Spare:
 
     def open(self, start: _Start) -> _Session:
         """Return a connection to a new server."""
-        waiting, self.next = self.next, None
-        session = None
+        waiting, session = self._take(), None
         if waiting is not None:
             try:
                 session = waiting.result()
             except Exception:
                 self.alone = True
         session = session or _Session(start)
-        self.opened += 1
-        if self.opened >= RESTARTS and self.next is None and not (self.alone or start.url):
-            self.next = self._threads.submit(_Session, start)
+        with self._lock:
+            self.opened += 1
+            if self.opened >= RESTARTS and self.next is None and not (self.alone or start.url):
+                self.next = self._threads.submit(_Session, start)
         return session
+
+    def _take(self) -> concurrent.futures.Future[_Session] | None:
+        with self._lock:
+            waiting, self.next = self.next, None
+        return waiting
 
     def close(self) -> None:
         """End the server that waits."""
-        waiting, self.next = self.next, None
+        waiting = self._take()
         if waiting is not None and not waiting.cancel():
             with contextlib.suppress(Exception):
                 waiting.result().close()

@@ -1,6 +1,7 @@
 """The tools of an MCP server as an environment, tested with a small server."""
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -199,6 +201,23 @@ def test_a_server_waits_for_the_next_episode_and_ends_with_the_world():
     waiting = spare.next.result().call("pid", {})[0]
     world.close()
     wait_until_ended([*numbers, waiting])
+
+
+@needs_mcp
+def test_worlds_in_many_threads_never_share_a_server():
+    def play(number):
+        world, seen = McpWorld(SERVER, timeout_s=60.0), []
+        for _ in range(4):
+            world.reset(TASK)
+            said(world, "add_note", text=str(number))
+            assert said(world, "list_notes") == str(number)
+            seen.append(said(world, "pid"))
+        world.close()
+        return seen
+
+    with ThreadPoolExecutor(8) as threads:
+        seen = list(itertools.chain(*threads.map(play, range(8))))
+    assert len(set(seen)) == len(seen) == 32
 
 
 @needs_mcp
