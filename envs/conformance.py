@@ -275,9 +275,9 @@ def shares_no_state_between_worlds(make: Make, tasks: list[Task]) -> Iterator[st
             # and starts again.
             ahead = iter([call_text("no_such_tool", {}), *_actions(other)])
             for action in _actions(task):
-                for theirs in itertools.islice(ahead, 2):
-                    result = second.step(theirs)
-                    if result.over:
+                for _ in range(2):
+                    theirs = next(ahead, None)
+                    if theirs is not None and second.step(theirs).over:
                         ahead = iter(())
                 result = first.step(action)
                 together["steps"].append(_json(result.to_dict()))

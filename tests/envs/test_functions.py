@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envs import conformance, make
+from envs import check, conformance, make
 from envs.functions import Functions
 from envs.toolcalls import call_text
 from envs.world import Task
@@ -137,6 +137,11 @@ def test_the_documented_module_is_a_correct_world(pantry):
     world.reset(Task("t", "functions", "Open it.", verifier=verifier))
     say(world, "unlock", code=4711)
     assert world.step("It is open.").reward == 1.0 and world.evaluate().success
+
+
+def test_a_module_is_a_correct_world_in_a_worker_too():
+    kwargs = json.dumps({"module": "tests.evolver.strangers.television"})
+    assert check.main(["functions", "--kwargs", kwargs, "--modes", "worker"]) == 0
 
 
 def test_a_module_with_a_reset_is_a_correct_world_with_many_starts(module):
