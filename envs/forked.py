@@ -1,4 +1,4 @@
-"""Copies of a Python program that was started once: its imports take most of its start.
+"""Copies of a Python program that was started once: its imports and its tools take most of a start.
 
 `copying` gives a command line that behaves like `python program.py ARGUMENTS`, in a fraction of the
 time. The first one starts a process that imports what the program imports at its top, and forks for
@@ -133,7 +133,8 @@ def serve(place: str, program: str, asked: dict[str, Any] | None) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(place)
         listening.listen(64)
-        begun, told = begin(program, asked, listening) if asked else (0, 0)
+        can_begin = asked and sys.platform == "linux"  # elsewhere, open files cannot be listed
+        begun, told = begin(program, asked, listening) if asked and can_begin else (0, 0)
         os.write(1, b"ready\n")
         if begun:
             select.select([0, told], [], [])

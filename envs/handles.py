@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from envs.toolcalls import Call, parse
@@ -32,9 +32,9 @@ class Handles:
         """Return an action with what its names stand for."""
         return _replaced(action, self.real)
 
-    def show(self, action: str, result: StepResult, cells: Any) -> None:
-        """Put names into the answer to an action, which is written with names. cells: a function
-        like `envs.probed.cells`."""
+    def show(self, action: str, result: StepResult, cells: Callable[[str, str], Any]) -> None:
+        """Put names into the answer to an action that is written with names. cells: returns the
+        values in a tool's answer, as `envs.probed.cells` does."""
         for call, message in zip(parse(action).calls, result.messages):
             text, number = str(message.get("content") or ""), 0
             for cell in cells(call.name, text):

@@ -66,8 +66,8 @@ class McpWorld(ToolWorld):
     FILES in the command or in `env` stands for its path, and the agent reads and writes SHOWN for
     it, because it is another one in each process. stateless: the server keeps nothing but
     these files, so that they are restored and the server goes on; None = found out (see _Trust).
-    fork: a server that is a Python file, "python server.py", is imported once and copied for each
-    start, which takes a tenth of the time (envs/forked.py).
+    fork: a server that is a Python file, "python server.py", is run once up to its event loop and
+    copied there for each start, which takes a tenth of the time (envs/forked.py).
 
     `tasks` is empty; `reset` takes any task with a query, with a verifier as in ToolWorld.
     """

@@ -232,12 +232,15 @@ class StartState:
                     self.stats.varies[kind] = self.stats.varies.get(kind, 0) + 1
 
     def mark_clock(self, reading: Reading) -> None:
-        """Remember kinds of values that are the time of now, which two plays within a second show
+        """Remember kinds of values that are the present time, which two plays within a second show
         alike, and in a line of text those of its date."""
         rows = {cell.row for cell in reading if is_clock(cell.value)}
         if not rows:
             return
-        date = set(time.strftime("%a %A %b %B %d %Y").lower().split())
+        days = [
+            time.strftime("%a %A %b %B %d %Y", day) for day in (time.gmtime(), time.localtime())
+        ]
+        date = set(" ".join(days).lower().split())
         for cell in reading:
             dated = cell.row in rows and not cell.label and cell.value.lower() in date
             if dated or is_clock(cell.value):
@@ -508,8 +511,8 @@ def is_token(value: str) -> bool:
 
 
 def is_clock(value: str) -> bool:
-    """Return True for a time of day with seconds, or a number of seconds since 1970, that is
-    nearly now."""
+    """Return True for a time of day with seconds, or a number of seconds since 1970, within a
+    minute of the present."""
     now = time.time()
     if _SECONDS.fullmatch(value):
         return abs(float(value[:10]) - now) < _NEARLY_NOW

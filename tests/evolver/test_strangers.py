@@ -174,7 +174,8 @@ def test_tasks_hold_at_any_time_of_the_day(monkeypatch):
     strftime = time.strftime
     monkeypatch.setattr(time, "time", lambda: clock)
     monkeypatch.setattr(time, "gmtime", lambda at=None, of=time.gmtime: of(at or clock))
-    monkeypatch.setattr(time, "strftime", lambda form: strftime(form, time.gmtime(clock)))
+    monkeypatch.setattr(time, "localtime", time.gmtime)
+    monkeypatch.setattr(time, "strftime", lambda form, at=None: strftime(form, at or time.gmtime()))
     tasks, _ = explored("jotter", 12)
     assert len(tasks) >= 10
     clock += 100000
