@@ -391,7 +391,7 @@ class Recipe(Plug):
     """The phases of a step."""
 
     name: str = "standard"
-    """standard; sirius, reinforce_pp, webrl, tree: see configs/relatives.py."""
+    """standard; sirius, reinforce_pp, webrl, tree, coevolve: see configs/relatives.py."""
 
 
 class Sampler(Plug):
@@ -424,7 +424,7 @@ class Loss(Plug):
     """The loss: a policy objective per token, and what is added to it."""
 
     name: str = "ppo"
-    """ppo, gspo, cispo, nll, webrl."""
+    """ppo, gspo, cispo, nll, webrl, empo2."""
     aggregate: Literal[
         "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
     ] = "token-mean"

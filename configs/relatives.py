@@ -12,6 +12,8 @@
 | sirius | 2502.04780 | imitation of successes and of repaired failures |
 | webrl | 2411.02337 | tasks of failures, a KL to the last phase, successes replayed |
 | tree | 2509.21240 | rollouts that branch |
+| coevolve | 2604.15840 | new tasks are looked for where rollouts are weak |
+| empo2 | 2602.23008 | experience guides, new states are rewarded, unlikely tokens are masked |
 
 Nobody has measured what these are worth here. A run takes about as long as the quickstart's.
 """
@@ -21,14 +23,17 @@ from ml_collections import ConfigDict
 from configs import quickstart
 from configs.keys import use
 
-NAMES = ("grpo", "reinforce_pp", "gigpo", "turn_rloo", "dapo", "sirius", "webrl", "tree")
+NAMES = (
+    "grpo", "reinforce_pp", "gigpo", "turn_rloo", "dapo", "sirius", "webrl", "tree", "coevolve",
+    "empo2",
+)  # fmt: skip
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
     arg = "grpo" if arg is None else arg
     if arg not in NAMES:
         raise ValueError(f"relatives.py:{arg}: choose one of {', '.join(NAMES)}")
-    config = quickstart.get_config("q")
+    config = quickstart.get_config("qn" if arg == "empo2" else "q")
     if arg in ("gigpo", "turn_rloo"):
         config.advantage.name = arg
     elif arg == "dapo":
@@ -37,6 +42,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
         config.rollout.refill = 4
         use(config.reward, "overlong", longest=320, soft=80)
         config.learner.drop_truncated = True
+    elif arg == "empo2":
+        config.loss.name, config.loss.guided_prompt = "empo2", "guided"
+        config.reward.name = "novelty"
     elif arg != "grpo":
         config.recipe.name = arg
     if arg == "reinforce_pp":
@@ -47,6 +55,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
         config.loss.name = "webrl"
         config.loss.renew_reference = config.recipe.args.every = 8
         config.learner.max_staleness = 10**6
+    elif arg == "coevolve":
+        config.questioning.every, config.questioning.refresh = 8, 32
     elif arg == "tree":
         config.rollout.group, config.recipe.args.branches = 4, 1
     return config

@@ -57,6 +57,7 @@ class TaskPool:
         self._constants: list[str] = []  # answers that need no call
         self._explorer_state: Any = None  # what Explorer.state() returned last
         self.refreshed = 0  # the step that the tasks were last refreshed for
+        self.focus: Collection[str] = ()  # ids of the seeds to explore; () = all
         self.watch: Callable[[], None] = lambda: None  # called when something was counted
         self.is_over: Callable[[], bool] = lambda: False  # what explorers ask between walks
         self._reset(tasks, {})
@@ -95,9 +96,10 @@ class TaskPool:
         if self._explorer_state is not None and hasattr(explorer, "load_state"):
             explorer.load_state(self._explorer_state)
         rng, kept = random.Random(seed_of(seed, "explore")), []
+        seeds = [seed for seed in self.seeds if seed.id in self.focus] or self.seeds
         try:
             with closing(probed(make_world())) as world, closing(probed(make_world())) as checked:
-                for task in explorer.explore(world, self.seeds, budget, rng):
+                for task in explorer.explore(world, seeds, budget, rng):
                     reason = self._rejection(checked, task)
                     if reason:
                         self.reject(reason)

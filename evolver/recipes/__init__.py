@@ -22,6 +22,7 @@ RECIPES = {
     "reinforce_pp": "evolver.recipes.reinforce_pp:ReinforcePP",
     "webrl": "evolver.recipes.webrl:WebRL",
     "tree": "evolver.recipes.tree:Tree",
+    "coevolve": "evolver.recipes.coevolve:CoEvolve",
     "demonstrated": "evolver.recipes.demonstrated:Demonstrated",
 }
 

@@ -29,7 +29,9 @@ __all__ = [
     "token_loss",
 ]  # fmt: skip
 
-LOSSES = {name: f"rl.losses.{name}:{name}" for name in ("ppo", "gspo", "cispo", "nll", "webrl")}
+LOSSES = {
+    name: f"rl.losses.{name}:{name}" for name in ("ppo", "gspo", "cispo", "nll", "webrl", "empo2")
+}
 
 
 class TokenLoss(Protocol):

@@ -15,7 +15,11 @@ import numpy as np
 
 from rl.advantages.batch import Batch, checked, unbound
 
-REWARDS = {"score": "rl.rewards:score", "overlong": "rl.rewards.overlong:overlong"}
+REWARDS = {
+    "score": "rl.rewards:score",
+    "overlong": "rl.rewards.overlong:overlong",
+    "novelty": "rl.rewards.novelty:Novelty",
+}
 
 
 class Reward(Protocol):

@@ -257,6 +257,11 @@ def test_demonstrations_need_invented_tasks_and_the_policys_own_old_log_probabil
     assert "guided_prompt=stripped" in said and "config.questioning.enabled=True" in said
 
 
+def test_a_recipe_of_refreshes_needs_some(tiny, tmp_path, capsys):
+    assert go(tiny, tmp_path, "--config.recipe.name=coevolve") != 0
+    assert "config.questioning.every above 0" in capsys.readouterr().err
+
+
 class Untrue(Parity):
     """Parity that fails on one task, and judges the others otherwise than it was explored."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 
 from configs import base
 from envs.probed import Probed, probed
+from envs.toolcalls import call_text
 from envs.world import Evaluation
 from evolver.config import plugs
 from evolver.config.checks.workdir import differences
@@ -20,6 +22,7 @@ from evolver.questioning import TaskPool, is_verified
 from evolver.questioning.played import replayer, verified_task
 from evolver.questioning.tasks import Rejected
 from evolver.recipes import webrl as webrl_recipe
+from evolver.recipes.coevolve import CoEvolve
 from evolver.recipes.reinforce_pp import ReinforcePP, penalised
 from evolver.recipes.replay import ReplayBuffer, loaded, saved
 from evolver.recipes.tree import Tree, advantages
@@ -29,8 +32,10 @@ from rl.advantages import Batch
 from rl.advantages.gigpo import gigpo
 from rl.advantages.returns import returns, turn_rewards
 from rl.advantages.turn_rloo import turn_rloo
+from rl.losses.empo2 import empo2
 from rl.losses.webrl import webrl
 from rl.packing import pack
+from rl.rewards.novelty import Novelty
 from rl.rollout import Job
 from rl.samples import samples
 from rl.trajectory import Sampling
@@ -217,6 +222,98 @@ def test_failures_become_tasks_of_what_they_did_reach():
     assert again.failed == [[seed.id, [*WON]]]
     found = pool.grow(webrl_recipe.Failures(again.failed), Library, 4, 0)
     assert len(found) == 1 and solves(Library(), found[0], WON)
+
+
+def finished(won, *calls, id="a", rollout=0):
+    """Return a rollout of a task that makes calls without arguments."""
+    made = trajectory(*(turn([1], [2]) for _ in calls))
+    for one, name in zip(made.turns, calls):
+        one.action = call_text(name, {})
+    made.task = dataclasses.replace(
+        made.task, id=id, origin="synthetic", meta={"source": "s-" + id}
+    )
+    made.rollout, made.evaluation = rollout, Evaluation(float(won), won)
+    return made
+
+
+def remembered(recipe, *groups):
+    run = SimpleNamespace(
+        config=base.get_config(), tasks=SimpleNamespace(pool=None), navigating=None,
+        sampler=Epochs(Parts()),
+    )  # fmt: skip
+    for group in groups:
+        recipe.remember(run, group, 1)
+    return recipe
+
+
+def test_coevolve_finds_weaknesses_in_what_was_known_is_undecided_or_is_rare():
+    recipe = CoEvolve(Parts(), window=2, rare=0.1)
+    won, lost = [finished(True, "f"), finished(True, "f")], [finished(False), finished(False)]
+    mixed = [finished(True, "f"), finished(False, "f")]
+    assert recipe.signal("a", lost) == "" and recipe.signal("a", mixed) == "boundary"
+    remembered(recipe, won)
+    assert recipe.weak == {} and recipe.signal("a", lost) == "forgotten"
+    remembered(recipe, lost, lost)  # the window holds failures only now
+    assert recipe.history["a"] == [0, 0] and recipe.signal("a", lost) == ""
+    assert recipe.weak == {"s-a": "forgotten"} and recipe.metrics()["coevolve/forgotten"] == 2
+    usual = [finished(True, *"ab" * 10, id="b"), finished(True, "a", "c", id="b")]
+    remembered(recipe, usual)  # 19 of 20 pairs are a, b or b, a
+    assert recipe.signal("b", [finished(False, "a", "c", id="b")]) == "forgotten"
+    assert recipe.signal("c", [finished(False, "a", "c", id="c")]) == "rare"
+    assert recipe.signal("c", [finished(False, "a", "b", id="c")]) == ""
+    again = CoEvolve(Parts(), window=2, rare=0.1)
+    again.load_state(json.loads(json.dumps(recipe.state())))
+    assert again.state() == recipe.state()
+
+
+def test_coevolve_explores_where_it_found_weaknesses_and_then_forgets_them(monkeypatch):
+    seeds = [task("Lend Dune.", lent=["B11"]), dataclasses.replace(LEND, id="other")]
+    pool, explored = TaskPool(seeds, overlap=1.0, capacity=9), []
+
+    class Listed:
+        def explore(self, world, seeds, budget, rng):
+            explored.append([seed.id for seed in seeds])
+            return iter(())
+
+    def refresh(run, step):
+        pool.grow(Listed(), Library, 1, step)
+        pool.refreshed = step if step == 3 else pool.refreshed
+        return {}, {}
+
+    monkeypatch.setattr("evolver.phases.tasks.choose", refresh)
+    recipe = CoEvolve(Parts())
+    recipe.weak = {"other": "boundary"}
+    run = SimpleNamespace(tasks=SimpleNamespace(pool=pool))
+    for step in (2, 3, 4):
+        recipe.choose(run, step)
+    assert explored == [["other"], ["other"], [seeds[0].id, "other"]] and recipe.weak == {}
+
+
+def test_empo2_masks_guided_tokens_that_the_policy_would_hardly_write():
+    guided_RT = jnp.array([[True, True, False, True]])
+    logp_RT = jnp.log(jnp.array([[0.5, 0.01, 0.01, 0.04]]))
+    tokens = losses.Tokens(
+        logp_RT, logp_RT - 0.1, jnp.ones((1, 4)), guided_RT, jnp.ones((1, 4), jnp.int32),
+        jnp.array([[True, True, True, False]]),
+    )  # fmt: skip
+    loss_RT, stats = empo2(tokens, least=0.05)
+    np.testing.assert_allclose(loss_RT[0, :3], [-np.exp(0.1), 0, -np.exp(0.1)], rtol=1e-6)
+    share, on = stats["empo2/masked"]
+    assert float((share * on).sum()) == 1 and float(on.sum()) == 2
+    whole_RT, _ = empo2(tokens, least=0.0)
+    np.testing.assert_allclose(whole_RT[0, :3], [-np.exp(0.1)] * 3, rtol=1e-6)
+
+
+def test_novel_states_are_rewarded_by_the_inverse_of_their_visits():
+    reward, batch = (
+        Novelty(scale=0.3),
+        Batch.of([rollout(1.0, "a", "b"), rollout(0.0, "a", "a")], 1),
+    )
+    # "a" and "end" are seen by both, "b" by one; a rollout counts once for each
+    np.testing.assert_allclose(reward(batch), [1 + 0.3 * 2.0, 0.3 * 1.0])
+    again = Novelty(scale=0.3)
+    again.load_state(json.loads(json.dumps(reward.state())))
+    np.testing.assert_allclose(again(Batch.of([rollout(0.0, "b")], 2)), [0.3 * (1 / 2 + 1 / 3)])
 
 
 def test_a_replayer_learns_from_what_it_repeats(library):

@@ -211,8 +211,14 @@ def token_contradictions(c: ConfigDict, mode: str) -> Iterator[str]:
 
 
 def recipe_contradictions(c: ConfigDict) -> Iterator[str]:
-    """Yield conflicts with a recipe that demonstrates."""
-    if not getattr(plugs.load("recipe", c.recipe.name), "demonstrates", False):
+    """Yield conflicts with a recipe that demonstrates, or whose work are refreshes."""
+    recipe = plugs.load("recipe", c.recipe.name)
+    if getattr(recipe, "refreshes", False) and not (c.questioning.enabled and c.questioning.every):
+        yield (
+            f"config.recipe.name={c.recipe.name} refreshes invented tasks: set"
+            " config.questioning.enabled=True and config.questioning.every above 0"
+        )
+    if not getattr(recipe, "demonstrates", False):
         return
     if c.loss.guided_prompt != "stripped":
         yield (
