@@ -12,6 +12,7 @@
 | sirius | 2502.04780 | imitation of successes and of repaired failures |
 | webrl | 2411.02337 | tasks of failures, a KL to the last phase, successes replayed |
 | tree | 2509.21240 | rollouts that branch |
+| critic | 1506.02438 | PPO: turns are compared with what a critic expected of their states |
 | coevolve | 2604.15840 | new tasks are looked for where rollouts are weak |
 | empo2 | 2602.23008 | experience guides, new states are rewarded, unlikely tokens are masked |
 
@@ -24,8 +25,8 @@ from configs import quickstart
 from configs.keys import use
 
 NAMES = (
-    "grpo", "reinforce_pp", "gigpo", "turn_rloo", "dapo", "sirius", "webrl", "tree", "coevolve",
-    "empo2",
+    "grpo", "reinforce_pp", "gigpo", "turn_rloo", "dapo", "sirius", "webrl", "tree", "critic",
+    "coevolve", "empo2",
 )  # fmt: skip
 
 
@@ -47,7 +48,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
         config.reward.name = "novelty"
     elif arg != "grpo":
         config.recipe.name = arg
-    if arg == "reinforce_pp":
+    if arg in ("reinforce_pp", "critic"):  # a group has a signal whatever its outcomes are
         config.learner.drop = ("cancelled", "env_error", "stale", "overlong")
     elif arg == "sirius":
         config.loss.name = "nll"

@@ -187,7 +187,7 @@ def token_logp(
     """
     cuts = _cuts(forward.mesh)
     shards, columns = math.prod(cuts), cuts[1]
-    h_RTD = _hidden(forward, params, rows)
+    h_RTD = hidden(forward, params, rows)
     w_DV = _gathered(qwen.unembed(forward.config, params), forward)
     mask_Sn = _cut(rows["mask"], *cuts)
     n = mask_Sn.shape[1]
@@ -232,7 +232,7 @@ def token_logp(
     return in_place(scores[0]), in_place(scores[1])
 
 
-def _hidden(forward: Forward, params: qwen.Params, rows: Rows) -> Array:
+def hidden(forward: Forward, params: qwen.Params, rows: Rows) -> Array:
     """Return the last hidden state of every token, (r, T, D)."""
     segments_RT, mesh, kernel = rows["segments"], forward.mesh, forward.attention
     most = 0 if "prompts" in rows else forward.most_segments

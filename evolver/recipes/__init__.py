@@ -22,6 +22,7 @@ RECIPES = {
     "reinforce_pp": "evolver.recipes.reinforce_pp:ReinforcePP",
     "webrl": "evolver.recipes.webrl:WebRL",
     "tree": "evolver.recipes.tree:Tree",
+    "critic": "evolver.recipes.critic:Critic",
     "coevolve": "evolver.recipes.coevolve:CoEvolve",
     "demonstrated": "evolver.recipes.demonstrated:Demonstrated",
 }
