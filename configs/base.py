@@ -391,7 +391,7 @@ class Recipe(Plug):
     """The phases of a step."""
 
     name: str = "standard"
-    """standard; sirius, reinforce_pp, webrl, tree, critic, coevolve: see configs/relatives.py."""
+    """standard; those of evolver/recipes: see configs/relatives.py."""
 
 
 class Sampler(Plug):

@@ -14,6 +14,7 @@
 | tree | 2509.21240 | rollouts that branch |
 | critic | 1506.02438 | PPO: turns are compared with what a critic expected of their states |
 | coevolve | 2604.15840 | new tasks are looked for where rollouts are weak |
+| evolutionary | 2506.13131 | tasks of the best of many kinds have children |
 | empo2 | 2602.23008 | experience guides, new states are rewarded, unlikely tokens are masked |
 
 Nobody has measured what these are worth here. A run takes about as long as the quickstart's.
@@ -26,7 +27,7 @@ from configs.keys import use
 
 NAMES = (
     "grpo", "reinforce_pp", "gigpo", "turn_rloo", "dapo", "sirius", "webrl", "tree", "critic",
-    "coevolve", "empo2",
+    "coevolve", "evolutionary", "empo2",
 )  # fmt: skip
 
 

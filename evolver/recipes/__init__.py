@@ -24,6 +24,7 @@ RECIPES = {
     "tree": "evolver.recipes.tree:Tree",
     "critic": "evolver.recipes.critic:Critic",
     "coevolve": "evolver.recipes.coevolve:CoEvolve",
+    "evolutionary": "evolver.recipes.evolutionary:Evolutionary",
     "demonstrated": "evolver.recipes.demonstrated:Demonstrated",
 }
 

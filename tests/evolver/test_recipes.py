@@ -257,9 +257,16 @@ def test_demonstrations_need_invented_tasks_and_the_policys_own_old_log_probabil
     assert "guided_prompt=stripped" in said and "config.questioning.enabled=True" in said
 
 
-def test_a_recipe_of_refreshes_needs_some(tiny, tmp_path, capsys):
-    assert go(tiny, tmp_path, "--config.recipe.name=coevolve") != 0
-    assert "config.questioning.every above 0" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("coevolve", "config.questioning.every above 0"),
+        ("evolutionary", "questioning.enabled=True"),
+    ],
+)
+def test_recipes_that_work_on_invented_tasks_need_some(tiny, tmp_path, capsys, name, words):
+    assert go(tiny, tmp_path / name, f"--config.recipe.name={name}") == 2
+    assert words in capsys.readouterr().err
 
 
 class Untrue(Parity):

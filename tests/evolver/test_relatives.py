@@ -23,6 +23,7 @@ from evolver.questioning.played import replayer, verified_task
 from evolver.questioning.tasks import Rejected
 from evolver.recipes import webrl as webrl_recipe
 from evolver.recipes.coevolve import CoEvolve
+from evolver.recipes.evolutionary import Parents
 from evolver.recipes.reinforce_pp import ReinforcePP, penalised
 from evolver.recipes.replay import ReplayBuffer, loaded, saved
 from evolver.recipes.tree import Tree, advantages
@@ -287,6 +288,24 @@ def test_coevolve_explores_where_it_found_weaknesses_and_then_forgets_them(monke
     for step in (2, 3, 4):
         recipe.choose(run, step)
     assert explored == [["other"], ["other"], [seeds[0].id, "other"]] and recipe.weak == {}
+
+
+def test_children_join_the_solutions_of_two_tasks_and_are_verified():
+    seed = task("Lend Dune.", lent=["B11"])
+    pool = TaskPool([seed], overlap=1.0, capacity=9)
+    pool.grow(webrl_recipe.Failures([[seed.id, [*WON]], [seed.id, [GREEN]]]), Library, 4, 0)
+    before = list(pool.tasks.values())
+    assert len(before) == 2
+    easy, hard = sorted(before, key=lambda t: t.difficulty)
+    pool.record([(easy.id, True)] * 6)
+    parents = Parents(pool, tournament=2, crossover=1.0)
+    assert {parents.parent(random.Random(i), before).id for i in range(8)} == {hard.id}
+    found = pool.grow(parents, Library, 1, 3)
+    assert found and found[0].id not in {t.id for t in before}
+    assert is_verified(found[0]) and solves(Library(), found[0], found[0].reference)
+    for parent in before:
+        assert not solves(Library(), found[0], parent.reference)
+    assert not Parents(pool, 2, 1.0).parent(random.Random(0), [])
 
 
 def test_empo2_masks_guided_tokens_that_the_policy_would_hardly_write():

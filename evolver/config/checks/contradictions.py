@@ -211,12 +211,17 @@ def token_contradictions(c: ConfigDict, mode: str) -> Iterator[str]:
 
 
 def recipe_contradictions(c: ConfigDict) -> Iterator[str]:
-    """Yield conflicts with a recipe that demonstrates, or whose work are refreshes."""
+    """Yield conflicts with a recipe that demonstrates, or that works on invented tasks."""
     recipe = plugs.load("recipe", c.recipe.name)
     if getattr(recipe, "refreshes", False) and not (c.questioning.enabled and c.questioning.every):
         yield (
             f"config.recipe.name={c.recipe.name} refreshes invented tasks: set"
             " config.questioning.enabled=True and config.questioning.every above 0"
+        )
+    if getattr(recipe, "needs_tasks", False) and not c.questioning.enabled:
+        yield (
+            f"config.recipe.name={c.recipe.name} makes new tasks of invented ones: set"
+            " config.questioning.enabled=True"
         )
     if not getattr(recipe, "demonstrates", False):
         return
