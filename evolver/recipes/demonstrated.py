@@ -52,8 +52,8 @@ class Demonstrated(Recipe):
         negative: Fraction = 1.0,
     ):  # fmt: skip
         """solutions: demonstrations of a step, of as many tasks. weight: the advantage of their
-        turns. negative: what negative advantages are multiplied by; 0 trains only on what did
-        better than its group."""
+        turns. negative: what negative advantages are multiplied by, and all of rollouts that did
+        no better than their group; 0 trains only on what did better."""
         super().__init__(parts)
         self.solutions, self.weight, self.negative = solutions, weight, negative
         self.counts = Metrics()
@@ -61,10 +61,11 @@ class Demonstrated(Recipe):
     def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
         """Write rewards and advantages, and scale the negative ones."""
         super().credit(run, trajectories, step)
-        for trajectory in trajectories:
-            for turn in trajectory.turns:
-                better, worse = max(turn.advantage, 0.0), min(turn.advantage, 0.0)
-                turn.advantage = better + self.negative * worse
+        for turn in (turn for trajectory in trajectories for turn in trajectory.turns):
+            # Labels praise turns of failures, too; without their blame, these would be imitated.
+            won = turn.advantage if turn.outcome_advantage is None else turn.outcome_advantage
+            if turn.advantage < 0 or won <= 0:
+                turn.advantage *= self.negative
 
     def extra(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> list[Trajectory]:
         """Return the demonstrations."""

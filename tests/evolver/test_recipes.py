@@ -10,9 +10,12 @@ from envs.world import Evaluation, Task
 from evolver.config import plugs
 from evolver.files.rollout_files import rollout_files
 from evolver.files.workdir import Workdir
+from evolver.parts import Parts
 from evolver.recipes import Recipe
+from evolver.recipes.demonstrated import Demonstrated
 from evolver.recipes.sirius import Sirius
 from tests.evolver.runs import figures, go, rollouts_of
+from tests.rl.test_samples import trajectory, turn
 from tests.tiny import Parity, config_file, tiny_policy
 
 HERE = "tests.evolver.test_recipes"
@@ -245,6 +248,18 @@ def test_without_negative_advantages_only_what_did_better_than_its_group_trains(
     line = figures(tmp_path / "run-0.0")[1]
     assert line["ledger/trained"] == better < figures(tmp_path / "run-1.0")[1]["ledger/trained"]
     assert line["ledger/no_signal"] == line["ledger/rollouts"] - better
+
+
+def test_what_labels_praise_in_failures_counts_as_negative_advantages_do(monkeypatch):
+    """A turn that is praised in a failure would be imitated, and the failure's blame left out."""
+    monkeypatch.setattr(Recipe, "credit", lambda *given: None)
+    given = [(0.7, 1.0), (-0.2, 1.0), (0.3, -1.0), (0.4, 0.0), (0.5, None), (-0.6, None)]
+    for negative, expected in ((1.0, [0.7, -0.2, 0.3, 0.4, 0.5, -0.6]), (0.0, [0.7, 0.5])):
+        turns = [turn([1], [2], advantage) for advantage, _ in given]
+        for one, (_, outcome) in zip(turns, given):
+            one.outcome_advantage = outcome
+        Demonstrated(Parts(), negative=negative).credit(None, [trajectory(*turns)], 1)
+        assert [one.advantage for one in turns if one.advantage] == expected
 
 
 def test_demonstrations_need_invented_tasks_and_the_policys_own_old_log_probabilities(
