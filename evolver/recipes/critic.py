@@ -156,15 +156,18 @@ def states(run: Run, trajectories: Sequence[Trajectory]) -> np.ndarray:
     for i in np.unique(part_n):
         own_n = part_n == i
         at_P[: own_n.sum()] = at_n[own_n]
-        rows = {name: array_MRT[i] for name, array_MRT in batch.items()}
-        found_nD[own_n] = np.asarray(hidden_at(forward, params, rows, at_P))[: own_n.sum()]
+        h_PD = np.asarray(hidden_at(forward, params, batch, np.int32(i), at_P))
+        found_nD[own_n] = h_PD[: own_n.sum()]
     return found_nD
 
 
 @partial(jax.jit, static_argnums=0)
-def hidden_at(forward: Forward, params: Any, rows: Rows, at_P: np.ndarray) -> jax.Array:
-    """Return the last hidden states of a micro-batch at some places of its flat rows, (P, D)."""
-    h_RTD = hidden(forward, params, rows)
+def hidden_at(
+    forward: Forward, params: Any, batch: Rows, i: np.int32, at_P: np.ndarray
+) -> jax.Array:
+    """Return the last hidden states of the i-th micro-batch at some places of its flat rows, (P, D)
+    float32."""
+    h_RTD = hidden(forward, params, {name: array_MRT[i] for name, array_MRT in batch.items()})
     h_PD = h_RTD.reshape(-1, h_RTD.shape[-1])[at_P].astype(jnp.float32)
     if forward.mesh is None or forward.mesh.size == 1:
         return h_PD

@@ -94,7 +94,10 @@ def config(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "count, mesh",
-    [(2, ["--config.mesh.fsdp=2"]), (4, ["--config.mesh.data=2", "--config.mesh.fsdp=2"])],
+    [
+        (2, ["--config.mesh.fsdp=2"]),
+        (4, ["--config.mesh.data=2", "--config.mesh.fsdp=2", "--config.recipe.name=critic"]),
+    ],
 )
 def test_several_processes_give_the_result_of_one(tmp_path, config, count, mesh):
     flags = [*mesh, *demonstrated(tmp_path)] if count == 2 else mesh
