@@ -30,8 +30,8 @@ def empo2(
     clip_low: Fraction = 0.2,
     clip_high: NotNegative = 0.2,
 ) -> tuple[Array, Stats]:
-    """Return PPO's clipped surrogate, without the guided tokens to which the policy that is trained
-    gives a probability below `least`."""
+    """Return max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), as PPO does, without the guided
+    tokens to which the policy that is trained gives a probability below `least`."""
     probability_RT = jnp.exp(jax.lax.stop_gradient(tokens.logp_RT))
     masked_RT = tokens.guided_RT & tokens.mask_RT & (probability_RT < least)
     kept = tokens._replace(advantage_RT=jnp.where(masked_RT, 0.0, tokens.advantage_RT))
