@@ -60,6 +60,7 @@ class Critic(Recipe):
         self.figures = Metrics()
 
     def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
+        self.figures = Metrics()
         grading.shape(run.config, run.reward, trajectories, step)
         row = run.config.learner.row
         fit = [
@@ -83,7 +84,7 @@ class Critic(Recipe):
         advantage_n = advantage_NK[on_NK]
         return_n = advantage_n + value_n
         self.weight_D = fitted(self.weight_D, state_nD, return_n, self.ridge)
-        self.figures = Metrics({"critic/value": float(value_n.mean())})
+        self.figures["critic/value"] = float(value_n.mean())
         if return_n.std() > 0:
             self.figures["critic/explained"] = float(1 - advantage_n.var() / return_n.var())
         advantage_n = (advantage_n - advantage_n.mean()) / (advantage_n.std() + 1e-8)
