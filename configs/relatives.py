@@ -15,6 +15,8 @@
 | critic | 1506.02438 | PPO: turns are compared with what a critic expected of their states |
 | coevolve | 2604.15840 | new tasks are looked for where rollouts are weak |
 | evolutionary | 2506.13131 | tasks of the best of many kinds have children |
+| dual_role | 2505.03335 | the policy also proposes tasks, by acting, and trains on that |
+| multi_agent | 2510.23595 | and judges both, which it trains on, too |
 | empo2 | 2602.23008 | experience guides, new states are rewarded, unlikely tokens are masked |
 
 Nobody has measured what these are worth here. A run takes about as long as the quickstart's.
@@ -27,7 +29,7 @@ from configs.keys import use
 
 NAMES = (
     "grpo", "reinforce_pp", "gigpo", "turn_rloo", "dapo", "sirius", "webrl", "tree", "critic",
-    "coevolve", "evolutionary", "empo2",
+    "coevolve", "evolutionary", "dual_role", "multi_agent", "empo2",
 )  # fmt: skip
 
 
@@ -59,6 +61,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
         config.learner.max_staleness = 10**6
     elif arg == "coevolve":
         config.questioning.every, config.questioning.refresh = 8, 32
+    elif arg == "multi_agent":
+        use(config.questioning.judge, "naive", analysis=40)
+        config.recipe.args.analysis = 40
+        config.llm.url, config.llm.context, config.llm.shown = "policy", 2048, 200
+        config.llm.judge.temperature, config.llm.judge.max_tokens = 1.0, 96
+        config.learner.row, config.learner.micro = 2048, 2
     elif arg == "tree":
         config.rollout.group, config.recipe.args.branches = 4, 1
     return config

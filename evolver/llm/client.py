@@ -29,7 +29,18 @@ from typing import TYPE_CHECKING, Any
 
 from envs.packages import load
 from evolver.llm.answers import Unreadable
-from evolver.llm.questions import Call, ChatError, Json, Question, Record, Reply, Role, ServerDown
+from evolver.llm.questions import (
+    CURRENT_POLICY,
+    Call,
+    ChatError,
+    Json,
+    Question,
+    Record,
+    Reply,
+    Role,
+    Said,
+    ServerDown,
+)
 from evolver.llm.store import Budget, Cache, Ledger, Rate
 from evolver.processes.interrupt import Interrupted
 
@@ -100,7 +111,9 @@ class Chat:
         self.cache, self.ledger = Cache(cache) if cache else None, ledger or Ledger()
         self.budget = Budget(limits.budget_money, limits.budget_tokens, self.ledger)
         self.responders: dict[str, PolicyResponder] = {}
-        self.check, self.say, self._said = check, say, set[str]()
+        self.check, self.say, self._shown = check, say, set[str]()
+        self.keeps = False  # True: `said` returns what the current policy answers
+        self._said: dict[str, Said] = {}
         self._servers = Servers(lambda text: self.say(text))
         self._queues = {role.server: _Queue(limits, role) for role in roles.values()}
         # Equal concurrent questions share one call.
@@ -133,6 +146,12 @@ class Chat:
         """Return one vector per text, as the role's server gives it. Raises ChatError and
         RunEnds."""
         return self._together(functools.partial(self._vector, role), texts)
+
+    def said(self) -> list[Said]:
+        """Return the current policy's answers since the last call, also those that could not be
+        read, one for each question, in an order that does not depend on time."""
+        said, self._said = self._said, {}
+        return [said[key] for key in sorted(said)]
 
     def server_problems(self) -> list[str]:
         """Return what is wrong with the servers: unreachable urls, unknown models, refused keys,
@@ -189,6 +208,9 @@ class Chat:
         weights = self._weights(role)
         call = Call(question.role, role, body, question.schema, question.version, weights)
         record, cached = await self._record(call)
+        if self.keeps and role.url == CURRENT_POLICY and record.get("tokens"):
+            usable = call.is_usable(record)
+            self._said[call.key] = Said(question, Reply(**record), usable, call.key)
         try:
             return Reply(**record, parsed=call.parse(record), cached=cached)
         except Unreadable as problem:
@@ -337,8 +359,8 @@ class Chat:
         return ChatError(kind, text)
 
     def _say_once(self, what: str, text: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
+        if what not in self._shown:
+            self._shown.add(what)
             self.say(text)
 
     # --- the thread -------------------------------------------------------------------------------

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from evolver.llm.questions import Call, ChatError, Json, Record
+from envs.world import Evaluation, Task
+from evolver.llm.questions import Call, ChatError, Json, Record, Said
 from models import chat
 from models.tokenizer import Tokenizer
 from rl.engines import ContextFull, Engine
 from rl.engines.grammar import Grammars
 from rl.seeds import seed_of
-from rl.trajectory import Sampling
+from rl.trajectory import Completion, Sampling, StopReason, Trajectory, Turn
 
 
 class PolicyResponder:
@@ -74,8 +75,15 @@ class PolicyResponder:
             await self.engine.release(session)
         tokens, stop = completion.tokens, completion.stop
         text = self.tokenizer.decode(tokens[:-1] if stop == "stop" else tokens)
-        counts = {"prompt_tokens": len(ids), "completion_tokens": len(tokens)}
-        return {"text": text, "finish": stop, **counts}
+        return {
+            "text": text,
+            "finish": stop,
+            "prompt_tokens": len(ids),
+            "completion_tokens": len(tokens),
+            "tokens": tokens,
+            "logprobs": [float(value) for value in completion.logprobs],
+            "version": completion.version,
+        }
 
     def _sampling(self, body: Json, prompt: int) -> Sampling:
         room = self.context - prompt
@@ -90,6 +98,20 @@ class PolicyResponder:
             stop_tokens=self.tokenizer.stops,
             seed=seed_of(json.dumps(body | {"model": ""}, sort_keys=True)),
         )
+
+
+def trajectory_of(said: Said, tokenizer: Tokenizer) -> Trajectory:
+    """Return an answer of the policy as a rollout of one turn, so that it can train: the task is
+    the question, and the policy's tokens are those that were sampled."""
+    question, reply = said.question, said.reply
+    messages = list(question.messages)
+    completion = Completion(reply.tokens, reply.logprobs, reply.finish, reply.version)
+    name = hashlib.sha256(said.key.encode()).hexdigest()[:16]
+    task = Task(f"{question.role}/{name}", question.role, messages[-1]["content"])
+    turn = Turn(chat.opening(tokenizer, messages), completion, reply.text, [])
+    stop = StopReason.LENGTH if reply.finish == "length" else StopReason.DONE
+    score = float(said.usable)
+    return Trajectory(task, 0, 0, messages, [turn], stop, Evaluation(score, said.usable))
 
 
 def fingerprint(params: Any) -> str:

@@ -3,7 +3,7 @@
 import functools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,7 +16,7 @@ SERVED = "served"  # url of roles whose model the run serves: see evolver/llm/se
 POLICY_URLS = (CURRENT_POLICY, INITIAL_POLICY)  # urls of roles that an engine of this run answers
 Json = dict[str, Any]  # a JSON object
 # What is cached of an answer: prompt_tokens, completion_tokens, estimated=True where they are, and
-# either text and finish, the fields of a Reply, or the vector of an embedding.
+# either the fields of a Reply, or the vector of an embedding.
 Record = dict[str, Any]
 
 
@@ -105,6 +105,21 @@ class Reply:
     finish: str = "stop"  # "stop" | "length" | any other finish_reason of the server
     cached: bool = False
     estimated: bool = False  # the server did not count the tokens
+    # Of an engine of this run, so that the answer can train (`evolver.llm.policy.trajectory_of`):
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    version: int = -1  # of the weights
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer of the current policy: `usable` if it could be read. `key` tells equal questions to
+    other weights apart."""
+
+    question: Question
+    reply: Reply
+    usable: bool
+    key: str
 
 
 @dataclass(frozen=True)

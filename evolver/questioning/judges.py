@@ -17,17 +17,18 @@ from evolver.metrics import Meter
 from evolver.parts import Parts
 from evolver.questioning import OutcomeJudge
 from evolver.transcripts import exchanges_of, quoted, rules_of, shortened, tool_list, transcript
+from rl.bounds import Count
 from rl.trajectory import Trajectory
 
-_PERCENT = 100  # the best score that a judge can give
+PERCENT = 100  # the best score that a judge can give
 _SOLVED = 0.5  # of the best score; more is a success
 
 
-def _judgement(*scores: int) -> Schema:
+def judgement(analysis: int, scores: Sequence[int]) -> Schema:
     """Return the schema of a judgement. A score of 1 is refused: the model may mean it on a scale
     from 0 to 1."""
     allowed = [score for score in scores if score != 1]
-    return record(analysis=string(2000), score={"type": "integer", "enum": allowed})
+    return record(analysis=string(analysis), score={"type": "integer", "enum": allowed})
 
 
 class Naive(OutcomeJudge):
@@ -35,10 +36,12 @@ class Naive(OutcomeJudge):
 
     roles: tuple[str, ...] = ("judge",)
     prompts: tuple[str, ...] = ("outcome_naive",)
-    schema = _judgement(*range(_PERCENT + 1))
+    scores = (*range(PERCENT + 1),)
 
-    def __init__(self, parts: Parts):
+    def __init__(self, parts: Parts, *, analysis: Count = 2000):
+        """analysis: most characters that the judge writes before it scores."""
         self.chat, self.max_chars = parts.chat, parts.max_chars
+        self.schema = judgement(analysis, self.scores)
         self.meter = Meter("questioning/judge", "judged", "unanswered")
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Evaluation | str]:
@@ -51,7 +54,7 @@ class Naive(OutcomeJudge):
         if isinstance(answer, ChatError):
             self.meter.count("unanswered")
             return str(answer)
-        score = answer.parsed["score"] / _PERCENT
+        score = answer.parsed["score"] / PERCENT
         return Evaluation(score, score > _SOLVED, {"judged": score})
 
     def question(self, trajectory: Trajectory) -> Question:
@@ -78,7 +81,7 @@ class Principle(Naive):
     """Also tells the model how to score."""
 
     prompts: tuple[str, ...] = ("outcome_principle",)
-    schema = _judgement(*range(41), *range(60, _PERCENT + 1))  # the rules leave the middle out
+    scores = (*range(41), *range(60, PERCENT + 1))  # the rules leave the middle out
 
     def question(self, trajectory: Trajectory) -> Question:
         return self._question(self.prompts[0], trajectory, rules=self._rules(trajectory))

@@ -25,6 +25,8 @@ RECIPES = {
     "critic": "evolver.recipes.critic:Critic",
     "coevolve": "evolver.recipes.coevolve:CoEvolve",
     "evolutionary": "evolver.recipes.evolutionary:Evolutionary",
+    "dual_role": "evolver.recipes.dual_role:DualRole",
+    "multi_agent": "evolver.recipes.multi_agent:MultiAgent",
     "demonstrated": "evolver.recipes.demonstrated:Demonstrated",
 }
 

@@ -25,7 +25,7 @@ from evolver.files.workdir import Workdir, plain
 from evolver.llm import roles
 from evolver.llm.answers import record, string
 from evolver.llm.client import Chat, Limits
-from evolver.llm.policy import PolicyResponder, fingerprint
+from evolver.llm.policy import PolicyResponder, fingerprint, trajectory_of
 from evolver.llm.prompts import prompt
 from evolver.llm.questions import CURRENT_POLICY, INITIAL_POLICY, Call, ChatError, Question, Role
 from evolver.llm.store import ledger_lines
@@ -33,6 +33,7 @@ from evolver.phases import tasks
 from evolver.plan import calls, targets
 from evolver.plan.case import Case
 from evolver.processes.interrupt import Interrupted, Stop
+from evolver.recipes import Recipe
 from models import chat, hf
 from models.tokenizer import Tokenizer
 from rl.engines import EngineFault
@@ -322,6 +323,22 @@ class TestWeights:
         assert make_responders(config, None, engine, tokenizer, None, WEIGHTS) == (None, None)
 
 
+class Speaking(Recipe):
+    """Trains on what the policy said of turns: odd lengths are worth more."""
+
+    roles = ("step_judge",)
+
+    def __init__(self, parts):
+        super().__init__(parts)
+        parts.chat.keeps = True
+
+    def extra(self, run, trajectories, step):
+        said = [trajectory_of(one, run.actor.tokenizer) for one in self.parts.chat.said()]
+        for t in said:
+            t.turns[0].advantage = len(t.turns[0].action) % 2 - 0.25
+        return said
+
+
 class Lengths(TurnJudge):
     """Labels turns by the length of what the policy, asked freely, says about them."""
 
@@ -394,6 +411,30 @@ def test_a_missing_package_of_schemas_is_reported_before_anything_is_computed(
     assert "llguidance" in problem and "llm" in problem
 
 
+def test_what_the_policy_says_can_train(tokenizer, asking):
+    schema = {"type": "object", "properties": {"score": {"type": "integer"}}}
+    with asking() as chat:
+        chat.ask([IS_IT])
+        assert chat.said() == []
+        chat.keeps = True
+        again, _ = chat.ask([IS_IT, judged("Score it.", schema=schema)])
+        said = chat.said()
+        assert again.cached and chat.said() == []
+        by_text = {one.question.messages[0]["content"]: one for one in said}
+        assert [one.key for one in said] == sorted(one.key for one in said)
+        assert by_text["Is it?"].usable and not by_text["Score it."].usable
+        played = trajectory_of(by_text["Is it?"], tokenizer)
+        assert [t.evaluation.success for t in map(lambda o: trajectory_of(o, tokenizer), said)] == [
+            one.usable for one in said
+        ]
+        (only,) = played.turns
+        assert only.prompt == chat.engine.asked[0][0] and only.trains and only.action == "yes"
+        assert only.completion.tokens == [*tokenizer.encode("yes"), tokenizer.im_end]
+        assert len(only.completion.logprobs) == len(only.completion.tokens)
+        assert played.task.id != trajectory_of(by_text["Score it."], tokenizer).task.id
+        assert only.completion.version == 0
+
+
 class TestRuns:
     @pytest.fixture(scope="class", autouse=True)
     def whole_answers(self):
@@ -417,6 +458,19 @@ class TestRuns:
         last = figures(straight)[-1]
         assert last["llm/step_judge/calls"] > 0 and "llm/step_judge/failures/context" not in last
         assert {line["model"] for line in ledger_lines(straight / "llm.jsonl")} == {"policy"}
+
+    def test_what_the_policy_says_of_its_turns_trains_and_resumes(self, tiny, straight, tmp_path):
+        words = (*LABELLED, f"--config.recipe.name={__name__}:Speaking")
+        whole, parts = tmp_path / "whole", tmp_path / "parts"
+        assert call(tiny, whole, *words) == 0
+        assert call(tiny, parts, *words, "--config.steps=1") == 0
+        assert call(tiny, parts, *words) == 0
+        last = figures(whole)[-1]
+        assert last["ledger/extra_trained"] == last["ledger/extra"] > 0
+        # The log-probabilities of the engine are those of the learner.
+        assert last["mismatch/max"] < 1e-4
+        assert figures(straight)[-1]["grad_norm"] != last["grad_norm"]
+        assert figures(parts, "llm/") == figures(whole, "llm/")
 
     def test_the_same_command_gives_the_same_answers(self, tiny, straight, tmp_path, monkeypatch):
         choose, fresh = tasks.choose, []

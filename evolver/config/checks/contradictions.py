@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from envs.remote import Connections
 from evolver.config import plugs
 from evolver.config.derived import needs_reference, replaces_outcome, synthetic_tasks
+from evolver.llm.questions import CURRENT_POLICY
 
 TRAINING = ("train", "plan")  # a plan is of a training run, and refuses what that would refuse
 
@@ -223,6 +224,12 @@ def recipe_contradictions(c: ConfigDict) -> Iterator[str]:
             f"config.recipe.name={c.recipe.name} makes new tasks of invented ones: set"
             " config.questioning.enabled=True"
         )
+    for role in getattr(recipe, "trained_roles", ()):
+        if (c.llm[role].url or c.llm.url) != CURRENT_POLICY:
+            yield (
+                f"config.recipe.name={c.recipe.name} trains the {role}: set"
+                f" config.llm.{role}.url={CURRENT_POLICY}"
+            )
     if not getattr(recipe, "demonstrates", False):
         return
     if c.loss.guided_prompt != "stripped":

@@ -1,0 +1,167 @@
+"""One policy that proposes tasks and solves them, in the manner of Absolute Zero (Zhao et al.,
+"Absolute Zero: Reinforced Self-play Reasoning with Zero Data", arXiv 2505.03335).
+
+The paper reports that a 7B model trained without any data of others gains 10.2 points, on average,
+in code and mathematics. There a proposal is a program, which an interpreter checks; here the policy
+acts in the world after it was shown an earlier task, and what it did is made the new task, and
+verified. Advantages have two levels: proposals are compared with others after the same task, by how
+learnable theirs are, and solutions with others of their task, by the plug `advantage`.
+
+    config.recipe.name = "dual_role"
+    config.questioning.enabled = True
+"""
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from envs.toolcalls import parse
+from envs.world import Evaluation, Task, World, WorldError
+from evolver import grading
+from evolver.build import Run
+from evolver.metrics import Metrics
+from evolver.parts import Parts
+from evolver.phases.rollouts import gather_rollouts, sampling_of
+from evolver.processes import hosts
+from evolver.questioning.played import replayer, verified_task
+from evolver.questioning.tasks import Rejected, probe_of
+from evolver.recipes import Recipe
+from rl.advantages.outcome import grpo
+from rl.bounds import Count, Positive
+from rl.rollout import jobs_of
+from rl.seeds import seed_of
+from rl.trajectory import Trajectory
+
+ASK = (
+    "Somebody asked this here: {example}\nDo something else that could be asked for here, and end."
+)
+UNREADABLE, USELESS = -1.0, -0.5  # rewards of proposals without a call, and without a task
+
+
+class DualRole(Recipe):
+    """Trains on solutions and on proposals, whose tasks come first among those of their step."""
+
+    needs_tasks = True  # the config is checked for it
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        examples: Count = 2,
+        proposals: Count = 4,
+        weight: Positive = 1.0,
+        query: str = ASK,
+    ):
+        """examples: earlier tasks of a step, each shown to some proposers. proposals: how many
+        these are. weight: factor on the advantages of proposals. query: what the proposer is told,
+        with {example} in the place of the words of the earlier task."""
+        super().__init__(parts)
+        self.examples, self.proposals, self.weight, self.query = examples, proposals, weight, query
+        self.proposed: list[tuple[Trajectory, str]] = []  # and the id of its task, "" without one
+        self.figures = Metrics()
+
+    def choose(self, run: Run, step: int) -> tuple[dict[int, list[Task]], Metrics]:
+        """Return the tasks of a step: those of new proposals, then others."""
+        chosen, metrics = super().choose(run, step)
+        pool, seed = run.tasks.pool, seed_of(run.config.seed, "dual_role", step)
+        assert pool is not None  # the config has self-questioning
+        rng = random.Random(seed)
+        starts = {task.id: task for task in pool.seeds}
+        known = [task for task in pool.tasks.values() if task.meta.get("source") in starts]
+        asked: list[Task] = []
+        for example in rng.sample(known, min(self.examples, len(known))):
+            start = probe_of(starts[example.meta["source"]])
+            query = self.query.replace("{example}", example.query)
+            asked.append(replace(start, id=f"{start.id}/{len(asked)}", query=query))
+        jobs = jobs_of(asked, self.proposals, sampling_of(run.config), seed, "proposal")
+        for job in jobs:
+            job.draw = step
+        played = gather_rollouts(run, jobs, "proposals")
+        made = Played(played)
+
+        def kept() -> dict[int, str]:
+            ids = {task.id for task in pool.grow(made, run.make_world, len(played), seed)}
+            return {n: id for id, n in made.first.items() if id in ids}
+
+        ids = hosts.on_first(pool, kept)
+        pool.shrink()
+        self.proposed = [(t, ids.get(n, "")) for n, t in enumerate(played) if not t.broken]
+        new = [pool.tasks[id] for id in ids.values() if id in pool.tasks]
+        others = [task for task in chosen[step] if task.id not in ids.values()]
+        chosen[step] = (new + others)[: run.config.rollout.tasks]
+        return chosen, metrics
+
+    def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
+        super().credit(run, trajectories, step)
+        solved: dict[str, list[float]] = {}
+        for t in grading.counted(run.config, trajectories):
+            solved.setdefault(t.task.id, []).append(float(t.evaluation.success))
+        # A task that was left out, or whose attempts all broke off, says nothing of its proposal.
+        self.proposed = [(t, id) for t, id in self.proposed if not id or id in solved]
+        for t, id in self.proposed:
+            reward = self.reward(t, id, solved.get(id, []))
+            t.evaluation = Evaluation(reward, reward > 0, low=UNREADABLE, high=1.0)
+        proposals = [t for t, _ in self.proposed]
+        groups = {key: n for n, key in enumerate(dict.fromkeys(t.group for t in proposals))}
+        reward_N = np.array([t.outcome for t in proposals])
+        value_N = self.compare(reward_N, np.array([groups[t.group] for t in proposals], np.int64))
+        for t, value in zip(proposals, value_N):
+            for turn in t.turns:
+                turn.advantage = self.weight * float(value)
+        self.figures = Metrics({
+            "dual_role/tasks": sum(bool(id) for _, id in self.proposed),
+            "dual_role/proposals": len(proposals),
+        })  # fmt: skip
+        if proposals:
+            self.figures["dual_role/reward"] = float(reward_N.mean())
+
+    def compare(self, reward_N: np.ndarray, group_N: np.ndarray) -> np.ndarray:
+        """Return the advantages of a step's proposals, (N,): standardised in their groups."""
+        return grpo(reward_N, group_N)
+
+    def reward(self, proposal: Trajectory, id: str, solved: Sequence[float]) -> float:
+        """Return what a proposal is rewarded with (the paper's equations 4 and 6): 1 - the share of
+        attempts that solve its task, but 0 if none does.
+
+        id: of its task, "" if there is none. solved: 1 for each attempt that did, 0 for the others.
+        """
+        if not id:
+            return USELESS if actions_of(proposal) else UNREADABLE
+        rate = float(np.mean(solved))
+        return 1 - rate if rate else 0.0
+
+    def extra(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> list[Trajectory]:
+        """Return the proposals."""
+        return [t for t, _ in self.proposed]
+
+    def metrics(self) -> Metrics:
+        return self.figures
+
+
+class Played:
+    """An explorer that makes a task of each rollout. first: {task id: number of the first rollout
+    that it was made of}; whoever repeats it has proposed nothing."""
+
+    def __init__(self, played: Sequence[Trajectory]):
+        self.played = played
+        self.first: dict[str, int] = {}
+
+    def explore(
+        self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random
+    ) -> Iterator[Task]:
+        walker = replayer()
+        for n, trajectory in enumerate(self.played):
+            with contextlib.suppress(Rejected, WorldError):
+                if actions := actions_of(trajectory):
+                    start = trajectory.task
+                    task = verified_task(world, start, actions, rng, walker=walker)
+                    self.first.setdefault(task.id, n)
+                    yield task
+
+
+def actions_of(trajectory: Trajectory) -> list[str]:
+    """Return the actions of a rollout that call something."""
+    return [turn.action for turn in trajectory.turns if parse(turn.action).calls]
