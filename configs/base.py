@@ -100,7 +100,8 @@ class Template(Plug):
     """The context template: how an episode is written down for the policy."""
 
     name: str = "causal"
-    """causal, brief (a line per tool), reasoning_augmented, sliding_window, self_managing."""
+    """causal, brief (a line per tool), latest (the last observation only), reasoning_augmented,
+    sliding_window, self_managing."""
     show_tools: bool = True
     """List the tools in the system message; False for a policy that has memorised them."""
     render: Literal["auto", "qwen2.5", "qwen3"] = "auto"

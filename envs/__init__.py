@@ -17,6 +17,7 @@ WORLDS = {
     "scienceworld": "envs.scienceworld:ScienceWorld",
     "textworld": "envs.textworld:TextWorld",
     "reasoning": "envs.reasoning:Reasoning",
+    "openspiel": "envs.openspiel:OpenSpiel",
     "mcp": "envs.mcp:McpWorld",
     "gym": "envs.gym:GymWorld",
     "functions": "envs.functions:Functions",

@@ -21,3 +21,4 @@ __all__ = ["ESTIMATORS", "Batch", "Estimator", "estimate"]
 NAMES = ("grpo", "rloo", "dr_grpo", "loop", "adca")
 ESTIMATORS = {name: f"rl.advantages.estimators:{name}" for name in NAMES}
 ESTIMATORS |= {name: f"rl.advantages.{name}:{name}" for name in ("gigpo", "turn_rloo")}
+ESTIMATORS["spiral"] = "rl.advantages.spiral:Spiral"

@@ -22,6 +22,7 @@ CONTEXTS = {
     "brief": "rl.contexts.brief:Brief",
     "reasoning_augmented": "rl.contexts.reasoning:ReasoningAugmented",
     "sliding_window": "rl.contexts.window:SlidingWindow",
+    "latest": "rl.contexts.latest:Latest",
     "self_managing": "rl.contexts.managing:SelfManaging",
 }
 # characters that a token of an observation may have on average; prose and code have three to five
