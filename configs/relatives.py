@@ -13,6 +13,7 @@
 | webrl | 2411.02337 | tasks of failures, a KL to the last phase, successes replayed |
 | tree | 2509.21240 | rollouts that branch |
 | critic | 1506.02438 | PPO: turns are compared with what a critic expected of their states |
+| actor_critic | 1707.06347 | the same, and the critic's loss changes the layers that it shares |
 | coevolve | 2604.15840 | new tasks are looked for where rollouts are weak |
 | evolutionary | 2506.13131 | tasks of the best of many kinds have children |
 | dual_role | 2505.03335 | the policy also proposes tasks, by acting, and trains on that |
@@ -29,7 +30,7 @@ from configs.keys import use
 
 NAMES = (
     "grpo", "reinforce_pp", "gigpo", "turn_rloo", "dapo", "sirius", "webrl", "tree", "critic",
-    "coevolve", "evolutionary", "dual_role", "multi_agent", "empo2",
+    "actor_critic", "coevolve", "evolutionary", "dual_role", "multi_agent", "empo2",
 )  # fmt: skip
 
 
@@ -49,9 +50,15 @@ def get_config(arg: str | None = None) -> ConfigDict:
     elif arg == "empo2":
         config.loss.name, config.loss.guided_prompt = "empo2", "guided"
         config.reward.name = "novelty"
+    elif arg == "actor_critic":
+        config.recipe.name, config.loss.name = "critic", arg
     elif arg != "grpo":
         config.recipe.name = arg
-    if arg in ("reinforce_pp", "critic"):  # a group has a signal whatever its outcomes are
+    if arg in (
+        "reinforce_pp",
+        "critic",
+        "actor_critic",
+    ):  # a group has a signal whatever its outcomes are
         config.learner.drop = ("cancelled", "env_error", "stale", "overlong")
     elif arg == "sirius":
         config.loss.name = "nll"

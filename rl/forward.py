@@ -176,14 +176,20 @@ def _cut_to_width(work: Callable[[Rows], Any], rows: Rows, widths: int) -> Any:
 
 
 def token_logp(
-    forward: Forward, params: qwen.Params, rows: Rows, *, entropy_gradient: bool = False
-) -> tuple[Array, Array]:
-    """Return (logp_RT, entropy_RT), float32, of the rows of a micro-batch, 0 at tokens that do not
-    train.
+    forward: Forward,
+    params: qwen.Params,
+    rows: Rows,
+    *,
+    entropy_gradient: bool = False,
+    head_D: Array | None = None,
+) -> tuple[Array, Array, Array | None]:
+    """Return (logp_RT, entropy_RT, value_RT), float32, of the rows of a micro-batch, 0 at tokens
+    that do not train.
 
     The trained tokens of each shard move to its front and go through the unembedding `chunk` at a
     time; chunks without trained tokens are skipped. entropy_gradient: the entropy is
-    differentiated.
+    differentiated. head_D: of the values of the states in which tokens were written, see `values`;
+    without one, there are none.
     """
     cuts = _cuts(forward.mesh)
     shards, columns = math.prod(cuts), cuts[1]
@@ -224,12 +230,23 @@ def token_logp(
 
     on_RT = rows["mask"] > 0
 
-    def in_place(y_CSs: Array) -> Array:
-        y_Sn = _permute(y_CSs.swapaxes(0, 1).reshape(shards, -1)[:, :n], back_Sn, front_Sn)
+    def in_place(y_Sn: Array) -> Array:
+        y_Sn = _permute(y_Sn, back_Sn, front_Sn)
         return jnp.where(on_RT, _joined(y_Sn, on_RT.shape, *cuts), 0)
 
-    scores = _on_shards(unembed, forward.mesh)(h_CSsD, targets_CSs, trained, w_DV)
-    return in_place(scores[0]), in_place(scores[1])
+    def of_chunks(y_CSs: Array) -> Array:
+        return in_place(y_CSs.swapaxes(0, 1).reshape(shards, -1)[:, :n])
+
+    logp_CSs, entropy_CSs = _on_shards(unembed, forward.mesh)(h_CSsD, targets_CSs, trained, w_DV)
+    value_RT = None if head_D is None else in_place(values(h_SnD, head_D))
+    return of_chunks(logp_CSs), of_chunks(entropy_CSs), value_RT
+
+
+def values(h_nD: Array, head_D: Array) -> Array:
+    """Return h w / sqrt(D) + b, float32: what a linear head (w, b) of D + 1 numbers says of hidden
+    states. The factor makes the scale of w independent of the width of the model."""
+    scaled_nD = h_nD.astype(jnp.float32) / math.sqrt(h_nD.shape[-1])
+    return scaled_nD @ head_D[:-1] + head_D[-1]
 
 
 def hidden(forward: Forward, params: qwen.Params, rows: Rows) -> Array:

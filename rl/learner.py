@@ -185,7 +185,7 @@ class Update:
     """One optimizer step on one mini-batch: `update(state, packed) -> (state, metrics)`, see
     `make_update`. The state is donated."""
 
-    # the compiled function of the state, the arrays of `device_batch`, the position and the seed
+    # the compiled function of the state, the arrays of `device_batch`, position, seed and head
     jitted: Any
     forward: Forward
     weights: Callable[[Packed], np.ndarray]  # of the tokens in the loss, (R, T) float32
@@ -212,7 +212,8 @@ class Update:
         place = state["step"] if position is None else position
         weighted = dataclasses.replace(packed, weight_RT=self.weights(packed))
         arrays = _arrays(weighted, self.forward)
-        state, metrics = self.jitted(state, arrays, np.float32(place), np.uint32(seed))
+        place, noise = np.float32(place), np.uint32(seed)
+        state, metrics = self.jitted(state, arrays, place, noise, packed.head_D)
         if self.keep_logp:
             metrics["logp_RT"] = _on_host(metrics["logp_RT"], packed)
         return state, metrics
@@ -299,22 +300,28 @@ def make_update(
         )
 
     def micro_loss(
-        params: qwen.Params, base: qwen.Params, rows: Rows
+        params: qwen.Params, base: qwen.Params, head_D: Array | None, rows: Rows
     ) -> tuple[Array, tuple[Any, Metrics, Array]]:
         """Return the loss of a micro-batch, the sums and maxima of its metrics, and its
-        log-probabilities. base: what adapters are added to."""
+        log-probabilities. base: what adapters are added to. head_D: of values, or None."""
         if layout.lora:
             params = lora.join(base, params, layout.lora)
-        scores = token_logp(forward, params, rows, entropy_gradient=entropy_gradient)
-        loss_RT, stats = losses.token_loss(loss, *scores, rows, **terms)
-        kept = _sums(stats), _maxima(stats), jax.lax.stop_gradient(scores[0])
+        logp_RT, entropy_RT, value_RT = token_logp(
+            forward, params, rows, entropy_gradient=entropy_gradient, head_D=head_D
+        )
+        loss_RT, stats = losses.token_loss(
+            loss, logp_RT, entropy_RT, rows, value_RT=value_RT, **terms
+        )
+        kept = _sums(stats), _maxima(stats), jax.lax.stop_gradient(logp_RT)
         return jnp.sum(rows["weight"] * loss_RT), kept
 
-    def step(state: State, batch: Rows, position: Array, seed: Array) -> tuple[State, Metrics]:
+    def step(
+        state: State, batch: Rows, position: Array, seed: Array, head_D: Array | None = None
+    ) -> tuple[State, Metrics]:
         def work(rows: Rows) -> tuple[Any, Metrics, Metrics]:
             gradient = jax.value_and_grad(micro_loss, has_aux=True)
             (value, (sums, maxima, logp_RT)), grads = gradient(
-                state["params"], state.get("base", {}), rows
+                state["params"], state.get("base", {}), head_D, rows
             )
             return (value, sums, _wide(grads)), maxima, {"logp_RT": logp_RT} if keep_logp else {}
 

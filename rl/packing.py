@@ -50,6 +50,8 @@ class Packed:
     ref_logp_RT: np.ndarray | None = None  # of the reference policy, if a KL penalty needs it
     # {name: float32}, see `Tokens.channels`; a sample without the channel has 0
     channels: dict[str, np.ndarray] = field(default_factory=dict)
+    # (D + 1,) float32: a head of values, see `forward.values`; None = the loss finds no values
+    head_D: np.ndarray | None = None
     # int32: segment of each token's shared prompt, 0 = none; None = none at all
     prompts_RT: np.ndarray | None = None
 

@@ -4,10 +4,11 @@ is compared with what was expected before it.
 
 The first paper reports that PPO does better than other methods of online policy gradients. There
 the critic is a network of its own, or shares its layers with the policy; here its layers are the
-policy's, which its loss does not change, and its head is fitted in closed form: no second model in
-memory, and no learning rate.
+policy's, which its loss changes only with the loss `actor_critic`, and its head is fitted in closed
+form: no second model in memory, and no learning rate.
 
     config.recipe.name = "critic"
+    config.loss.name = "actor_critic"  # or another, which leaves the critic's loss out
 """
 
 import itertools
@@ -30,7 +31,7 @@ from rl.advantages.returns import Rewards, turn_rewards
 from rl.bounds import Fraction, Positive
 from rl.forward import Forward, Rows, device_batch, hidden
 from rl.learner import whole
-from rl.packing import pack
+from rl.packing import Packed, pack
 from rl.samples import samples
 from rl.trajectory import Trajectory
 
@@ -41,6 +42,8 @@ class Critic(Recipe):
     The critic is fitted on a step after it has judged it, so that no advantage depends on a value
     that has seen its own outcome.
     """
+
+    gives_values = True  # to losses that need them; the config is checked for it
 
     def __init__(
         self,
@@ -88,9 +91,18 @@ class Critic(Recipe):
         if return_n.std() > 0:
             self.figures["critic/explained"] = float(1 - advantage_n.var() / return_n.var())
         advantage_n = (advantage_n - advantage_n.mean()) / (advantage_n.std() + 1e-8)
-        turns = itertools.chain.from_iterable(t.turns for t in fit)
-        for turn, advantage in zip((turn for turn in turns if turn.trains), advantage_n):
+        turns = [turn for t in fit for turn in t.turns if turn.trains]
+        for turn, advantage, value in zip(turns, advantage_n, return_n, strict=True):
             turn.advantage = float(advantage)
+            later = [0.0] * (len(turn.completion.tokens) - 1)
+            turn.channels |= {"return": [float(value), *later], "judged": [1.0, *later]}
+
+    def weigh(self, batches: Sequence[Packed]) -> Metrics:
+        """Give the loss the values of states, by the head that was fitted on this step."""
+        if self.weight_D is not None:
+            for batch in batches:
+                batch.head_D = self.weight_D.astype(np.float32)
+        return {}
 
     def metrics(self) -> Metrics:
         return self.figures
@@ -128,7 +140,8 @@ def fitted(
 
 
 def features(state_nD: np.ndarray) -> np.ndarray:
-    """Return states of a length near 1, whatever the width of the model is, and a constant 1."""
+    """Return states of a length near 1, whatever the width of the model is, and a constant 1: what
+    `rl.forward.values` multiplies a head with."""
     scaled_nD = state_nD.astype(np.float64) / np.sqrt(state_nD.shape[1])
     return np.concatenate([scaled_nD, np.ones((len(state_nD), 1))], axis=1)
 

@@ -30,7 +30,8 @@ __all__ = [
 ]  # fmt: skip
 
 LOSSES = {
-    name: f"rl.losses.{name}:{name}" for name in ("ppo", "gspo", "cispo", "nll", "webrl", "empo2")
+    name: f"rl.losses.{name}:{name}"
+    for name in ("ppo", "gspo", "cispo", "nll", "webrl", "empo2", "actor_critic")
 }
 
 
@@ -87,6 +88,7 @@ def token_loss(
     entropy_RT: Array,
     batch: Mapping[str, Array],
     *,
+    value_RT: Array | None = None,
     kl_coef: float = 0.0,
     kl_estimator: str = "k3",
     entropy_coef: float = 0.0,
@@ -102,6 +104,7 @@ def token_loss(
       logp_RT, entropy_RT: of the policy being trained, at the tokens of the batch.
       batch: (R, T) arrays "mask", "segments", "guided", "advantage", "logp" (at sampling),
         "old_logp" (the denominator of the ratio) and, for a KL penalty, "ref_logp".
+      value_RT: of the states in which the tokens were written; None without a critic.
       kl_coef, kl_estimator: weight and kind of `kl_penalty`; 0 = none.
       entropy_coef: weight of an entropy bonus; 0 = none.
       importance_*: see `importance_weight`; they apply to tokens of unguided rollouts. A cap of 0 =
@@ -111,6 +114,8 @@ def token_loss(
     old_RT, sampled_RT, on_RT = batch["old_logp"], batch["logp"], mask_RT > 0
     channels = {name[len(CHANNEL) :]: x for name, x in batch.items() if name.startswith(CHANNEL)}
     channels["entropy"] = jax.lax.stop_gradient(entropy_RT)
+    if value_RT is not None:
+        channels["value"] = value_RT
     if batch.get("ref_logp") is not None:
         channels["ref_logp"] = batch["ref_logp"]
     advantage_RT = batch["advantage"]

@@ -31,14 +31,15 @@ class Tokens(NamedTuple):
     Log-probabilities are those of the sampled tokens.
     """
 
-    logp_RT: Array  # float32, of the policy being trained; the only array with a gradient
+    logp_RT: Array  # float32, of the policy being trained; has a gradient
     old_logp_RT: Array  # float32, of the policy that the ratio is taken against
     advantage_RT: Array  # float32
     guided_RT: Array  # bool: tokens of guided rollouts
     segments_RT: Array  # int32: 1, 2, ... for the sequences of a row, 0 = padding
     mask_RT: Array  # bool: tokens that train
-    # {name: float32}: "entropy" of the policy being trained, "ref_logp" of the reference policy if
-    # there is one, and what turns have in `Turn.channels`
+    # {name: float32}: "entropy" of the policy being trained, "value" of the state that a token was
+    # written in, with a gradient, if there is a critic, "ref_logp" of the reference policy if there
+    # is one, and what turns have in `Turn.channels`
     channels: Mapping[str, Array] = {}
 
     @property

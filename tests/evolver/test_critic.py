@@ -1,5 +1,6 @@
 """The critic: GAE, the fit of its head, and the states that it judges."""
 
+import itertools
 from types import SimpleNamespace
 
 import jax
@@ -9,11 +10,15 @@ import pytest
 
 from configs import base
 from envs.world import Evaluation
+from evolver.config.checks.contradictions import recipe_contradictions
 from evolver.parts import Parts
 from evolver.recipes.critic import Critic, features, fitted, gae, states
 from models import qwen
-from rl import learner
-from rl.forward import Forward
+from rl import learner, losses
+from rl.forward import Forward, device_batch, token_logp
+from rl.losses.actor_critic import actor_critic
+from rl.packing import pack
+from rl.samples import samples
 from tests.evolver.runs import figures, go
 from tests.rl.test_samples import trajectory, turn
 from tests.tiny import config_file, tiny_policy
@@ -114,6 +119,78 @@ def test_the_critic_learns_what_states_are_worth_and_resumes():
     assert abs(np.mean(turns)) < 1e-6 and abs(np.std(turns) - 1) < 1e-4
 
 
+@pytest.mark.parametrize("share", [False, True])
+def test_the_loss_finds_the_values_that_the_critic_gave(share):
+    """In the mini-batches of an update, the value at the first token of a turn is that of its state
+    under the head, and the gradient of the critic's loss is that of the model written plainly."""
+    run, rollouts = made(share), played()
+    run.reward = lambda batch: batch.outcome_N
+    for rollout in rollouts:
+        rollout.evaluation = Evaluation(float(len(rollout.turns) == 3), len(rollout.turns) == 3)
+    critic = Critic(Parts(), ridge=0.01, decay=1.0)
+    critic.credit(run, rollouts, 1)
+    packed = pack(list(itertools.chain.from_iterable(map(samples, rollouts))), ROW, share=share)
+    critic.weigh([packed])
+    forward, params = run.learner.logp.forward, run.learner.state["params"]
+    expected_n = features(states(run, rollouts)) @ critic.weight_D
+
+    def judged(params):
+        batch = device_batch(packed, None, 2, 0)
+        found = []
+        for i in range(len(batch["tokens"])):
+            rows = {name: x[i] for name, x in batch.items()}
+            value_RT = token_logp(forward, params, rows, head_D=packed.head_D)[2]
+            found.append(value_RT)
+        return jnp.concatenate(found)[: packed.rows]
+
+    value_n = packed.trained(np.asarray(judged(params)))
+    first_n = packed.trained(packed.channels["judged"]) > 0
+    np.testing.assert_allclose(value_n[first_n], expected_n, atol=1e-5)
+    return_n = packed.trained(packed.channels["return"])[first_n]
+    np.testing.assert_allclose(return_n, [t.evaluation.score for t in rollouts for _ in t.turns])
+
+    def plain(params):
+        error = 0.0
+        for rollout in rollouts:
+            for one in rollout.turns:
+                prompt = jnp.array([one.training_prompt])
+                places, segments = jnp.arange(prompt.shape[1])[None], jnp.ones_like(prompt)
+                h_D = qwen.hidden(CONFIG, params, prompt, places, segments)[0, -1]
+                value = h_D @ packed.head_D[:-1] / np.sqrt(CONFIG.d_model) + packed.head_D[-1]
+                error += (value - rollout.evaluation.score) ** 2
+        return error
+
+    def whole(params):
+        on_RT = packed.channels["judged"]
+        return jnp.sum(on_RT * (judged(params) - packed.channels["return"]) ** 2)
+
+    expected, found = jax.grad(plain)(params), jax.grad(whole)(params)
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(b, a, rtol=2e-3, atol=2e-3 * float(jnp.abs(a).max()) + 1e-7)
+
+
+def test_the_critics_loss_is_added_at_the_first_token_of_each_turn():
+    on = jnp.array([[1.0, 0.0, 1.0]])
+    tokens = losses.Tokens(
+        jnp.zeros((1, 3)), jnp.zeros((1, 3)), jnp.ones((1, 3)), on < 0, jnp.ones((1, 3), jnp.int32),
+        jnp.ones((1, 3)) > 0,
+        {"value": jnp.array([[0.5, 9.0, -1.0]]), "return": jnp.array([[1.0, 0, 1]]), "judged": on},
+    )  # fmt: skip
+    loss_RT, stats = actor_critic(tokens, value_coef=2.0)
+    np.testing.assert_allclose(loss_RT, [[-1 + 2 * 0.25, -1, -1 + 2 * 4]])
+    value_RT, mask_RT = stats["critic/error"]
+    assert float((value_RT * mask_RT).sum()) == 4.25 and mask_RT.sum() == 2
+
+
+def test_a_loss_that_needs_values_needs_a_critic():
+    config = base.get_config()
+    config.loss.name = "actor_critic"
+    (problem,) = recipe_contradictions(config)
+    assert problem.endswith("set config.recipe.name=critic")
+    config.recipe.name = "critic"
+    assert not list(recipe_contradictions(config))
+
+
 def test_features_have_a_length_near_one_and_a_constant():
     state_nD = np.random.default_rng(0).normal(size=(3, 400)).astype(np.float32)
     found_nD = features(state_nD)
@@ -121,11 +198,13 @@ def test_features_have_a_length_near_one_and_a_constant():
     assert (found_nD[:, -1] == 1).all()
 
 
-def test_a_run_with_a_critic_resumes_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("loss", ["ppo", "actor_critic"])
+def test_a_run_with_a_critic_resumes_bit_for_bit(tmp_path, loss):
     config = config_file(tmp_path, tiny_policy(tmp_path / "policy"))
-    words = ["--config.recipe.name=critic", "--config.eval.every=0"]
+    words = ["--config.recipe.name=critic", f"--config.loss.name={loss}", "--config.eval.every=0"]
     assert go(config, tmp_path / "whole", *words) == 0
     assert go(config, tmp_path / "parts", *words, "--config.steps=2") == 0
     assert go(config, tmp_path / "parts", *words) == 0
     whole, parts = figures(tmp_path / "whole"), figures(tmp_path / "parts")
     assert whole == parts and all("critic/value" in line for line in whole[1:])
+    assert ("critic/error" in whole[-1]) == (loss == "actor_critic")

@@ -224,6 +224,12 @@ def recipe_contradictions(c: ConfigDict) -> Iterator[str]:
             f"config.recipe.name={c.recipe.name} makes new tasks of invented ones: set"
             " config.questioning.enabled=True"
         )
+    needs = getattr(plugs.load("loss", c.loss.name), "needs_values", False)
+    if needs and not getattr(recipe, "gives_values", False):
+        yield (
+            f"config.loss.name={c.loss.name} needs the values of a critic: set"
+            " config.recipe.name=critic"
+        )
     for role in getattr(recipe, "trained_roles", ()):
         if (c.llm[role].url or c.llm.url) != CURRENT_POLICY:
             yield (
