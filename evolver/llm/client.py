@@ -113,7 +113,7 @@ class Chat:
         self.responders: dict[str, PolicyResponder] = {}
         self.check, self.say, self._shown = check, say, set[str]()
         self.keeps = False  # True: `said` returns what the current policy answers
-        self._said: dict[str, Said] = {}
+        self._said: list[Said] = []
         self._servers = Servers(lambda text: self.say(text))
         self._queues = {role.server: _Queue(limits, role) for role in roles.values()}
         # Equal concurrent questions share one call.
@@ -150,7 +150,9 @@ class Chat:
     def said(self) -> list[Said]:
         """Return the current policy's answers since the last call, also those that could not be
         read, one for each question, in an order that does not depend on time."""
-        said, self._said = self._said, {}
+        count = len(self._said)  # the client's thread may add more meanwhile
+        said = {one.key: one for one in self._said[:count]}
+        del self._said[:count]
         return [said[key] for key in sorted(said)]
 
     def server_problems(self) -> list[str]:
@@ -210,7 +212,7 @@ class Chat:
         record, cached = await self._record(call)
         if self.keeps and role.url == CURRENT_POLICY and record.get("tokens"):
             usable = call.is_usable(record)
-            self._said[call.key] = Said(question, Reply(**record), usable, call.key)
+            self._said.append(Said(question, Reply(**record), usable, call.key))
         try:
             return Reply(**record, parsed=call.parse(record), cached=cached)
         except Unreadable as problem:

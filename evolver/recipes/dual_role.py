@@ -71,16 +71,17 @@ class DualRole(Recipe):
         rng = random.Random(seed)
         starts = {task.id: task for task in pool.seeds}
         known = [task for task in pool.tasks.values() if task.meta.get("source") in starts]
-        asked: list[Task] = []
+        asked: dict[str, Task] = {}  # by the id of the example, whose proposals are compared
         for example in rng.sample(known, min(self.examples, len(known))):
-            start = probe_of(starts[example.meta["source"]])
             query = self.query.replace("{example}", example.query)
-            asked.append(replace(start, id=f"{start.id}/{len(asked)}", query=query))
-        jobs = jobs_of(asked, self.proposals, sampling_of(run.config), seed, "proposal")
+            probe = probe_of(starts[example.meta["source"]])
+            asked[example.id] = replace(probe, id=f"proposal/{example.id}", query=query)
+        jobs = jobs_of(asked.values(), self.proposals, sampling_of(run.config), seed, "proposal")
         for job in jobs:
             job.draw = step
         played = gather_rollouts(run, jobs, "proposals")
-        made = Played(played)
+        sources = [pool.tasks[id].meta["source"] for id in asked for _ in range(self.proposals)]
+        made = Played([(starts[id], t) for id, t in zip(sources, played, strict=True)])
 
         def kept() -> dict[int, str]:
             ids = {task.id for task in pool.grow(made, run.make_world, len(played), seed)}
@@ -142,10 +143,10 @@ class DualRole(Recipe):
 
 
 class Played:
-    """An explorer that makes a task of each rollout. first: {task id: number of the first rollout
-    that it was made of}; whoever repeats it has proposed nothing."""
+    """An explorer that makes a task of each of some rollouts from original tasks. first: {task id:
+    number of the first rollout that it was made of}; whoever repeats it has proposed nothing."""
 
-    def __init__(self, played: Sequence[Trajectory]):
+    def __init__(self, played: Sequence[tuple[Task, Trajectory]]):
         self.played = played
         self.first: dict[str, int] = {}
 
@@ -153,10 +154,9 @@ class Played:
         self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random
     ) -> Iterator[Task]:
         walker = replayer()
-        for n, trajectory in enumerate(self.played):
+        for n, (start, trajectory) in enumerate(self.played):
             with contextlib.suppress(Rejected, WorldError):
                 if actions := actions_of(trajectory):
-                    start = trajectory.task
                     task = verified_task(world, start, actions, rng, walker=walker)
                     self.first.setdefault(task.id, n)
                     yield task

@@ -68,6 +68,7 @@ def test_what_a_proposer_did_is_a_task_and_is_worth_what_can_be_learnt_from_it(p
     assert played.asked[0].task.query == f"Not {example.query}"
     assert len({job.seed for job in played.asked}) == 4 and played.asked[0].draw == 1
     new, other = chosen[1]
+    assert new.meta["source"] == "library/Lend Dune."
     assert new.origin == "synthetic" and other.query == "Lend Dune."
     assert [id for _, id in recipe.proposed] == [new.id, "", "", ""]  # the third repeats the first
     recipe.credit(played, attempts(new, 1.0, 0.0, 0.0, 1.0), 1)
