@@ -134,7 +134,7 @@ $(VENV)/.cuda: requirements/cuda.txt requirements/llm.txt $(VENV)/.core
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/vllm.txt
 	@touch $@
 
-WORLDS := ray mcp scienceworld textworld reasoning
+WORLDS := ray mcp openapi openspiel scienceworld textworld reasoning
 .venv-worlds/.installed: $(WORLDS:%=requirements/%.txt) requirements/dev.txt requirements/bfcl.txt requirements.txt
 	@$(HAVE_PYTHON)
 	"$(FOUND)" -m venv .venv-worlds

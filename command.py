@@ -2,7 +2,8 @@
 the program behind it.
 
     evolver train --config=configs/quickstart.py      # as `python run.py --config=...`
-    evolver evolve my_world:MyWorld         # or --mcp "COMMAND", --gym ID, --functions MODULE
+    evolver evolve my_world:MyWorld         # or --mcp "COMMAND", --openapi SPEC, --gym ID,
+                                            # --functions MODULE
     evolver plan --config=configs/appworld_14b.py --target=h100:8
     evolver view runs/quickstart
     evolver serve --model=runs/quickstart/policy
@@ -41,6 +42,7 @@ PROGRAMS = {
 # {flag: (name of a world, the argument of it that the flag's value is)}: short ways to name worlds
 WORLD_FLAGS = {
     "--mcp": ("mcp", "command"),
+    "--openapi": ("mcp", "command"),
     "--gym": ("gym", "env"),
     "--functions": ("functions", "module"),
 }
@@ -69,7 +71,11 @@ def evolving(words: list[str]) -> list[str]:
     for flag, value in named.items():
         if value is not None:
             name, argument = WORLD_FLAGS[flag]
-            said = shlex.split(value) if flag == "--mcp" else value
+            said: str | list[str] = value
+            if flag == "--mcp":
+                said = shlex.split(value)
+            elif flag == "--openapi":
+                said = [sys.executable, "-m", "envs.openapi", value]
             arguments.append(f"--config.env.args.{argument}={said}")
     if given.config and name:
         arguments.insert(0, f"--config.env.name={name}")

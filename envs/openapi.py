@@ -1,0 +1,154 @@
+"""An HTTP service with an OpenAPI description as a server of tools (MCP), for envs/mcp.py.
+
+    python -m envs.openapi "uvicorn my_api:app --port {port}"   # starts the service
+    python -m envs.openapi http://127.0.0.1:8000/openapi.json   # it runs already
+    python -m envs.openapi spec.json --url http://127.0.0.1:8000
+
+Needs `pip install -r requirements/openapi.txt`. Each operation is a tool. The service must be
+brought back to its initial state for each episode: by an operation `reset` without parameters, or
+else by starting it again, which takes longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin
+
+from envs import packages
+from envs.mcp import RESETS
+
+METHODS = ("get", "put", "post", "delete", "patch")
+READY_S = 30.0  # until a service that was started must answer
+PORT = "{port}"
+
+
+class Unusable(Exception):
+    """A description or a service that cannot be a world; the message is for the user."""
+
+
+def names_of(spec: dict[str, Any]) -> dict[str, str]:
+    """Return {operationId: name of its tool}.
+
+    FastAPI appends path and method to the name of a function, as in close_tickets__id__post; that
+    says nothing that a policy could use, so it is left out where the names stay different.
+    """
+    names = {}
+    for path, operations in spec.get("paths", {}).items():
+        for method in METHODS:
+            id = operations.get(method, {}).get("operationId", "")
+            if id:
+                suffix = re.sub(r"\W", "_", path) + f"_{method}"
+                names[id] = id.removesuffix(suffix) or id
+    taken = list(names.values())
+    return {id: name if taken.count(name) == 1 else id for id, name in names.items()}
+
+
+def read_spec(where: str) -> dict[str, Any]:
+    """Return the description in a file or at an address. Raises Unusable."""
+    httpx = packages.load("httpx2", "openapi")
+    try:
+        if re.match("https?://", where):
+            text = httpx.get(where, timeout=READY_S).raise_for_status().text
+        else:
+            text = Path(where).read_text("utf-8")
+        spec = json.loads(text)
+    except (OSError, ValueError, httpx.HTTPError) as error:
+        raise Unusable(f"{where} is no OpenAPI description in JSON: {error}") from None
+    if not isinstance(spec, dict) or not names_of(spec):
+        raise Unusable(f"{where} describes no operation with an operationId")
+    return spec
+
+
+@contextlib.contextmanager
+def serving(command: str) -> Iterator[str]:
+    """Start a service and return its address; end it afterwards. Raises Unusable."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = [word.replace(PORT, str(port)) for word in shlex.split(command)]
+    try:
+        # MCP speaks over standard output, which the service must not share.
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=2)
+    except OSError as error:
+        raise Unusable(f"{command!r} cannot be started: {error}") from None
+    try:
+        until = time.monotonic() + READY_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+                break
+            except OSError:
+                if process.poll() is not None or time.monotonic() > until:
+                    raise Unusable(
+                        f"{command!r} does not listen on port {port} (its exit code:"
+                        f" {process.poll()})"
+                    ) from None
+                time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def serve(spec: dict[str, Any], url: str) -> None:
+    """Offer the operations of a service at an address as tools, on standard input and output."""
+    fastmcp, httpx = packages.load("fastmcp", "openapi"), packages.load("httpx2", "openapi")
+    name = str(spec.get("info", {}).get("title") or "service")
+    server = fastmcp.FastMCP.from_openapi(
+        spec, httpx.AsyncClient(base_url=url), name=name, mcp_names=names_of(spec),
+        validate_output=False,
+    )  # fmt: skip
+    server.run(transport="stdio", show_banner=False)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until standard input closes. Return 2, with a message, for what cannot be served."""
+    parser = argparse.ArgumentParser("python -m envs.openapi", allow_abbrev=False)
+    parser.add_argument(
+        "service", help="its description, a file or an address; or the command to start it, with"
+        f" {PORT} for the port"
+    )  # fmt: skip
+    parser.add_argument("--url", default="", help="its address; default: the description's own")
+    parser.add_argument("--spec", default="/openapi.json", help="where a service that is started"
+                        " describes itself: a path of its own, or a file")  # fmt: skip
+    args = parser.parse_args(argv)
+    try:
+        with contextlib.ExitStack() as stack:
+            where, started = args.service, ""
+            if PORT in args.service:
+                started = stack.enter_context(serving(args.service))
+                where = args.spec if Path(args.spec).is_file() else urljoin(started, args.spec)
+            spec = read_spec(where)
+            if not started and not set(RESETS) & set(names_of(spec).values()):
+                raise Unusable(
+                    f"{where} has no operation `reset`, so that its state would stay from episode"
+                    " to episode: add one, or give the command that starts the service, with"
+                    f" {PORT} for its port"
+                )
+            listed = [str(server.get("url", "")) for server in spec.get("servers", ())]
+            url = started or args.url or urljoin(where, (listed or [""])[0])
+            if not re.match("https?://", url):
+                raise Unusable(f"{where} does not say where the service is: name it with --url")
+            serve(spec, url)
+    except (Unusable, ModuleNotFoundError) as error:
+        print(f"envs.openapi: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
