@@ -61,7 +61,8 @@ echo "scontrol $*" >> {tmp_path}/called
         f"""
 shift  # its own option
 for rank in 0 1; do SLURM_PROCID=$rank "$@"; code=$?; done
-[[ -e {tmp_path}/waits ]] && {{ trap "exit {INTERRUPTED}" TERM; while true; do sleep 0.1; done; }}
+[[ -e {tmp_path}/waits ]] && {{
+trap "exit $(<{tmp_path}/waits)" TERM; while true; do sleep 0.1; done; }}
 exit $code""",
     )
     command(tmp_path, "python", f"""echo "$*" >> {tmp_path}/nodes; exit ${{EXITS:-0}}""")
@@ -93,14 +94,17 @@ def test_slurm_starts_the_job_again_after_a_lost_process_alone(slurm, code, agai
     assert ("requeue 41234" in (slurm.folder / "called").read_text()) == again
 
 
-def test_slurm_tells_the_run_to_save_before_the_time_limit_and_starts_it_again(slurm):
-    (slurm.folder / "waits").touch()
+@pytest.mark.parametrize(("ends", "code"), [(INTERRUPTED, LOST), (143, LOST), (0, 0), (1, 1)])
+def test_slurm_tells_the_run_to_save_before_the_time_limit_and_starts_it_again(slurm, ends, code):
+    """A run that ends by itself just then, done or failed, is not started again."""
+    (slurm.folder / "waits").write_text(str(ends))
     job = slurm()
     while not (slurm.folder / "nodes").exists():
         time.sleep(0.05)
+    time.sleep(0.5)  # until the stand-in of srun waits
     job.send_signal(signal.SIGUSR1)
-    assert job.wait(30) == LOST
-    assert "requeue 41234" in (slurm.folder / "called").read_text()
+    assert job.wait(30) == code
+    assert ("requeue 41234" in (slurm.folder / "called").read_text()) == (code == LOST)
 
 
 def test_slurm_shows_what_it_would_run_and_refuses_to_start_elsewhere():

@@ -44,7 +44,9 @@ wait $srun
 code=$?
 if [[ $stopped ]]; then
     wait $srun # the first wait ended with the signal
-    code=75
+    code=$?
+    # The run may have ended by itself meanwhile: done, or failed as it would again.
+    ((code <= 3)) || code=75
 fi
 if ((code == 75)); then
     echo "the job starts again" >&2
