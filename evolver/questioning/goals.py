@@ -27,7 +27,7 @@ from envs.probed import Feature, answered, digest, features, judge, new_ids
 from envs.world import Task
 from evolver.questioning.calls import Event, Events, Json, Key
 from evolver.questioning.claims import unnamed_value
-from evolver.questioning.phrasing import Option, Phrasing, hidden_ids
+from evolver.questioning.phrasing import Nameless, Option, Phrasing, hidden_ids
 from evolver.questioning.start_state import Readings, StartState, is_token, with_needs
 from evolver.questioning.tasks import Rejected, source_of, synthetic_task
 from evolver.questioning.values import NEW_TEXTS, typed
@@ -61,6 +61,15 @@ class Goal:
         return "+".join(
             names if self.asked is None else [*names, f"?{self.events[self.asked].name}"]
         )
+
+    def without_showing(self, value: str) -> Goal:
+        """Return the same goal without the look-ups whose answers show a value."""
+        kept = [
+            n
+            for n, event in enumerate(self.events)
+            if n in self.needed or event.changes or all(cell.value != value for cell in event.cells)
+        ]
+        return self.reached_by(kept, [self.events[n] for n in kept])
 
     def reached_by(self, kept: Sequence[int], events: Events) -> Goal:
         """Return the same goal where only the calls `kept` were made. events: how they went."""
@@ -147,7 +156,32 @@ class Writer:
         common: {operation: times used so far}. Among several ways to a goal, the one with the rarer
         ones is kept. guesses: answers that must not be right. query, answer: those of a language
         model, "" = worded here. The query has to name what the verifier demands.
+
+        Where nothing else names an id, the query has it, as that of a user who reads it off a label
+        would, and the look-ups that show it are left out.
         """
+        while True:
+            try:
+                return self._written(
+                    goal, rng, common=common, guesses=guesses, query=query, answer=answer
+                )
+            except Nameless as error:
+                rest = goal.without_showing(error.value)
+                if is_token(error.value) or len(rest.events) == len(goal.events):
+                    raise
+                goal = rest
+
+    def _written(
+        self,
+        goal: Goal,
+        rng: random.Random,
+        *,
+        common: Mapping[str, int],
+        guesses: Collection[str],
+        query: str,
+        answer: str,
+    ) -> Task:
+        """Return the task of a goal as `write` does. Raises Nameless, too."""
 
         def fits(option: Option) -> bool:
             return bool(goal.targets) or not self._guessable(option, guesses)

@@ -59,9 +59,17 @@ class ToolStart(StartState):
         kept, tested = [event for event in events if event.accepted], {}
         for n, event in enumerate(kept):
             form = event.name, self.stats.form_of(event)
-            if form not in tested and not self.stats.is_clear(event):
-                tested[form] = n
-                self._test_repetition(kept[:n], event)
+            if form in tested or self.stats.is_clear(event):
+                continue
+            role = self.stats.roles[event.name]
+            if role.is_echo and role.repeatable:
+                # What is set already for one thing may not be for another.
+                given = " ".join([self.task.id, *event.values])
+                if given in role.tested:
+                    continue
+                role.tested.append(given)
+            tested[form] = n
+            self._test_repetition(kept[:n], event)
         for n in tested.values():
             if self.stats.roles[kept[n].name].repeatable:
                 self.test_effect(kept[:n], kept[n], kept)

@@ -349,6 +349,11 @@ class OperationStats:
         role.outcomes[outcome] = role.outcomes.get(outcome, 0) + 1
         followed[event.name] = followed.get(event.name, 0) + 1
         self._learn_answer(event, role.answers)
+        if event.ok and event.arguments:
+            for cell in event.cells:
+                value = "" if cell.value in event.values else cell.value
+                same = role.told.get(cell.label, value) == value
+                role.told[cell.label] = value if same else None
         if not (event.ok or event.prose or self.refuses(event.result)):
             self.marked += 1
             self.sentences.clear()

@@ -23,6 +23,14 @@ _ROWS_ASKED = 3  # values of rows that a question may be about
 _LONGEST_ANSWER = 40  # characters
 
 
+class Nameless(Rejected):
+    """Raised where nothing but the id itself names what a call takes. value: the id."""
+
+    def __init__(self, value: str):
+        super().__init__("nothing names it")
+        self.value = value
+
+
 class Option(NamedTuple):
     """A question. wanted: what to reply with, in words. value: the answer. shown: where it was."""
 
@@ -124,7 +132,7 @@ class Phrasing:
                 found = distinguishing(event.cells, value, list(hidden), least=1) or []
             found = found or [spaced(field.rpartition(".")[2]) for field in fields]
         if found is None or not (parts or found):
-            raise Rejected("nothing names it")
+            raise Nameless(value)
         return list(dict.fromkeys([*parts, *found]))
 
     def undescribed(self, goal: Goal) -> bool:

@@ -12,6 +12,7 @@ TESTS_PER_CHANGE = 3
 _CLEAR_TESTS = 4  # tests of an effect with one result, after which a role is clear
 CLEAR_SOON = 2  # the same, where a test takes a whole episode
 _ENOUGH_TESTS = 10  # after which a role counts as clear whatever the results are
+_ECHO_TESTS = 20  # the same of an operation that repeats its arguments, without any effect so far
 _ENOUGH_REPETITIONS = 20  # the same for repetitions at once
 COMPARISONS = 3  # calls at two starts, by which it is clear that an operation ignores the state
 _PRACTISED = 10  # an operation that has worked as often is well known
@@ -51,6 +52,9 @@ class Role:
     effects_by_form: dict[str, Rate] = field(default_factory=dict)  # the same per form of answers
     compared: Rate = field(default_factory=_no_rate)  # the same call at two starts: answers differ
     blocked: Rate = field(default_factory=_no_rate)  # later call with a value it changed: refused
+    # label of a cell -> its value in all answers so far, "" = one of the arguments, None = several
+    told: dict[str, str | None] = field(default_factory=dict)
+    tested: list[str] = field(default_factory=list)  # starts and arguments of tests of an echo
     changes_shown: int = 0  # by its answers
     witnesses: list[str] | None = None  # operations that have shown its changes; None = not sought
 
@@ -59,11 +63,15 @@ class Role:
         """True if the operation changes what others show.
 
         Once may be the effect of an operation that was not yet known to change something, hence
-        twice.
+        twice, but for one that shows nothing itself: it sets what mostly is set already.
         """
         differ, tested = self.effects
         same, repeated = self.repeated
-        return differ >= 2 or differ > tested / TESTS_PER_CHANGE or same < repeated / 2
+        return (
+            differ >= (1 if self.is_echo else 2)
+            or differ > tested / TESTS_PER_CHANGE
+            or same < repeated / 2
+        )
 
     @property
     def reads(self) -> bool:
@@ -93,6 +101,8 @@ class Role:
         same, repeated = self.repeated
         # "Done" is said of changes, which may need a condition, and an echo of what was asked for,
         # too: to set the light to what it is changes nothing.
+        if not differ and self.is_echo and self.repeatable:
+            return tested >= _ECHO_TESTS
         if not differ and (self.is_uniform or self.blind):
             tests = _ENOUGH_TESTS
         return (
@@ -122,6 +132,12 @@ class Role:
         """True if the operation answers every call that it does not refuse alike."""
         accepted = [name for name in self.outcomes if not name.startswith("refused")]
         return len(self.answers) == len(accepted) == 1
+
+    @property
+    def is_echo(self) -> bool:
+        """True if its answers repeat what it was given, and what else they show is always the
+        same."""
+        return "" in self.told.values() and None not in self.told.values()
 
     @property
     def only_confirms(self) -> bool:

@@ -39,6 +39,8 @@ STRANGERS = {
     "robot": ({"go", "take", "drop"}, None),  # refusals that are sentences like all others
     "hotel": ({"check_in", "clean_room", "charge", "set_heating"}, ("clean_room", "check_in")),
     "vault": ({"lock_note", "delete_note", "rename_note"}, None),  # tokens of a login
+    # answers by id; calls that set what mostly is set, and repeat it
+    "locker": ({"put_parcel", "collect", "pay", "unblock"}, ("collect", "put_parcel")),
     # a list of objects as an argument
     "cart": ({"add_to_cart", "set_address"}, ("add_to_cart", "apply_coupon")),
 }
@@ -203,6 +205,32 @@ def test_a_number_that_may_be_any_is_no_name_of_a_thing():
     assert len(levels) >= 3
     assert all(re.search(rf"\b{level}\b", task.query) for task, level in levels)
     assert any("Select the picture source: hdmi" in task.query for task in tasks)
+
+
+def test_where_nothing_else_names_a_thing_its_id_does_and_no_look_up_is_wanted():
+    _, calls = explored("locker", 60)
+    named = 0
+    for task, call in calls:
+        goals, made = task.meta["template"].split("+"), {c.name for t, c in calls if t is task}
+        if call.name != "put_parcel" or goals.count("put_parcel") > 1 or "unblock" in made:
+            continue
+        if re.search(rf"\b{call.arguments['box_id']}\b", task.query):
+            assert "list_boxes" not in made or "?list_boxes" in goals
+            named += 1
+    assert named >= 4
+
+
+def test_what_sets_what_is_set_already_is_still_found_to_change_something():
+    def make_world():
+        return make("functions", module="tests.evolver.strangers.locker")
+
+    made = Questioning(Curiosity, make_world, make_world().tasks("train")[:16])
+    made.explore(seed=1, budget=40)
+    roles = made.explorer.walker.stats.roles
+    assert [roles[name].changes for name in ("unblock", "pay", "collect", "put_parcel")] == 4 * [
+        True
+    ]
+    assert roles["unblock"].is_echo and roles["list_boxes"].reads and roles["list_parcels"].reads
 
 
 def test_the_lines_of_an_order_are_told_with_their_fields_and_none_twice():
