@@ -2,8 +2,8 @@
 the program behind it.
 
     evolver train --config=configs/quickstart.py      # as `python run.py --config=...`
-    evolver evolve my_world:MyWorld         # or --mcp "COMMAND", --openapi SPEC, --gym ID,
-                                            # --functions MODULE
+    evolver evolve my_world:MyWorld         # or --mcp "COMMAND", --openapi "COMMAND",
+                                            # --gym ID, --functions MODULE
     evolver plan --config=configs/appworld_14b.py --target=h100:8
     evolver view runs/quickstart
     evolver serve --model=runs/quickstart/policy
@@ -75,6 +75,9 @@ def evolving(words: list[str]) -> list[str]:
             if flag == "--mcp":
                 said = shlex.split(value)
             elif flag == "--openapi":
+                if "{port}" not in value:
+                    parser.error(f"--openapi {value!r}: give the command that starts the service,"
+                                 " with {port} for its port")  # fmt: skip
                 said = [sys.executable, "-m", "envs.openapi", value]
             arguments.append(f"--config.env.args.{argument}={said}")
     if given.config and name:

@@ -55,11 +55,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
         config.recipe.name, config.loss.name = "critic", arg
     elif arg != "grpo":
         config.recipe.name = arg
-    if arg in (
-        "reinforce_pp",
-        "critic",
-        "actor_critic",
-    ):  # a group has a signal whatever its outcomes are
+    if arg in ("reinforce_pp", "critic", "actor_critic"):
+        # A group has a signal whatever its outcomes are.
         config.learner.drop = ("cancelled", "env_error", "stale", "overlong")
     elif arg == "sirius":
         config.loss.name = "nll"

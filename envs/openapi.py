@@ -1,12 +1,12 @@
 """An HTTP service with an OpenAPI description as a server of tools (MCP), for envs/mcp.py.
 
-    python -m envs.openapi "uvicorn my_api:app --port {port}"   # starts the service
-    python -m envs.openapi http://127.0.0.1:8000/openapi.json   # it runs already
-    python -m envs.openapi spec.json --url http://127.0.0.1:8000
+    python -m envs.openapi "uvicorn my_api:app --port {port}"
+    python -m envs.openapi "node server.js {port}" --spec spec.json
 
-Needs `pip install -r requirements/openapi.txt`. Each operation is a tool. The service must be
-brought back to its initial state for each episode: by an operation `reset` without parameters, or
-else by starting it again, which takes longer.
+Needs `pip install -r requirements/openapi.txt`. Each operation is a tool. Each world starts a
+service of its own, because episodes that are played at once would share the state of one that runs
+already. It is brought back to its initial state for each episode: by an operation `reset` without
+parameters, or else by starting it again, which takes longer.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import contextlib
 import json
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +27,6 @@ from typing import Any
 from urllib.parse import urljoin
 
 from envs import packages
-from envs.mcp import RESETS
 
 METHODS = ("get", "put", "post", "delete", "patch")
 READY_S = 30.0  # until a service that was started must answer
@@ -118,32 +118,21 @@ def serve(spec: dict[str, Any], url: str) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until standard input closes. Return 2, with a message, for what cannot be served."""
     parser = argparse.ArgumentParser("python -m envs.openapi", allow_abbrev=False)
+    parser.add_argument("command", help=f"starts the service, with {PORT} for its port")
     parser.add_argument(
-        "service", help="its description, a file or an address; or the command to start it, with"
-        f" {PORT} for the port"
-    )  # fmt: skip
-    parser.add_argument("--url", default="", help="its address; default: the description's own")
-    parser.add_argument("--spec", default="/openapi.json", help="where a service that is started"
-                        " describes itself: a path of its own, or a file")  # fmt: skip
+        "--spec", default="/openapi.json", help="its description: one of its paths, or a file"
+    )
     args = parser.parse_args(argv)
     try:
-        with contextlib.ExitStack() as stack:
-            where, started = args.service, ""
-            if PORT in args.service:
-                started = stack.enter_context(serving(args.service))
-                where = args.spec if Path(args.spec).is_file() else urljoin(started, args.spec)
-            spec = read_spec(where)
-            if not started and not set(RESETS) & set(names_of(spec).values()):
-                raise Unusable(
-                    f"{where} has no operation `reset`, so that its state would stay from episode"
-                    " to episode: add one, or give the command that starts the service, with"
-                    f" {PORT} for its port"
-                )
-            listed = [str(server.get("url", "")) for server in spec.get("servers", ())]
-            url = started or args.url or urljoin(where, (listed or [""])[0])
-            if not re.match("https?://", url):
-                raise Unusable(f"{where} does not say where the service is: name it with --url")
-            serve(spec, url)
+        if PORT not in args.command:
+            raise Unusable(
+                f"{args.command!r} is no command with {PORT} in it. Each world starts a service of"
+                f' its own, because episodes would share the state of one: "uvicorn my_api:app'
+                f' --port {PORT}", with --spec FILE if it does not serve its own description'
+            )
+        with serving(args.command) as url:
+            own = not Path(args.spec).is_file()
+            serve(read_spec(urljoin(url, args.spec) if own else args.spec), url)
     except (Unusable, ModuleNotFoundError) as error:
         print(f"envs.openapi: {error}", file=sys.stderr)
         return 2
@@ -151,4 +140,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # The service ends with this process, however its client ends it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

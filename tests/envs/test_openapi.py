@@ -1,7 +1,9 @@
 """HTTP services with an OpenAPI description as worlds."""
 
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ pytest.importorskip("fastmcp")
 pytest.importorskip("mcp")
 from envs import openapi
 
+OTHERS = {name: SPEC[name] for name in ("openapi", "info")}
 ROOT = str(Path(__file__).parents[2])
 SERVICE = f"{sys.executable} -m tests.envs.lamp_service {{port}}"
 
@@ -58,27 +61,60 @@ def test_names_are_those_of_functions_where_they_stay_different():
 @pytest.mark.parametrize(
     "words, why",
     [
-        (["nowhere.json"], "nowhere.json is no OpenAPI description in JSON"),
-        (["http://127.0.0.1:9/openapi.json"], "is no OpenAPI description in JSON"),
+        (["http://127.0.0.1:9/openapi.json"], "is no command with {port} in it"),
+        (["spec.json"], "is no command with {port} in it"),
         (["no-such-program {port}"], "cannot be started"),
         (["false {port}"], "does not listen on port"),
-        (["{here}/empty.json"], "describes no operation with an operationId"),
-        (["{here}/fixed.json"], "has no operation `reset`"),
-        (["{here}/spec.json"], "name it with --url"),
-        (["{here}/text.json"], "is no OpenAPI description in JSON"),
+        ([SERVICE, "--spec=nowhere.json"], "describes no operation with an operationId"),
+        ([SERVICE, "--spec={here}/empty.json"], "describes no operation with an operationId"),
+        ([SERVICE, "--spec={here}/text.json"], "is no OpenAPI description in JSON"),
     ],
 )
 def test_what_cannot_be_a_world_is_one_message(words, why, tmp_path, capsys):
-    fixed = {"paths": {path: SPEC["paths"][path] for path in ("/lamps",)}}
-    for name, spec in (("empty", {}), ("fixed", fixed), ("spec", SPEC)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(spec))
+    (tmp_path / "empty.json").write_text("{}")
     (tmp_path / "text.json").write_text("openapi: 3.1.0")
     assert openapi.main([word.replace("{here}", str(tmp_path)) for word in words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("envs.openapi: ") and why in line
 
 
-def test_the_command_evolves_in_a_service():
+def test_the_description_may_be_a_file(tmp_path):
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps({"paths": {"/lamps": SPEC["paths"]["/lamps"]}} | OTHERS))
+    world = lamps(SERVICE, f"--spec={spec}")
+    try:
+        opening = world.reset(Task("a", "mcp", "Look."), 0)
+        assert [tool["function"]["name"] for tool in opening.tools] == ["lamps"]
+        assert '"attic": true' in world.step(call_text("lamps", {})).messages[0]["content"]
+    finally:
+        world.close()
+
+
+def test_a_service_ends_with_its_world_also_if_it_is_terminated():
+    said = [sys.executable, "-m", "envs.openapi", SERVICE]
+    bridge = subprocess.Popen(said, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        until = time.monotonic() + 30
+        while not (started := children(bridge.pid)):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        bridge.terminate()
+        assert bridge.wait(20) == 143
+        assert not any(Path(f"/proc/{pid}").exists() for pid in started)
+    finally:
+        bridge.kill()
+
+
+def children(pid):
+    """Return the ids of a process's children."""
+    found = Path(f"/proc/{pid}/task/{pid}/children")
+    return found.read_text().split() if found.exists() else []
+
+
+def test_the_command_evolves_in_a_service(capsys):
+    with pytest.raises(SystemExit):
+        command.evolving(["--openapi", "spec.json"])
+    assert "give the command that starts the service" in capsys.readouterr().err
     flags = command.evolving(["--openapi", SERVICE])
     assert "--config=configs/evolve.py:mcp" in flags
     said = [sys.executable, "-m", "envs.openapi", SERVICE]
