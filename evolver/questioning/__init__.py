@@ -1,8 +1,6 @@
 """Self-questioning: synthetic tasks from exploring the environment (section 3 of the AgentEvolver
 paper)."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Sequence
 from typing import Protocol

@@ -6,15 +6,13 @@ An operation is a tool. A tool whose action is a text with slots (JSON Schema `e
 (`enum`) one per choice, and a world whose actions are code one per function (`World.functions`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from envs import toolcalls
@@ -92,11 +90,12 @@ class Event:
     def _paths(self) -> list[Cell]:
         """Return the paths of the names in the answer to a call about a folder: "/notes/todo.txt"
         where "/notes" is listed with "todo.txt"."""
-        return [
-            Cell(cell.row, "", f"{folder.rstrip('/')}/{cell.value}", _inside(cell.kinds))
-            for folder, cell in itertools.product(filter(_PATH.fullmatch, self.values), self.cells)
-            if _NAME.fullmatch(cell.value)
-        ]
+        paths = []
+        for folder, cell in itertools.product(filter(_PATH.fullmatch, self.values), self.cells):
+            if _NAME.fullmatch(cell.value):
+                kinds = tuple(f"{kind}/" for kind in cell.kinds)
+                paths.append(Cell(cell.row, "", f"{folder.rstrip('/')}/{cell.value}", kinds))
+        return paths
 
     @property
     def values(self) -> list[str]:
@@ -117,36 +116,33 @@ Events = Sequence[Event]
 Operations = dict[str, Operation]
 
 
-def _inside(kinds: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{kind}/" for kind in kinds)
-
-
 def key_of(name: str, arguments: Json) -> Key:
     """Return a call as a key of sets and dictionaries."""
     return name, repr(sorted(arguments.items(), key=str))
 
 
-@dataclass
 class Episode:
-    """An episode that records what is done in it. opening: what the agent sees before its first
-    turn.
+    """An episode that records what is done in it.
 
-    refuses: returns True for an answer that means a refusal although the world does not mark it.
+    opening: what the agent sees before its first turn. renamed: {id of another episode: id of this
+    one}. prose: True if the world is told in words what to do.
     """
 
-    world: World
-    task: Task
-    refuses: Callable[[str], bool]
-    operations: Operations = field(default_factory=dict)  # {} = ask the world
-    events: list[Event] = field(default_factory=list)
-    renamed: dict[str, str] = field(default_factory=dict)  # id of another episode -> id of this one
-    opening: Observation = field(init=False)
-    prose: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.opening = self.world.reset(self.task, self.task.seed)
-        self.operations = self.operations or operations_of(self.world, self.opening)
+    def __init__(
+        self,
+        world: World,
+        task: Task,
+        refuses: Callable[[str], bool],
+        operations: Operations | None = None,
+    ):
+        """refuses: returns True for an answer that means a refusal although the world does not mark
+        it. operations: those of the world, None = ask it."""
+        self.world, self.task, self.refuses = world, task, refuses
+        self.opening = world.reset(task, task.seed)
+        self.operations = operations or operations_of(world, self.opening)
         self.prose = in_prose(self.operations)
+        self.events: list[Event] = []
+        self.renamed: dict[str, str] = {}
 
     def call(self, name: str, arguments: Json) -> Event:
         """Make a call and return it with its answer."""

@@ -5,11 +5,9 @@
   singles out.
 """
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from envs.toolcalls import parse
@@ -53,7 +51,7 @@ def shown_answer(query: str, answer: str, event: Event) -> str:
     return core if counted else ""
 
 
-def unnamed_value(query: str, events: Events, opening: str, demanded: Any = None) -> str:
+def unnamed_value(query: str, events: Events, opening: str, demanded: Any) -> str:
     """Return an argument of the calls that an agent cannot know from the query, "" if there is
     none. opening: the `opening_words` of the episode.
 
@@ -63,7 +61,7 @@ def unnamed_value(query: str, events: Events, opening: str, demanded: Any = None
     ("cheapest"). If they are not, one of the words must come from the query alone: the opening,
     which includes the tool descriptions, must not contain it.
 
-    demanded: a JSON value; only arguments that occur in it are checked. None: all of them.
+    demanded: a JSON value; only arguments that occur in it are checked.
     """
     asked = words(query)
     counts = words(" ".join(digit for word, digit in _DIGITS.items() if f" {word} " in asked))
@@ -86,7 +84,9 @@ def unnamed_value(query: str, events: Events, opening: str, demanded: Any = None
                 continue
             own = record.split()
             matching = {word for word in asked.split() if _like_one_of(word, own)}
-            unique = matching and not any(_all_like(matching, other) for other in others)
+            unique = matching and not any(
+                all(_like_one_of(word, other) for word in matching) for other in others
+            )
             if unique and (reached or any(names(word) for word in matching)):
                 return True
         return False
@@ -94,10 +94,10 @@ def unnamed_value(query: str, events: Events, opening: str, demanded: Any = None
     def names(word: str) -> bool:
         return f" {word} " not in opening and len(word) >= _TELLING
 
-    checked = None if demanded is None else words(json.dumps(demanded, ensure_ascii=False))
+    checked = words(json.dumps(demanded, ensure_ascii=False))
     for n, values in enumerate(used):
         for value in values:
-            if (checked is None or value in checked) and not known(value, n):
+            if value in checked and not known(value, n):
                 return value.strip()
     return ""
 
@@ -123,10 +123,6 @@ def _first_list(value: Any) -> list[Any] | None:
         if found is not None:
             return found
     return None
-
-
-def _all_like(chosen: Iterable[str], others: Sequence[str]) -> bool:
-    return all(_like_one_of(word, others) for word in chosen)
 
 
 def _like_one_of(word: str, others: Sequence[str]) -> bool:

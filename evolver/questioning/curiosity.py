@@ -8,7 +8,6 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from envs.toolcalls import parse
 from envs.world import Task, World, first_of_worlds
 from evolver.parts import Parts
 from evolver.questioning.calls import Event, Events, Json
@@ -19,6 +18,7 @@ from evolver.questioning.start_state import StartState
 from evolver.questioning.tasks import GUESSABLE, Rejected, check_probe, probe_of
 from evolver.questioning.values import SeenValues
 from evolver.questioning.walks import Call, Walker
+from evolver.replaying import calls_of
 from rl.bounds import Count, CountOrZero
 
 _PATIENCE = 512  # visits of worlds by which something has to be found
@@ -84,7 +84,7 @@ class Curiosity:
         for first in first_of_worlds(seeds):
             check_probe(world, first)
         self._rehearse(world, rng.sample(seeds, len(seeds)), rng)
-        statistics = _PoolStatistics(self.pool, self.least, self.most)
+        statistics = _PoolStatistics(self.pool)
         share, size = -(-budget // len(seeds)), len(self.pool.tasks)
         left, passes, found = self.rounds, 0, False
         while left and (found or passes < self.rounds or passes * len(seeds) < _PATIENCE):
@@ -165,17 +165,12 @@ class Curiosity:
     def _beginning(self, start: StartState, task: Task, rng: random.Random) -> list[Call]:
         """Return calls to begin a walk with: some of the solution of a task there that fails more
         often than not, so that the walk looks around where the policy gets stuck."""
-        failed = []
-        for id, (won, tried) in self.pool.results.items():
-            if 2 * won < tried and self.pool.tasks[id].meta.get("source") == task.id:
-                failed.append(self.pool.tasks[id])
+        hard = [self.pool.tasks[id] for id, (won, n) in self.pool.results.items() if 2 * won < n]
+        failed = [other for other in hard if other.meta.get("source") == task.id]
         if not failed:
             return []
-        calls = []
-        for action in rng.choice(failed).reference:
-            for call in parse(action).calls:
-                if call.name in start.operations:
-                    calls.append((call.name, call.arguments))
+        made = calls_of(rng.choice(failed))
+        calls = [(call.name, call.arguments) for call in made if call.name in start.operations]
         return calls[: rng.randrange(len(calls) + 1)]
 
     def _tasks(
@@ -192,8 +187,8 @@ class Curiosity:
         def commonness(goal: Goal) -> tuple[float, int]:
             return statistics.as_difficult_as(goal.name), self._tried[goal.name]
 
-        goals = goals_of(walk, start, most=self.goals)
-        goals = [goal for goal in goals if self._hopes(goal.name, rng)]
+        found = goals_of(walk, start, most=self.goals)
+        goals = [goal for goal in found if self._hopes(goal.name, rng)]
         writer = Writer(start, least=self.least, most=self.most)
         kept = tried = 0
         while goals and kept < most and tried < _PROPOSALS * most:
@@ -203,7 +198,7 @@ class Curiosity:
             self._tried[goal.name] += 1
             try:
                 guesses = self.pool.guesses(goal.name)
-                task = writer.write(goal, rng, common=statistics.tools, guesses=guesses)
+                task = writer.write(goal, common=statistics.tools, guesses=guesses)
             except Rejected as reason:
                 self.pool.reject(str(reason))
                 tried += str(reason) != GUESSABLE  # which was known without a call
@@ -252,38 +247,31 @@ class _PoolStatistics:
     the difficulty of new tasks rises with success.
     """
 
-    def __init__(self, pool: TaskPool, least: int, most: int):
-        self._surplus = {level: _surplus(pool, level) for level in range(least, most + 1)}
+    def __init__(self, pool: TaskPool):
         self.tools: Counter[str] = Counter()
         self._difficulties: Counter[int] = Counter()
-        self._templates: dict[str, tuple[int, int]] = {}  # template -> (sum of difficulties, tasks)
+        self._of_template: dict[str, list[int]] = {}  # the difficulties of its tasks
         for task in pool.tasks.values():
             self.add(task)
+        self._won: Counter[int] = Counter()  # attempts at tasks of a difficulty
+        self._tried: Counter[int] = Counter()
+        for id, (won, tried) in pool.results.items():
+            self._won[pool.tasks[id].difficulty] += won
+            self._tried[pool.tasks[id].difficulty] += tried
 
     def add(self, task: Task) -> None:
         """Count a task."""
-        name = task.meta.get("template", "")
-        difficulty, tasks = self._templates.get(name, (0, 0))
-        self._templates[name] = (difficulty + task.difficulty, tasks + 1)
+        self._of_template.setdefault(task.meta.get("template", ""), []).append(task.difficulty)
         self._difficulties[task.difficulty] += 1
-        for action in task.reference:
-            self.tools.update(call.name for call in parse(action).calls)
+        self.tools.update(call.name for call in calls_of(task))
 
     def as_difficult_as(self, template: str) -> float:
         """Return the number of tasks that are as difficult as those of `template` are on average, 0
-        if it has none."""
-        difficulty, tasks = self._templates.get(template, (0, 0))
-        if not tasks:
+        if it has none. It counts once if they are solved at most half of the time or were not
+        tried, up to four times if they always are."""
+        levels = self._of_template.get(template)
+        if not levels:
             return 0
-        level = round(difficulty / tasks)
-        return self._difficulties[level] * self._surplus.get(level, 1.0)
-
-
-def _surplus(pool: TaskPool, level: int) -> float:
-    """Return 1 for a difficulty that is solved at most half of the time or was not tried, up to 4
-    if it always is."""
-    won = tried = 0
-    for id, (successes, attempts) in pool.results.items():
-        if pool.tasks[id].difficulty == level:
-            won, tried = won + successes, tried + attempts
-    return 1.0 + _SURPLUS * max(won / max(tried, 1) - _HALF, 0.0)
+        level = round(sum(levels) / len(levels))
+        solved = self._won[level] / max(self._tried[level], 1)
+        return self._difficulties[level] * (1.0 + _SURPLUS * max(solved - _HALF, 0.0))

@@ -17,7 +17,6 @@ out that they are needed.
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -144,7 +143,6 @@ class Writer:
     def write(
         self,
         goal: Goal,
-        rng: random.Random,
         *,
         common: Mapping[str, int],
         guesses: Collection[str] = (),
@@ -162,9 +160,7 @@ class Writer:
         """
         while True:
             try:
-                return self._written(
-                    goal, rng, common=common, guesses=guesses, query=query, answer=answer
-                )
+                return self._written(goal, common, guesses, query, answer)
             except Nameless as error:
                 rest = goal.without_showing(error.value)
                 if is_token(error.value) or len(rest.events) == len(goal.events):
@@ -174,8 +170,6 @@ class Writer:
     def _written(
         self,
         goal: Goal,
-        rng: random.Random,
-        *,
         common: Mapping[str, int],
         guesses: Collection[str],
         query: str,
@@ -186,13 +180,14 @@ class Writer:
         def fits(option: Option) -> bool:
             return bool(goal.targets) or not self._guessable(option, guesses)
 
+        start, rng = self.start, self.start.rng
         worded, option = not query, None
         if worded and goal.asked is not None:
             self.phrasing.question(goal.events[goal.asked], "", rng, fits)
-        kept = self._minimise(goal, rng, common)
+        kept = self._minimise(goal, common)
         if not self.least <= len(kept) <= self.most:
             raise Rejected("length")
-        episode, events = self.start.play([goal.events[n] for n in kept])
+        episode, events = start.play([goal.events[n] for n in kept])
         if events is None or not self._informed(events, goal.events):
             raise Rejected("not repeatable")
         solution = goal.reached_by(kept, events)
@@ -201,71 +196,84 @@ class Writer:
         elif solution.asked is not None:
             shown = events[solution.asked].cells
             option = Option("", answer, [c for c in shown if words(c.value) == words(answer)])
-        verifier = self._verifier(solution, self.start.read(episode), option)
+        verifier = self._verifier(solution, start.read(episode), option)
         changed = [probe for probe in verifier["probes"] if "after" in probe]
         if solution.targets and not changed:  # an answer alone would not show the change
             raise Rejected("nothing to check")
         opening = opening_words(episode.opening)
         if not worded and unnamed_value(query, events, opening, _demanded(changed)):
             raise Rejected("not named in the query")
-        closing = option.value if option else None
-        needed, sibling = self._check(solution, verifier, closing, rng)
-        meta = {
-            **self.start.task.meta,
-            "source": source_of(self.start.task),
-            "template": goal.name,
-            "prerequisites": needed,
-            "sibling": sibling,
-        }
-        if handles.KEY in meta:  # those known now: later ones would change the task
-            meta[handles.KEY] = list(meta[handles.KEY])
-        if worded:  # what other words for it have to name and to leave out
-            meta["named"] = self.phrasing.named(solution)
-            meta["hidden"] = sorted(hidden_ids(events, self.ids))
-            meta["undescribed"] = self.phrasing.undescribed(solution)
+        meta = self._meta(goal.name, solution, verifier, worded)
+        closing = start.closing_turns(option.value if option else None)
         return synthetic_task(
-            self.start.task,
+            start.task,
             query,
-            identity=[self.start.task.id, self.start.task.seed, query, verifier],
-            reference=[*(event.action for event in events), *self.start.closing_turns(closing)],
+            identity=[start.task.id, start.task.seed, query, verifier],
+            reference=[*(event.action for event in events), *closing],
             verifier=verifier,
             difficulty=len(events),
             meta=meta,
         )
 
+    def _meta(self, name: str, goal: Goal, verifier: Json, worded: bool) -> Json:
+        """Return what is known of a task. name: of the goal that its solution reaches. Raises
+        Rejected if its verifier is too strict or too lax."""
+        meta = {
+            **self.start.task.meta,
+            "source": source_of(self.start.task),
+            "template": name,
+            "prerequisites": self._prerequisites(goal, verifier),
+            "sibling": self._sibling(goal, verifier),
+        }
+        if handles.KEY in meta:  # those known now: later ones would change the task
+            meta[handles.KEY] = list(meta[handles.KEY])
+        if worded:  # what other words for it have to name and to leave out
+            meta["named"] = self.phrasing.named(goal)
+            meta["hidden"] = sorted(hidden_ids(goal.events, self.ids))
+            meta["undescribed"] = self.phrasing.undescribed(goal)
+        return meta
+
     # --- the solution -----------------------------------------------------------------------------
 
-    def _minimise(self, goal: Goal, rng: random.Random, common: Mapping[str, int]) -> list[int]:
+    def _minimise(self, goal: Goal, common: Mapping[str, int]) -> list[int]:
         """Return the fewest calls that still make the goal's changes and show its answer. Other
         changes are among them only if a call of the goal is refused without them."""
         events, needed = goal.events, set(goal.needed)
         # Changes whose arguments an agent cannot know are no part of any solution.
         every = range(max(needed) + 1)
-        unknown = [n for n in every if events[n].changes and not self._found_out(goal, every, [n])]
-        whole = [n for n in every if n in needed or n not in unknown]
+        whole = [
+            n
+            for n in every
+            if n in needed or not events[n].changes or self._found_out(goal, every, n)
+        ]
         alone = [n for n in whole if n in needed or not events[n].changes]
 
         def holds(trial: Sequence[int]) -> bool:
-            calls = [events[n] for n in trial]
-            others = [n for n in trial if events[n].changes and n not in needed]
-            if not self._informed(calls, events) or not self._found_out(goal, trial, others):
+            if not self._known(goal, trial):
                 return False
-            _, played = self.start.play(calls)
+            _, played = self.start.play([events[n] for n in trial])
             if played is None or goal.asked is None:
                 return played is not None
             return played[trial.index(goal.asked)].result == events[goal.asked].result
 
+        def is_refused(trial: Sequence[int]) -> bool:
+            calls = [events[n] for n in trial]
+            return self._informed(calls, events) and self.start.play(calls)[1] is None
+
         kept = next(filter(holds, (_slice(events, alone, needed), alone)), whole)
-        if kept is whole and not (self._is_refused(events, alone) and holds(whole)):
+        if kept is whole and not (is_refused(alone) and holds(whole)):
             raise Rejected("not separable")
+        rng = self.start.rng
         rank = {n: (common.get(events[n].name, 0), rng.random()) for n in kept}
         return minimise(kept, needed, holds, key=rank.__getitem__)
 
-    def _is_refused(self, events: Events, kept: Sequence[int]) -> bool:
-        """Return True if one of the calls `kept`, which need no other to be informed, is refused
-        without the others."""
-        calls = [events[n] for n in kept]
-        return self._informed(calls, events) and self.start.play(calls)[1] is None
+    def _known(self, goal: Goal, kept: Sequence[int]) -> bool:
+        """Return True if an agent that makes the calls `kept` can know all their arguments."""
+        return self._informed([goal.events[n] for n in kept], goal.events) and all(
+            self._found_out(goal, kept, n)
+            for n in kept
+            if goal.events[n].changes and n not in goal.needed
+        )
 
     def _informed(self, events: Events, whole: Events) -> bool:
         """Return True if `events` show each id before they use it, where the whole walk did."""
@@ -273,18 +281,17 @@ class Writer:
         used = itertools.chain.from_iterable(event.values for event in events)
         return all(value in found for value in used if value in wanted)
 
-    def _found_out(self, goal: Goal, kept: Sequence[int], others: Sequence[int]) -> bool:
-        """Return True if an agent can know the arguments of changes that the query does not name:
-        the goal has them, a call has shown them, or the schema lists them."""
-        named = set(itertools.chain.from_iterable(goal.events[n].values for n in goal.needed))
-        for n in others:
-            operation = self.start.operations[goal.events[n].name]
-            before = [goal.events[m] for m in kept if m < n]
-            for name, value in goal.events[n].arguments.items():
-                listed = value in operation.properties.get(name, {}).get("enum", ())
-                texts = {str(leaf) for leaf in leaves(value)} - named
-                if not listed and not all(any(e.shows([t]) for e in before) for t in texts):
-                    return False
+    def _found_out(self, goal: Goal, kept: Sequence[int], n: int) -> bool:
+        """Return True if an agent can know the arguments of call n, which the query does not name:
+        the goal has them, one of the calls `kept` has shown them, or the schema lists them."""
+        named = set(itertools.chain.from_iterable(goal.events[m].values for m in goal.needed))
+        operation = self.start.operations[goal.events[n].name]
+        before = [goal.events[m] for m in kept if m < n]
+        for name, value in goal.events[n].arguments.items():
+            listed = value in operation.properties.get(name, {}).get("enum", ())
+            texts = {str(leaf) for leaf in leaves(value)} - named
+            if not listed and not all(any(e.shows([t]) for e in before) for t in texts):
+                return False
         return True
 
     # --- the verifier -----------------------------------------------------------------------------
@@ -293,19 +300,18 @@ class Writer:
         """Return the verifier of the state after the calls of `goal`, which `readings` show, and of
         the answer. What the calls before those of the query change does not count."""
         start, events, ids = self.start, goal.events, self.ids
-        mask, known = set(start.stats.varies), start.known_ids()
-        for event in events:
-            known.update(value for value in event.values if not _is_new(value, events))
-
-        naming = start.naming(ids)
+        used = itertools.chain.from_iterable(event.values for event in events)
+        known = start.known_ids() | {value for value in used if not _is_new(value, events)}
+        mask, naming = set(start.stats.varies), start.naming(ids)
 
         def shown(readings: Readings, chosen: Sequence[int]) -> list[list[Feature]]:
             names = new_ids([readings[n] for n in chosen], ids, known)
             return [features(readings[n], ids, names, mask, naming) for n in chosen]
 
         every = range(len(start.battery))
-        before, after = shown(start.initial, every), shown(readings, every)
-        aside = shown(self._aside(goal), every)
+        before, after, aside = (
+            shown(seen, every) for seen in (start.initial, readings, self._aside(goal))
+        )
         free = [_difference(*pair) for pair in zip(before, aside)]
         unnamed = [event for n, event in enumerate(events) if n not in goal.needed]
         given = {str(leaf) for event in unnamed for leaf in leaves(event.arguments)}
@@ -321,16 +327,8 @@ class Writer:
         chosen = sorted([*wanted, *watched[: start.frame]])
         expected: dict[Key, Json] = {}
         for n, now in zip(chosen, shown(readings, chosen)):
-            demand: Json = {"digest": digest(now)}
-            if n in wanted:
-                demand = {"before": _without(before[n], free[n]), "after": _without(now, free[n])}
-                if free[n]:
-                    demand["free"] = free[n]
-                # Another value there would have done as well, such as whom a ticket is assigned to.
-                places = [f[:2] for f in free[n] if f[2] in given]
-                fixed = [f[:2] for name in ("before", "after") for f in demand[name]]
-                if places := [place for place in places if place not in fixed]:
-                    demand["places"] = places
+            kept = {"digest": digest(now)}
+            demand = _change(before[n], now, free[n], given) if n in wanted else kept
             expected[start.battery[n].event.key] = demand
         probes = []
         for call in with_needs(start.battery[n] for n in chosen):
@@ -379,48 +377,68 @@ class Writer:
         others.pop(option.value, None)
         return {"value": option.value, "others": list(others)[:_OTHERS]}
 
-    def _check(
-        self, goal: Goal, verifier: Json, closing: str | None, rng: random.Random
-    ) -> tuple[list[str], str]:
-        """Raise Rejected unless the solution passes, also where a prerequisite is done with another
-        value that the world accepts, and fails without any of its calls or with a sibling of a
-        value. Return its prerequisites, and the query of a sibling, "" if there is none.
+    def _prerequisites(self, goal: Goal, verifier: Json) -> list[str]:
+        """Return the calls of a solution without which another one is refused. Raises Rejected
+        unless the solution passes, also where such a call is made with another value that the world
+        accepts, and fails without any of its calls.
 
         The call that is asked about is needed for the answer, which the verifier cannot see.
         """
         events, prerequisites = goal.events, []
-        unnamed = [n for n, e in enumerate(events) if e.changes and n not in goal.needed]
-        if not self._passes(events, verifier, closing)[0]:
+        if not self._passes(events, verifier)[0]:
             raise Rejected("reference fails")
         for n, event in enumerate(events):
             kept = [m for m in range(len(events)) if m != n]
-            rest = [events[m] for m in kept]
-            others = [m for m in kept if events[m].changes and m not in goal.needed]
-            known = self._informed(rest, events) and self._found_out(goal, kept, others)
-            if rest and n != goal.asked and known:
-                success, played = self._passes(rest, verifier, closing)
-                if success:
-                    raise Rejected("a call is superfluous")
-                if not played and n in goal.targets:
-                    raise Rejected("asks for a prerequisite")
-                if not played:
-                    prerequisites.append(event.name)
-                    if n in unnamed:
-                        self._check_other_ways(events, n, verifier, closing, rng)
+            if not kept or n == goal.asked or not self._known(goal, kept):
+                continue
+            success, played = self._passes([events[m] for m in kept], verifier)
+            if success:
+                raise Rejected("a call is superfluous")
+            if played:
+                continue
+            if n in goal.targets:
+                raise Rejected("asks for a prerequisite")
+            prerequisites.append(event.name)
+            if event.changes:
+                self._check_other_ways(events, n, verifier)
+        return prerequisites
+
+    def _check_other_ways(self, events: Events, n: int, verifier: Json) -> None:
+        """Raise Rejected if the verifier rejects another value of an argument of call n with which
+        the world does all that follows, such as another person to whom a ticket is assigned."""
+        for name, value in events[n].arguments.items():
+            other = self._other_value(events[n], name)
+            if other is not None:
+                way = [*events[:n], _replaced(events[n], value, other), *events[n + 1 :]]
+                # Its answer names the other value, which is no new name for the first one: all
+                # that follows would be done to the other.
+                success, played = self._passes(way, verifier, rename=False)
+                if played and not success:
+                    raise Rejected("another way fails")
+
+    def _sibling(self, goal: Goal, verifier: Json) -> str:
+        """Return the query of the same goal with another value in one argument of a change, "" if
+        none is found. Raises Rejected if the verifier accepts such a sibling."""
+        events = [goal.events[n] for n in goal.targets]
+        places = [(event, name) for event in events for name in event.arguments]
+        self.start.rng.shuffle(places)
+        siblings = []
+        for event, name in places[: self.start.siblings]:
+            other, value = self._other_value(event, name), event.arguments[name]
+            if other is not None:
+                siblings.append([_replaced(e, value, other) for e in goal.events])
         made: Events = ()
-        for sibling in self._siblings(goal, rng):
-            success, played = self._passes(sibling, verifier, closing)
+        for sibling in siblings:
+            success, played = self._passes(sibling, verifier)
             if success:
                 raise Rejected("a sibling goal passes")
             made = made or played
         try:
-            return prerequisites, self.phrasing.query(replace(goal, events=made), rng)[0]
+            return self.phrasing.query(replace(goal, events=made), self.start.rng)[0]
         except (Rejected, IndexError):
-            return prerequisites, ""
+            return ""
 
-    def _passes(
-        self, calls: Events, verifier: Json, closing: str | None, *, rename: bool = True
-    ) -> tuple[bool, Events]:
+    def _passes(self, calls: Events, verifier: Json, *, rename: bool = True) -> tuple[bool, Events]:
         """Play calls, and return True if the verifier accepts their effect, with their events.
         rename: see `StartState.play`."""
         episode, played = self.start.play(calls, rename=rename)
@@ -428,57 +446,45 @@ class Writer:
             return False, ()
         by_action = {event.action: event for event in with_needs(self.start.battery)}
         probes = [by_action[probe["action"]] for probe in verifier["probes"]]
+        closing = verifier["answer"] and verifier["answer"]["value"]
         return judge(verifier, self.start.read_calls(episode, probes), closing).success, played
 
-    def _siblings(self, goal: Goal, rng: random.Random) -> list[list[Event]]:
-        """Return solutions with another value in one argument of a change: one of the same type if
-        any is known, else a made-up one."""
-        places = []
-        for n in goal.targets:
-            event = goal.events[n]
-            places += [(event.name, name, value) for name, value in event.arguments.items()]
-        rng.shuffle(places)
-        siblings = []
-        for operation, name, value in places[: self.start.siblings]:
-            other = self._other_value(f"{operation}.{name}", value, rng)
-            if type(other) is type(value):
-                siblings.append([self._replaced(e, value, other) for e in goal.events])
-        return siblings
-
-    def _check_other_ways(
-        self, events: Events, n: int, verifier: Json, closing: str | None, rng: random.Random
-    ) -> None:
-        """Raise Rejected if the verifier rejects another value of an argument of call n with which
-        the world does all that follows, such as another person to whom a ticket is assigned."""
-        for name, value in events[n].arguments.items():
-            other = self._other_value(f"{events[n].name}.{name}", value, rng)
-            if type(other) is type(value):
-                call = self._replaced(events[n], value, other)
-                way = [*events[:n], call, *events[n + 1 :]]
-                # Its answer names the other value, which is no new name for the first one: all
-                # that follows would be done to the other.
-                success, played = self._passes(way, verifier, closing, rename=False)
-                if played and not success:
-                    raise Rejected("another way fails")
-
-    def _other_value(self, place: str, value: Any, rng: random.Random) -> Any:
-        others = []
-        for kind, (worked, tried) in self.start.stats.kinds.get(place, {}).items():
+    def _other_value(self, event: Event, name: str) -> Any:
+        """Return another value for an argument of a call: of the same kind if any is known, else a
+        made-up one. None: there is none of the same type."""
+        others, value = [], event.arguments[name]
+        counts = self.start.stats.kinds.get(f"{event.name}.{name}", {})
+        for kind, (worked, tried) in counts.items():
             if worked > _FITTING * tried:
                 known = self.start.seen.values.get(kind, ())
                 others += [other for other in known if other != str(value)]
         others = others or [text for text in NEW_TEXTS if text != value]
-        other = typed(rng.choice(others), {"type": _TYPES.get(type(value), "")})
+        other = typed(self.start.rng.choice(others), {"type": _TYPES.get(type(value), "")})
         if type(value) in (int, float) and other in (None, value):
             return value + 1
-        return other
+        return other if type(other) is type(value) else None
 
-    def _replaced(self, event: Event, value: Any, other: Any) -> Event:
-        arguments = {}
-        for name, given in event.arguments.items():
-            arguments[name] = other if given == value else given
-        action = self.start.operations[event.name].render(arguments)
-        return Event(event.name, arguments, action, event.result, changes=event.changes)
+
+def _change(
+    before: Sequence[Feature], after: Sequence[Feature], free: list[Feature], given: set[str]
+) -> Json:
+    """Return what a verifier demands of a probe that shows the wanted change. free: features that
+    do not count. given: the arguments of calls that the query does not name."""
+    demand = {"before": _without(before, free), "after": _without(after, free)}
+    if free:
+        demand["free"] = free
+    # Another value there would have done as well, such as whom a ticket is assigned to.
+    fixed = [feature[:2] for feature in (*demand["before"], *demand["after"])]
+    places = [feature[:2] for feature in free if feature[2] in given]
+    if places := [place for place in places if place not in fixed]:
+        demand["places"] = places
+    return demand
+
+
+def _replaced(event: Event, value: Any, other: Any) -> Event:
+    """Return a call with another value in place of a value of its arguments."""
+    given = event.arguments.items()
+    return replace(event, arguments={name: other if v == value else v for name, v in given})
 
 
 def minimise(

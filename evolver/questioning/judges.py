@@ -5,8 +5,6 @@ There are three, as in the paper's ablation: Naive sees the task and the traject
 sees how to score, and Reference also sees the actions that solved the task when it was made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from envs.world import Evaluation

@@ -6,8 +6,6 @@ are told in words what to do and answer in sentences, which may be unmarked refu
 the actions are code, and each play takes long: all operations of a walk are tested together.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 
@@ -81,8 +79,7 @@ class ToolStart(StartState):
         suspects = {e.result: n for n, e in enumerate(events) if self.stats.refuses(e.result)}
         for result, n in suspects.items():
             if not self.stats.is_clear_refusal(result) and not self.reads(events[n]):
-                before = [event for event in events[:n] if event.ok]
-                self.test_effect(before, events[n], kept)
+                self.test_effect([event for event in events[:n] if event.ok], events[n], kept)
 
     def _test_repetition(self, before: Events, event: Event) -> None:
         episode, events = self.play([*before, event])
@@ -108,7 +105,7 @@ class ToolStart(StartState):
         """Compare what calls that read show after `before` with what they show after the event
         too. A refused event is tested for having changed something after all."""
         probes = self.probes_for(event, candidates)
-        answers: list[list[str | None]] = []
+        answers: list[list[str | None]] = [[], []]
         if not probes:
             return
         for tested in (False, True):
@@ -119,11 +116,10 @@ class ToolStart(StartState):
                 again = episode.repeat(event)
                 if again.ok != event.ok or not (event.ok or again.result == event.result):
                     return  # after fewer calls it is refused for another reason, or not at all
-            answers.append([])
             for probe in probes:
                 if not episode.over:
                     shown = episode.call(probe.name, probe.arguments)
-                    answers[-1].append(self.visible(shown.cells) if shown.ok else None)
+                    answers[tested].append(self.visible(shown.cells) if shown.ok else None)
         # A refusal that turns into an answer is no change: look-ups make other look-ups possible. A
         # world that limits its steps answers fewer calls after the event.
         differ = any(a is not None and a != b for a, b in zip(*answers))
@@ -291,11 +287,9 @@ class CodeStart(SlowStart):
         """Return calls of the same group with the event's own arguments that may show its change,
         those with names like its own first."""
         stems, names = _stems(event.name), []
-        for name, operation in self.operations.items():
-            other = name != event.name and group_of(name) == group_of(event.name)
-            if other and event.arguments.keys() >= set(operation.required):
-                if not self.stats.roles[name].changes:
-                    names.append(name)
+        for name in self._callable_like(event):
+            if group_of(name) == group_of(event.name) and not self.stats.roles[name].changes:
+                names.append(name)
 
         def rank(name: str) -> tuple[int, bool]:
             return -len(stems & _stems(name)), not self.stats.roles[name].reads

@@ -13,12 +13,11 @@ what other calls show afterwards, as the tasks of the embedded explorer do
 the calls showed (evolver/questioning/claims.py).
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import chain
 
 from envs.profile import draft, tools_of
@@ -75,15 +74,12 @@ class LlmExplorer:
         self.rounds, self.patience, self.parallel = rounds, patience, parallel
         self._walker = replayer()  # learns from the walks
         self._embedder = HashedNgrams()  # finds the tasks that the writer is asked not to repeat
-        world = parts.make_world()
-        try:
+        with closing(parts.make_world()) as world:
             # If the world does not describe itself, draft a profile from the tools of a few tasks.
             seeds = self.pool.seeds
             self.profile = world.profile() or draft(world.name, tools_of(world, seeds[:8]))
             for first in first_of_worlds(seeds):
                 check_probe(world, first)
-        finally:
-            world.close()
         self.preference = preference_text(self.profile)
 
     def explore(
@@ -134,19 +130,18 @@ class LlmExplorer:
     def _walk(self, task: Task, seed: int) -> Episode | None:
         """Make one walk, None if it cannot begin. It ends early if the chat model does not answer
         or the world breaks."""
-        world, walk = self._make_world(), None
-        try:
-            walk = Episode(world, probe_of(task), self._walker.stats.refuses)
-            while len(walk.events) < self.breadth + self.depth and not walk.over:
-                question = self._exploring(walk, seed_of(seed, "turn", len(walk.events)))
-                (reply,) = self.chat.ask([question])
-                if isinstance(reply, ChatError):
-                    break
-                walk.act(reply.text)
-        except WorldError:
-            self.pool.reject("the world broke", tried=0)
-        finally:
-            world.close()
+        walk = None
+        with closing(self._make_world()) as world:
+            try:
+                walk = Episode(world, probe_of(task), self._walker.stats.refuses)
+                while len(walk.events) < self.breadth + self.depth and not walk.over:
+                    question = self._exploring(walk, seed_of(seed, "turn", len(walk.events)))
+                    (reply,) = self.chat.ask([question])
+                    if isinstance(reply, ChatError):
+                        break
+                    walk.act(reply.text)
+            except WorldError:
+                self.pool.reject("the world broke", tried=0)
         return walk
 
     def _exploring(self, walk: Episode, seed: int) -> Question:
@@ -224,14 +219,14 @@ class LlmExplorer:
         """Repeat a walk, learn from it, and yield the tasks of the ideas."""
         try:
             start = start_state(walk.task, world, self._walker.stats, rng, SeenValues())
-            steps = repeated(start, [event.action for event in walk.events], self._walker, rng)
+            steps = repeated(start, [event.action for event in walk.events], self._walker)
             self.pool.count(env_steps=sum(map(len, steps)))
         except WorldError:
             self.pool.reject("the world broke", tried=0)
             return
         for idea in ideas:
             try:
-                task = self._task(start, walk, steps, idea, rng)
+                task = self._task(start, walk, steps, idea)
             except Rejected as reason:
                 self.pool.reject(str(reason))
             except WorldError:
@@ -240,14 +235,7 @@ class LlmExplorer:
                 yield task
         self.pool.count(env_steps=start.take_steps())
 
-    def _task(
-        self,
-        start: StartState,
-        walk: Episode,
-        steps: list[list[Event]],
-        idea: Json,
-        rng: random.Random,
-    ) -> Task:
+    def _task(self, start: StartState, walk: Episode, steps: list[list[Event]], idea: Json) -> Task:
         """Return the task of an idea. Raises Rejected, with the reason, if there is none."""
         query, answer = idea["query"].strip(), idea["answer"].strip()
         numbers = sorted(set(idea["steps"]))
@@ -268,7 +256,7 @@ class LlmExplorer:
         chosen = list(chain.from_iterable(steps[n - 1] for n in numbers))
         goal, answer = _claimed(events, chosen, query, answer)
         writer = Writer(start, least=1, most=len(goal.events))
-        return writer.write(goal, rng, common={}, query=query, answer=answer)
+        return writer.write(goal, common={}, query=query, answer=answer)
 
     def state(self) -> Json:
         """Return what was learnt from the walks, as JSON values."""

@@ -1,10 +1,9 @@
 """Statistics of the operations of a world over all walks: their roles, and the values that their
 arguments accept. They are kept as JSON values."""
 
-from __future__ import annotations
-
 import copy
 import functools
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from evolver.questioning.roles import (
     TESTS_PER_CHANGE,
     Rate,
     Role,
+    count,
     record,
     tally,
 )
@@ -113,7 +113,8 @@ class OperationStats:
         # kind -> whether it was the other one when its call was repeated at once
         self.fresh: dict[str, Rate] = {}
         self.passed_on: dict[str, Rate] = {}  # kind -> whether a call took it or another showed it
-        self._acceptances: dict[tuple[str, frozenset[str], str], Acceptance] = {}
+        # last name of an argument -> what was asked -> what was derived from the counts above
+        self._acceptances: defaultdict[str, dict[Any, Acceptance]] = defaultdict(dict)
 
     def state(self) -> dict[str, Any]:
         """Return the counts as JSON values."""
@@ -131,14 +132,14 @@ class OperationStats:
     def find_handles(self, events: Sequence[Event]) -> list[str]:
         """Return new kinds of values that a call hands out, each time another one, and that others
         take and nothing shows: what a call creates stands in some list."""
-        for n, event in enumerate(events):
-            for cell in event.cells if event.ok else ():
-                if cell.kinds[0] in self.fresh and cell.value not in event.values:
-                    for later in events[n + 1 :]:
-                        if later.ok and cell.value in later.values:
-                            tally(self.passed_on, cell.kinds[0], True)
-                        elif later.ok and later.name != event.name and later.shows([cell.value]):
-                            tally(self.passed_on, cell.kinds[0], False)
+        answered = [event for event in events if event.ok]
+        for n, event in enumerate(answered):
+            handed = [c for c in event.cells if c.kinds[0] in self.fresh]
+            for value, kind in [(c.value, c.kinds[0]) for c in handed]:
+                for later in answered[n + 1 :] if value not in event.values else ():
+                    takes = value in later.values
+                    if takes or (later.name != event.name and later.shows([value])):
+                        tally(self.passed_on, kind, takes)
         found = []
         for kind, (other, repeated) in self.fresh.items():
             taken, met = self.passed_on.get(kind, NO_TRIALS)
@@ -165,10 +166,9 @@ class OperationStats:
         is tested enough."""
         role = self.roles[event.name]
         forms = role.effects_by_form
-        if self.tells(event) and len(forms) < _FORMS_TESTED:
-            if forms.get(self.form_of(event), NO_TRIALS)[1] < 2:
-                return False
-        return role.is_clear()
+        tested = forms.get(self.form_of(event), NO_TRIALS)[1]
+        is_new_form = self.tells(event) and len(forms) < _FORMS_TESTED and tested < 2
+        return not is_new_form and role.is_clear()
 
     def add_effect(self, event: Event, differ: bool) -> None:
         """Count a test of an operation's effect. differ: what others show did."""
@@ -194,11 +194,8 @@ class OperationStats:
     def compare(self, start: str, event: Event) -> None:
         """Compare the answer of a call at the beginning of an episode with that of the same call at
         another start."""
-        calls, key, answer = (
-            self.first.setdefault(event.name, {}),
-            event.key[1],
-            digest(event.result),
-        )
+        calls = self.first.setdefault(event.name, {})
+        key, answer = event.key[1], digest(event.result)
         if key in calls:
             where, before, _ = calls[key]
             if where != start:
@@ -236,13 +233,10 @@ class OperationStats:
         Such an answer is given to different calls whatever their values ("You can't see any such
         thing."), and has changed nothing where that was tested.
         """
-        calls = self.sentences.get(answer)
-        if calls is None:
-            return False
-        if len(calls) <= _CALLERS and all(len(values) < 2 for values in calls.values()):
-            return False
+        calls = self.sentences.get(answer, {})
         differ, tested = self.quiet.get(answer, NO_TRIALS)
-        return differ <= tested / TESTS_PER_CHANGE
+        often = len(calls) > _CALLERS or any(len(values) > 1 for values in calls.values())
+        return often and differ <= tested / TESTS_PER_CHANGE
 
     def is_clear_refusal(self, answer: str) -> bool:
         """Return True if it was tested often enough whether the answer goes with a change."""
@@ -254,9 +248,7 @@ class OperationStats:
         error, found = failure.partition(": ")[2], set()
         for other, counts in self.remedies.items():
             if other != failure and other.partition(": ")[2] == error:
-                for name, (helped, tried) in counts.items():
-                    if helped > max(1, tried / 2):
-                        found.add(name)
+                found |= {name for name, (n, tried) in counts.items() if n > max(1, tried / 2)}
         return found
 
     # --- values -----------------------------------------------------------------------------------
@@ -264,12 +256,8 @@ class OperationStats:
     def ids(self) -> set[str]:
         """Return the kinds of ids: accepted as arguments, and looking like ids (letters with
         digits, or named so)."""
-        found = set()
-        for counts in self.kinds.values():
-            for kind, (worked, _) in counts.items():
-                if worked and _looks_like_id(kind):
-                    found.add(kind)
-        return found
+        rates = itertools.chain.from_iterable(counts.items() for counts in self.kinds.values())
+        return {kind for kind, (worked, _) in rates if worked and _looks_like_id(kind)}
 
     def takes_anything(self, place: str) -> bool:
         """Return True if an argument of a change has accepted made-up values, and words of the
@@ -287,20 +275,22 @@ class OperationStats:
 
     def prefers_ids(self, place: str) -> bool:
         """Return False for an argument that has accepted other shown numbers as often as ids."""
-        ids, others = [0.0], [0.0]
+        ids, best, best_other = self.ids(), 0.0, 0.0
         for kind, (worked, tried) in self.kinds.get(place, {}).items():
             if worked >= _ENOUGH and not kind.startswith(("!", GUESSED)):
-                if kind in self.ids():
-                    ids.append(worked / tried)
+                if kind in ids:
+                    best = max(best, worked / tried)
                 elif not is_field(kind, place):
-                    others.append(worked / tried)
-        return max(others) < _NEARLY * max(ids) or max(ids) == 0
+                    best_other = max(best_other, worked / tried)
+        return best_other < _NEARLY * best or best == 0
 
     def has_field(self, place: str) -> bool:
         """Return True if an argument has accepted values of a field with its name."""
-        counts = self.kinds.get(place, {}).items()
-        rates = [rate for kind, rate in counts if is_field(kind, place)]
-        return any(worked > 1 and worked > _AS_GOOD * tried for worked, tried in rates)
+        return any(
+            worked > 1 and worked > _AS_GOOD * tried
+            for kind, (worked, tried) in self.kinds.get(place, {}).items()
+            if is_field(kind, place)
+        )
 
     def accepted(self, kind: str) -> bool:
         """Return True if some argument has accepted values of a kind, and mostly does."""
@@ -316,8 +306,8 @@ class OperationStats:
         answer has the argument's name or is mentioned in its description (`about`), or if arguments
         of this name accept it elsewhere.
         """
-        asked = (place, hints, about)
-        if asked not in self._acceptances:
+        asked, known = (place, hints, about), self._acceptances[_last(place)]
+        if asked not in known:
             counts, alike = self.kinds.get(place, {}), self.names.get(_last(place), {})
             proven, rates = any(worked for worked, _ in counts.values()), {}
             for kind in alike.keys() | hints:
@@ -329,31 +319,19 @@ class OperationStats:
                     prior = (elsewhere - worked) / (times - tried + 1)
                     prior = max(prior, _likely(kind, place, about))
                     rates[kind] = (worked + prior) / (tried + 1)
-            self._acceptances[asked] = Acceptance(place, about, rates)
-        return self._acceptances[asked]
+            known[asked] = Acceptance(place, about, rates)
+        return known[asked]
 
     # --- learning ---------------------------------------------------------------------------------
-
-    def novelty(self, name: str, last: str) -> float:
-        """Return the expected novelty of an operation after the operation `last`."""
-        return self.roles[name].novelty(self.roles[last].followed.get(name, 0))
 
     def learn(self, event: Event, last: str, kinds_of: Callable[[str], Sequence[str]]) -> None:
         """Count an outcome. last: the operation before it. kinds_of: returns the kinds of a value,
         none for a guess."""
-        role, outcome, followed = (
-            self.roles[event.name],
-            signature(event),
-            self.roles[last].followed,
-        )
-        role.outcomes[outcome] = role.outcomes.get(outcome, 0) + 1
-        followed[event.name] = followed.get(event.name, 0) + 1
-        self._learn_answer(event, role.answers)
+        role = self.roles[event.name]
+        count(role.outcomes, signature(event))
+        count(self.roles[last].followed, event.name)
         if event.ok and event.arguments:
-            for cell in event.cells:
-                value = "" if cell.value in event.values else cell.value
-                same = role.told.get(cell.label, value) == value
-                role.told[cell.label] = value if same else None
+            self._learn_answer(event, role)
         if not (event.ok or event.prose or self.refuses(event.result)):
             self.marked += 1
             self.sentences.clear()
@@ -363,7 +341,7 @@ class OperationStats:
         places = _places(event.name, event.arguments)
         doubtful = {place for place, value in places if not self._is_likely(place, kinds_of(value))}
         for place, value in places:
-            self._forget_acceptances(_last(place))
+            self._acceptances.pop(_last(place), None)
             for kind in kinds_of(value) or (GUESSED,):
                 # A date is no wrong date because somebody who was invited does not exist.
                 if not worked and is_field(kind, place) and doubtful - {place}:
@@ -380,14 +358,17 @@ class OperationStats:
         counts = self.kinds.get(place, {})
         return any(counts.get(kind, NO_TRIALS)[0] or is_field(kind, place) for kind in kinds)
 
-    def _learn_answer(self, event: Event, answers: dict[str, int]) -> None:
-        """Count an answer that may be given whatever is asked, as it names none of the values."""
+    def _learn_answer(self, event: Event, role: Role) -> None:
+        """Count an answer that may be given whatever is asked, as it names none of the values, and
+        remember which of its values are always the same or repeat the arguments."""
         answer = event.result
-        if not (event.ok and event.arguments) or len(answer) > _CONFIRMATION:
-            return
-        if answer in answers or len(answers) < _ANSWERS_KEPT:
+        if len(answer) <= _CONFIRMATION:
             named = any(value in answer for value in event.values)
-            answers[answer] = answers.get(answer, 0) + (not named)
+            count(role.answers, answer, int(not named), most=_ANSWERS_KEPT)
+        for cell in event.cells:
+            value = "" if cell.value in event.values else cell.value
+            same = role.told.get(cell.label, value) == value
+            role.told[cell.label] = value if same else None
 
     def _learn_sentence(self, event: Event) -> None:
         """Remember which calls gave an answer that may be a refusal, unless it names one of the
@@ -401,20 +382,12 @@ class OperationStats:
             if given not in values and len(values) < 2:
                 values.append(given)
 
-    def _forget_acceptances(self, name: str) -> None:
-        """Drop what was derived from counts of arguments of this name."""
-        for asked in [asked for asked in self._acceptances if _last(asked[0]) == name]:
-            del self._acceptances[asked]
-
     def see(self, shown: Sequence[Cell]) -> None:
         """Remember the words of an answer, for arguments in other worlds."""
         for cell in shown:
-            if has_digit(cell.value):
-                continue
-            for kind in cell.kinds:
-                words = self.words.setdefault(kind, {})
-                if cell.value in words or len(words) < _WORDS_KEPT:
-                    words[cell.value] = words.get(cell.value, 0) + 1
+            if not has_digit(cell.value):
+                for kind in cell.kinds:
+                    count(self.words.setdefault(kind, {}), cell.value, most=_WORDS_KEPT)
 
 
 def _last(place: str) -> str:

@@ -4,8 +4,6 @@ where an explorer can invent nothing that has words, as in a game.
 This uses the scores that the world gives to its own training tasks, which inventing tasks does not.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envs.probed import NUMBER, Cell
@@ -110,11 +110,11 @@ class Phrasing:
 
     def _called(self, name: str, value: Any, events: Events, hidden: Mapping[str, int]) -> str:
         """Return the name of an argument, for the token of a login that of whose it is."""
-        showing = events[hidden[value]] if isinstance(value, str) and value in hidden else None
-        handed = showing and any(
-            c.value == value and not self.handles.isdisjoint(c.kinds) for c in showing.cells
-        )
-        return next(iter(showing.arguments), name) if showing and handed else name
+        if not isinstance(value, str) or value not in hidden:
+            return name
+        showing = events[hidden[value]]
+        kinds = itertools.chain(*(cell.kinds for cell in showing.cells if cell.value == value))
+        return name if self.handles.isdisjoint(kinds) else next(iter(showing.arguments), name)
 
     def _phrase(self, events: Events, value: str, hidden: Mapping[str, int]) -> list[str]:
         """Return the words for a value: itself, or the values that lead to a hidden one."""
@@ -149,27 +149,7 @@ class Phrasing:
         for questions that are not to be asked.
         """
         shown = [cell for cell in event.cells if self.handles.isdisjoint(cell.kinds)]
-        rows = dict.fromkeys(cell.row for cell in shown)
-        labels = Counter(cell.label for cell in shown)
-        options = []
-        for cell in shown:
-            if cell.label and labels[cell.label] == 1 and "[*]" not in cell.label:
-                name = spaced(cell.label.removeprefix("$."))
-                options.append(Option(f"the {name}", cell.value, [cell]))
-        if shown and not shown[0].label and len(rows) == 1 and len(shown) > 1:
-            options.append(Option("the first word", shown[0].value, shown[:1]))
-            options.append(Option("the last word", shown[-1].value, shown[-1:]))
-        if len(shown) == 1 and not shown[0].label and NUMBER.fullmatch(shown[0].value):
-            options.append(Option("the number", shown[0].value, shown))
-        entries = [cell for cell in shown if "[*]" in cell.label]
-        lists = {cell.label.partition("[*]")[0] for cell in entries}
-        if len(lists) == 1:
-            name = spaced(lists.pop().removeprefix("$").strip(".")) or "entries"
-            count = len({cell.row.partition("]")[0] for cell in entries})
-            options.append(Option(f"the number of {name}", str(count), []))
-        if not any(labels) and len(rows) > 1:
-            options.append(Option("the number of lines", str(len(rows)), []))
-        options = _askable(options, query)
+        options = _askable(_about_answer(shown), query)
         if not options or self.asks_about_rows:
             options += _askable(about_rows(shown, rng), query)
         if not options:
@@ -180,25 +160,47 @@ class Phrasing:
         return rng.choice(options)
 
 
-def _askable(options: Sequence[Option], query: str) -> list[Option]:
+def _about_answer(shown: Sequence[Cell]) -> Iterator[Option]:
+    """Yield questions about a whole answer: its fields, its first and last word, its number, and
+    the number of its entries or lines."""
+    rows = dict.fromkeys(cell.row for cell in shown)
+    labels = Counter(cell.label for cell in shown)
+    for cell in shown:
+        if cell.label and labels[cell.label] == 1 and "[*]" not in cell.label:
+            name = spaced(cell.label.removeprefix("$."))
+            yield Option(f"the {name}", cell.value, [cell])
+    if shown and not shown[0].label and len(rows) == 1 and len(shown) > 1:
+        yield Option("the first word", shown[0].value, shown[:1])
+        yield Option("the last word", shown[-1].value, shown[-1:])
+    if len(shown) == 1 and not shown[0].label and NUMBER.fullmatch(shown[0].value):
+        yield Option("the number", shown[0].value, shown)
+    entries = [cell for cell in shown if "[*]" in cell.label]
+    lists = {cell.label.partition("[*]")[0] for cell in entries}
+    if len(lists) == 1:
+        name = spaced(lists.pop().removeprefix("$").strip(".")) or "entries"
+        count = len({cell.row.partition("]")[0] for cell in entries})
+        yield Option(f"the number of {name}", str(count), [])
+    if not any(labels) and len(rows) > 1:
+        yield Option("the number of lines", str(len(rows)), [])
+
+
+def _askable(options: Iterable[Option], query: str) -> list[Option]:
     """Return the options whose answer is short and not in the query."""
     short = [option for option in options if 0 < len(option.value) <= _LONGEST_ANSWER]
     return [option for option in short if words(option.value) not in query]
 
 
-def about_rows(shown: Sequence[Cell], rng: random.Random) -> list[Option]:
-    """Return questions about a few values of the rows of a JSON list, by words that tell each row
+def about_rows(shown: Sequence[Cell], rng: random.Random) -> Iterator[Option]:
+    """Yield questions about a few values of the rows of a JSON list, by words that tell each row
     from the others."""
     inner = [
         cell for cell in shown if cell.label.count("[*]") == 1 and not cell.label.endswith("[*]")
     ]
-    options = []
     for cell in rng.sample(inner, min(_ROWS_ASKED, len(inner))):
         found = distinguishing(shown, cell.value, ())
         if found:
             name = spaced(cell.label.rpartition(".")[2])
-            options.append(Option(f"the {name} of {' '.join(found)}", cell.value, [cell]))
-    return options
+            yield Option(f"the {name} of {' '.join(found)}", cell.value, [cell])
 
 
 def _fields(value: Any, field: str = "") -> list[tuple[str, Any]]:

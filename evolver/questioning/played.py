@@ -1,8 +1,6 @@
 """Verified tasks from actions that were played, whoever played them: an explorer, the policy, a
 person."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from itertools import chain
@@ -52,25 +50,23 @@ def verified_task(
     """
     walker = walker or replayer()
     start = start_state(probe_of(task), world, walker.stats, rng, SeenValues())
-    events = list(chain.from_iterable(repeated(start, actions, walker, rng)))
+    events = list(chain.from_iterable(repeated(start, actions, walker)))
     found = goals_of(events, start, most=goals)
     found.sort(key=lambda goal: -len(goal.needed))
     writer, reason = Writer(start, least=1, most=most), Rejected("nothing to check")
     for goal in found[:_TRIES]:
         try:
-            return writer.write(goal, rng, common={})
+            return writer.write(goal, common={})
         except Rejected as error:
             reason = error
     raise reason
 
 
-def repeated(
-    start: StartState, actions: Sequence[str], walker: Walker, rng: random.Random
-) -> list[list[Event]]:
+def repeated(start: StartState, actions: Sequence[str], walker: Walker) -> list[list[Event]]:
     """Return the calls of each action after repeating them all from a start and finding out what
     they change. Fewer, if the episode ends before."""
     made = [calls_of(action, start.operations) for action in actions]
-    calls = list(chain.from_iterable(made))
+    calls, rng = list(chain.from_iterable(made)), start.rng
     (events,) = walker.walks(start.world, start.task, rng, start.seen, calls, start.operations)
     start.learn_roles(events)
     start.extend(events)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
 from functools import lru_cache
@@ -64,10 +64,10 @@ class TaskPool:
 
     def _reset(self, tasks: Iterable[Task], results: dict[str, list[int]]) -> None:
         self.tasks: dict[str, Task] = {}
-        self._answers: dict[str, list[str]] = {}  # template -> the answers of its tasks
         self.results: dict[str, list[int]] = {}
-        # like `results`, summed over the tasks of a template
-        self._by_template: dict[str, list[int]] = {}
+        # template -> the answers of its tasks, and the sums of their results
+        self._answers: defaultdict[str, list[str]] = defaultdict(list)
+        self._by_template: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.duplicates = Duplicates(self.overlap, self.seeds)
         for task in tasks:
             self._add(task)
@@ -80,7 +80,7 @@ class TaskPool:
         self.duplicates.add(task)
         answer = answer_of(task)
         if answer is not None:
-            self._answers.setdefault(_template(task), []).append(answer)
+            self._answers[_template(task)].append(answer)
 
     # --- growing ----------------------------------------------------------------------------------
 
@@ -135,10 +135,8 @@ class TaskPool:
 
     def rejections(self) -> str:
         """Return a one-line summary of the proposals since the last call of `metrics`."""
-        reasons = []
-        for name, n in self._counts.most_common():
-            if name.startswith(_REJECTED):
-                reasons.append(f"{n} x {name.removeprefix(_REJECTED)}")
+        counts = [(name.partition(_REJECTED)[2], n) for name, n in self._counts.most_common()]
+        reasons = [f"{n} x {reason}" for reason, n in counts if reason]
         walks, kept = self._counts["walks"], self._counts["accepted"]
         return f"{walks} walks, {kept} tasks kept, rejected: {', '.join(reasons) or 'none'}"
 
@@ -157,9 +155,8 @@ class TaskPool:
                 opening = world.reset(task, task.seed)
                 self._constants = constants([*opening.tools, *world.functions()])
             reason = infeasibility(world, task)
-            if not reason and is_guessable(world, task, self.guesses(_template(task))):
-                return GUESSABLE
-            return reason
+            guessable = not reason and is_guessable(world, task, self.guesses(_template(task)))
+            return GUESSABLE if guessable else reason
         except WorldError:
             return "the world broke"
 
@@ -197,8 +194,7 @@ class TaskPool:
         """
         templates = [task.meta.get("template", task.id) for task in synthetic]
         times = Counter(templates)
-        pairs = zip(synthetic, templates)
-        return [self.learnability(task.id) / times[template] for task, template in pairs]
+        return [self.learnability(t.id) / times[name] for t, name in zip(synthetic, templates)]
 
     def record(self, results: Iterable[tuple[str, bool]]) -> None:
         """Count attempts: (task id, success). Ids that are not in the pool are ignored."""
@@ -207,9 +203,8 @@ class TaskPool:
                 self._add_result(id, bool(success), 1)
 
     def _add_result(self, id: str, successes: int, attempts: int) -> None:
-        template = _template(self.tasks[id])
-        for table, key in ((self.results, id), (self._by_template, template)):
-            counts = table.setdefault(key, [0, 0])
+        total = self._by_template[_template(self.tasks[id])]
+        for counts in (self.results.setdefault(id, [0, 0]), total):
             counts[0] += successes
             counts[1] += attempts
 
@@ -330,18 +325,18 @@ def mixture(
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"share is the fraction of synthetic tasks, between 0 and 1; got {share}")
     n_synthetic = round(share * n)
-    n_original = n - n_synthetic
-    kinds = (("original", original, n_original), ("synthetic", synthetic, n_synthetic))
-    for name, tasks, needed in kinds:
+    kinds = (
+        ("original", original, original_weights, n - n_synthetic),
+        ("synthetic", synthetic, weights, n_synthetic),
+    )
+    for name, tasks, _, needed in kinds:
         if len(tasks) < needed:
             raise ValueError(
                 f"a step of {n} tasks with share {share:g} needs {needed} {name} tasks,"
                 f" there are {len(tasks)}"
             )
     chosen = []
-    weighed = {"original": original_weights, "synthetic": weights}
-    for name, tasks, needed in kinds:
-        own = weighed[name]
+    for name, tasks, own, needed in kinds:
         if own is None:
             drawn = _in_epochs(len(tasks), needed, step, seed_of(seed, name))
         else:
@@ -372,11 +367,9 @@ def _in_epochs(size: int, n: int, step: int, seed: int) -> list[int]:
     first, last = begin // size, (begin + n - 1) // size
     for epoch in range(last):  # each needs the one before it, and recursion is limited
         _epoch(size, n, epoch, seed)
-    dealt: list[int] = []
-    for epoch in range(first, last + 1):
-        dealt += _epoch(size, n, epoch, seed)
+    epochs = (_epoch(size, n, epoch, seed) for epoch in range(first, last + 1))
     begin -= first * size
-    return dealt[begin : begin + n]
+    return list(itertools.islice(itertools.chain.from_iterable(epochs), begin, begin + n))
 
 
 @lru_cache(maxsize=4096)

@@ -1,7 +1,5 @@
 """The profile of a world and the preferred tasks, as text for language models."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """The evidence of all walks on one operation of a world: if it changes what others show, if it
 shows something itself, and how new another call of it would be."""
 
-from __future__ import annotations
-
+import math
 from dataclasses import dataclass, field
 
 Rate = list[int]  # [times that it was so, trials]
@@ -34,6 +33,12 @@ def record(rate: Rate, so: bool) -> None:
 def tally(table: dict[str, Rate], key: str, so: bool) -> None:
     """Count a trial of `key`."""
     record(table.setdefault(key, [0, 0]), so)
+
+
+def count(table: dict[str, int], key: str, times: int = 1, *, most: float = math.inf) -> None:
+    """Add to the count of `key`, unless it is a new one in a table of `most` keys."""
+    if key in table or len(table) < most:
+        table[key] = table.get(key, 0) + times
 
 
 def _no_rate() -> Rate:
@@ -113,6 +118,11 @@ class Role:
         )
 
     @property
+    def calls(self) -> int:
+        """The number of calls."""
+        return sum(self.outcomes.values())
+
+    @property
     def refusals(self) -> int:
         """The number of refused calls."""
         return sum(n for outcome, n in self.outcomes.items() if outcome.startswith("refused"))
@@ -120,12 +130,12 @@ class Role:
     @property
     def practised(self) -> bool:
         """True if the operation has worked more than a few times."""
-        return sum(self.outcomes.values()) - self.refusals >= _PRACTISED
+        return self.calls - self.refusals >= _PRACTISED
 
     @property
     def hopeless(self) -> bool:
         """True if every call so far, and more than a few, was refused."""
-        return self.refusals >= _CONTRAST and self.refusals == sum(self.outcomes.values())
+        return _CONTRAST <= self.refusals == self.calls
 
     @property
     def is_uniform(self) -> bool:
@@ -151,7 +161,7 @@ class Role:
         Changes are worth most and refusals least. An operation after which nothing more can be
         done, such as a cancellation, is worth less.
         """
-        calls, refused = sum(self.outcomes.values()), self.refusals
+        calls, refused = self.calls, self.refusals
         # An operation is refused many times before its remedies are known, which says little about
         # it later.
         share = min(1.0, (2 * (calls - refused) + _PRACTISED) / max(refused, 1))

@@ -1,9 +1,7 @@
 """Hidden rules: calls that a world refuses unless another call was made before."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from envs.world import Task, World
 from evolver.replaying import calls_of, replay
@@ -17,17 +15,25 @@ def rules_of(world: World, tasks: Sequence[Task]) -> Counter[tuple[str, str]]:
         names = [call.name for call in calls_of(task)]
         if len(names) < 2 or len(names) < len(task.reference) - 1:
             continue  # several calls in a turn cannot be told apart here
-        errors = errors_of(world, task, task.reference)
-        rules = set()
-        for left_out in range(len(names) - 1):
-            actions = [*task.reference[:left_out], *task.reference[left_out + 1 :]]
-            without = errors_of(world, task, actions)
-            later = zip(names[left_out + 1 :], errors[left_out + 1 :], without[left_out:])
-            rules |= {(names[left_out], name) for name, fine, now in later if now and not fine}
-        found.update(rules)
+        rules = refused_without(world, task, task.reference, range(len(names) - 1))
+        # A closing turn, which has no name, is never refused.
+        found.update({(names[first], names[later]) for first, later in rules if later < len(names)})
     return found
 
 
-def errors_of(world: World, task: Task, actions: Sequence[str]) -> list[int]:
+def refused_without(
+    world: World, task: Task, actions: Sequence[str], left_out: Iterable[int]
+) -> Iterator[tuple[int, int]]:
+    """Yield (first, later), numbers of actions of which the later one is refused without the first.
+    left_out: the actions that are tried as the first one."""
+    errors = _errors(world, task, actions)
+    for first in left_out:
+        without = _errors(world, task, [*actions[:first], *actions[first + 1 :]])
+        for later, (fine, now) in enumerate(zip(errors[first + 1 :], without[first:]), first + 1):
+            if now and not fine:
+                yield first, later
+
+
+def _errors(world: World, task: Task, actions: Sequence[str]) -> list[int]:
     """Return the number of refused calls of each turn."""
     return [result.info.get("errors", 0) for result in replay(world, task, actions)[1]]

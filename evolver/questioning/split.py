@@ -1,7 +1,5 @@
 """The split of invented tasks into those that are trained on and those that are held out."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ their effect if the same readings after them differ. All plays start from the be
 episode, so that they do not disturb a walk.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import re
@@ -30,7 +28,7 @@ from evolver.questioning.calls import (
     has_digit,
 )
 from evolver.questioning.operation_stats import GUESSED, NO_TRIALS, OperationStats, is_field
-from evolver.questioning.roles import tally
+from evolver.questioning.roles import count, tally
 from evolver.questioning.tasks import CLOSING
 from evolver.questioning.values import SeenValues, guessed, hinted, is_made_up, typed
 
@@ -228,8 +226,7 @@ class StartState:
             return
         for a, b in zip(now, before):
             if a.value != b.value and a.kinds == b.kinds and (is_token(a.value) or not tokens):
-                for kind in a.kinds:
-                    self.stats.varies[kind] = self.stats.varies.get(kind, 0) + 1
+                self._varies(a)
 
     def mark_clock(self, reading: Reading) -> None:
         """Remember kinds of values that are the present time, which two plays within a second show
@@ -237,15 +234,17 @@ class StartState:
         rows = {cell.row for cell in reading if is_clock(cell.value)}
         if not rows:
             return
-        days = [
-            time.strftime("%a %A %b %B %d %Y", day) for day in (time.gmtime(), time.localtime())
-        ]
-        date = set(" ".join(days).lower().split())
+        form = "%a %A %b %B %d %Y"
+        days = f"{time.strftime(form, time.gmtime())} {time.strftime(form, time.localtime())}"
+        date = days.lower().split()
         for cell in reading:
             dated = cell.row in rows and not cell.label and cell.value.lower() in date
             if dated or is_clock(cell.value):
-                for kind in cell.kinds:
-                    self.stats.varies[kind] = self.stats.varies.get(kind, 0) + 1
+                self._varies(cell)
+
+    def _varies(self, cell: Cell) -> None:
+        for kind in cell.kinds:
+            count(self.stats.varies, kind)
 
     # --- learning ---------------------------------------------------------------------------------
 
@@ -268,12 +267,11 @@ class StartState:
 
     def compare_handles(self, now: Event, before: Event) -> None:
         """Count which values differ between two calls alike, one right after the other."""
-        if len(now.cells) == len(before.cells):
-            for a, b in zip(now.cells, before.cells):
-                if a.kinds == b.kinds and a.label:
-                    other = a.value != b.value and has_digit(a.value)
-                    if other or a.kinds[0] in self.stats.fresh:
-                        tally(self.stats.fresh, a.kinds[0], other)
+        fresh = self.stats.fresh
+        for a, b in zip(now.cells, before.cells) if len(now.cells) == len(before.cells) else ():
+            other = a.value != b.value and has_digit(a.value)
+            if a.kinds == b.kinds and a.label and (other or a.kinds[0] in fresh):
+                tally(fresh, a.kinds[0], other)
 
     def test_roles(self, events: Events) -> None:
         """Test the operations of a walk."""
@@ -333,16 +331,16 @@ class StartState:
         fits = self.stats.acceptance(place, hinted(schema)).fits
         counts = self.stats.kinds.get(place, {})
         kinds = [kind for kind, (worked, _) in counts.items() if worked >= _WORKED and fits(kind)]
-        values: dict[str, None] = {}
+        values: list[str] = []
         for known in (self.seen.values, self.stats.words):
             for kind in kinds:
-                values |= dict.fromkeys(known.get(kind, ()))
+                values += known.get(kind, ())
         if hinted(schema) and counts.get(GUESSED, NO_TRIALS)[0]:
             # Ids that look like the example may exist. New ones would be made up at each visit.
             if place not in self._guesses:
                 self._guesses[place] = [guessed(schema, self.rng) for _ in range(_GUESSES)]
-            values |= dict.fromkeys(self._guesses[place])
-        converted = [typed(value, schema) for value in values]
+            values += self._guesses[place]
+        converted = [typed(value, schema) for value in dict.fromkeys(values)]
         return [value for value in converted if value is not None]
 
     def _offer(self, calls: Events) -> None:
@@ -405,12 +403,16 @@ class StartState:
     def about(self, event: Event) -> list[Event]:
         """Return calls of reading operations with the event's values for their arguments of the
         same names."""
-        calls = []
-        for name, operation in self.operations.items():
-            if operation.required and name != event.name and self.stats.roles[name].reads:
-                if event.arguments.keys() >= set(operation.required):
-                    calls.append(self.event_like(event, name))
-        return calls
+        return [
+            self.event_like(event, name)
+            for name in self._callable_like(event)
+            if self.operations[name].required and self.stats.roles[name].reads
+        ]
+
+    def _callable_like(self, event: Event) -> list[str]:
+        """Return the other operations that require nothing but arguments that the event has."""
+        given, operations = event.arguments.keys(), self.operations.items()
+        return [n for n, op in operations if n != event.name and given >= set(op.required)]
 
     def first_offers(self, calls: list[Event]) -> Events:
         """Return the calls that are tried first, as many as fit in."""
@@ -430,15 +432,14 @@ class StartState:
             self.mark_varying(now, before)
         number: Counter[str] = Counter()
         rank = {}
-        for n, (now, before) in enumerate(zip(first, second)):
-            probe = self.battery[n]
-            tells = bool(now) or probe.awaits or not probe.event.arguments
+        whole = self.battery
+        for n, (probe, now, before) in enumerate(zip(whole, first, second)):
+            tells = now or probe.awaits or not probe.event.arguments
             if tells and self.visible(now) == self.visible(before):
                 name = probe.event.name
                 rank[n] = (*self.dullness(name), number[name])
                 number[name] += 1
         kept = sorted(sorted(rank, key=rank.__getitem__)[: self.most_probes])
-        whole = self.battery
         self.battery, self.initial = [whole[n] for n in kept], [first[n] for n in kept]
         for n, probe in zip(kept, self.battery):
             if probe.needs is None:

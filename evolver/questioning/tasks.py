@@ -1,7 +1,5 @@
 """Synthetic tasks: how explorers make them, and how the pool decides which to keep."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -6,14 +6,12 @@ them learns to guess. Here the look-ups that the goals need come first, then one
 other, and a call that will be refused is made, so that its error is the reason for the remedy.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 
 from envs.toolcalls import parse
 from envs.world import Task, World, text_of
-from evolver.questioning.rules import errors_of
+from evolver.questioning.rules import refused_without
 from evolver.replaying import opening_words, play, replay, values_needed
 from evolver.transcripts import words
 
@@ -124,13 +122,9 @@ class _Order:
     def refused_without(self) -> list[set[int]]:
         """The calls that the query does not name and without which each call is refused."""
         unnamed = self.task.meta["prerequisites"]
-        whole = errors_of(self.world, self.task, self.calls)
+        names = [parse(action).calls[0].name for action in self.calls]
+        chosen = [call for call, name in enumerate(names) if name in unnamed]
         without = [set[int]() for _ in self.calls]
-        for i, action in enumerate(self.calls):
-            if parse(action).calls[0].name in unnamed:
-                rest = errors_of(self.world, self.task, self.calls[:i] + self.calls[i + 1 :])
-                later = zip(range(i + 1, len(self.calls)), whole[i + 1 :], rest[i:])
-                for j, fine, now in later:
-                    if now and not fine:
-                        without[j].add(i)
+        for call, later in refused_without(self.world, self.task, self.calls, chosen):
+            without[later].add(call)
         return without

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 import re
@@ -123,8 +124,8 @@ class Values:
 
     def copy(self) -> Values:
         """Return a copy that changes independently."""
-        other = Values(self.stats, self.rng, SeenValues(), self.beside, self.needed)
-        other.seen, other.refused, other.time = self.seen, dict(self.refused), self.time
+        other = copy.copy(self)
+        other.refused = dict(self.refused)
         other.shown = {kind: dict(values) for kind, values in self.shown.items()}
         other.kinds = {value: list(kinds) for value, kinds in self.kinds.items()}
         return other
@@ -285,14 +286,14 @@ class Values:
         No values stand for a guess, which is drawn rarely if other values fit, unless guesses are
         known to work.
         """
+        # (kind, weight of its source, {value: time when it was shown}, only recent ones count)
         sources: list[tuple[str, float, Mapping[str, Any], bool]] = []
-        for share, known in (
-            (1.0, self.shown),
-            (_EARLIER, self.seen.values),
-            (_ELSEWHERE, self.stats.words),
+        for share, of_kind, recent in (
+            (1.0, self.shown, True),
+            (_EARLIER, self.seen.values, False),
+            (_ELSEWHERE, self.stats.words, False),
         ):
-            recent = known is self.shown
-            sources += [(kind, share, values, recent) for kind, values in known.items()]
+            sources += [(kind, share, values, recent) for kind, values in of_kind.items()]
         if self.listed.get(place):
             sources.append((LISTED, 1.0, self.listed[place], False))
         if self._takes_text(place, schema):
@@ -307,17 +308,13 @@ class Values:
             # The many words of answers, prompt and errors would outweigh the right kind.
             wild = _WILD if self.needed is None else _WILD_IF_FOCUSED
             factor = min(1.0, wild * fitting / others)
-            for n, rate in enumerate(rates):
-                if rate <= UNTRIED:
-                    weights[n] *= factor
+            weights = [w * (factor if r <= UNTRIED else 1) for w, r in zip(weights, rates)]
         sources.append((GUESSED, 1.0, {}, True))
         weights.append(self._guess_weight(place, schema, weights, best, bool(fitting)))
         since = self.time - self.window if self.window else 0
         for kind, share, values, recent in self.rng.choices(sources, weights, k=_SOURCES):
-            found = []
-            for value, time in values.items():
-                if (not recent or time >= since) and typed(value, schema) is not None:
-                    found.append(value)
+            known = [value for value, time in values.items() if not recent or time >= since]
+            found = [value for value in known if typed(value, schema) is not None]
             if found or kind == GUESSED:
                 return kind, share, found
         return GUESSED, 1.0, []

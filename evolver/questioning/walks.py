@@ -10,8 +10,6 @@ the mean over its outcomes of 1/sqrt(times seen), plus a bonus for operations th
 which operation makes another one work, is learnt from calls that worked (`OperationStats`).
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import re
@@ -97,7 +95,7 @@ class Walker:
         operations: those to draw, None = all. The caller may use the world for something else
         between two walks.
         """
-        episode = Episode(world, task, self.stats.refuses, operations or {})
+        episode = Episode(world, task, self.stats.refuses, operations)
         kind = FocusedWalk if _is_grouped(episode.operations) else Walk
         trunk = kind(self, episode, rng, seen)
         for name, arguments in first:
@@ -121,23 +119,21 @@ class Walk:
     """A walk that is being made. It draws all operations."""
 
     least_chance = _LEAST_CHANCE
+    focused = False  # True if it draws a few groups of operations only
 
     def __init__(self, walker: Walker, episode: Episode, rng: random.Random, seen: SeenValues):
         self.walker, self.stats, self.episode, self.rng = walker, walker.stats, episode, rng
         self.operations = episode.operations
         self.drawn = list(self.operations)
         self.needed = walker.needed(self.operations)
-        self.values = Values(walker.stats, rng, seen, walker.beside, self._needed_by_others())
+        needed = set[str]().union(*self.needed.values()) if self.focused else None
+        self.values = Values(walker.stats, rng, seen, walker.beside, needed)
         self.events: list[Event] = []
         self.done: set[Key] = set()  # calls made
         self.plan: list[Call] = []  # calls to make next
         self.trials: list[tuple[str, str]] = []  # ("operation: error", remedy), until the retry
         self.changed: dict[str, str] = {}  # value -> the operation that changed something with it
         self._see(episode.shown_first)
-
-    def _needed_by_others(self) -> set[str] | None:
-        """Return `Values.needed`."""
-        return None
 
     @property
     def over(self) -> bool:
@@ -167,9 +163,9 @@ class Walk:
         wanted: Counter[str] = Counter()
         for others in self.needed.values():
             wanted.update(others - done)
-        novelty = []
+        novelty, roles = [], self.stats.roles
         for name in names:
-            expected = self.stats.novelty(name, self.last)
+            expected = roles[name].novelty(roles[self.last].followed.get(name, 0))
             novelty.append(expected * (1 + min(wanted[name], _WANTED)))
         k = max(_DRAWN, len(names) // _SHARE_DRAWN)
         several = self.rng.choices(names, self._weighed(names, novelty), k=k)
@@ -185,9 +181,8 @@ class Walk:
 
     def _weighed(self, names: Sequence[str], novelty: Sequence[float]) -> list[float]:
         """Return the weights of operations, given their novelty."""
-        roles, weights = self.stats.roles, []
-        for name, expected in zip(names, novelty):
-            weights.append(expected * (1 if roles[name].practised else _HARDLY_PRACTISED))
+        bonus = [1 if self.stats.roles[n].practised else _HARDLY_PRACTISED for n in names]
+        weights = [expected * times for expected, times in zip(novelty, bonus)]
         return self._with_hope(names, weights) if len(names) > _MANY else weights
 
     def _with_hope(self, names: Sequence[str], weights: list[float]) -> list[float]:
@@ -215,7 +210,7 @@ class Walk:
         descriptions name nothing that was not called yet."""
         weights = []
         for name, _, chance in draws:
-            weight = chance if name in ready else _NOT_READY * chance
+            weight = chance * (1 if name in ready else _NOT_READY)
             # What works already would be called again and again.
             practised = self.stats.roles[name].practised
             weights.append(weight**0.5 if practised else max(weight, _UNSURE))
@@ -334,10 +329,8 @@ class Walk:
         hope = max(((helped + 1) / (tried + 1) for helped, tried in trials), default=0)
         if not names or self.rng.random() > hope**2:
             return None
-        alike = []
-        for name in self.stats.helpers(failure):
-            if name in self.operations:
-                alike.append(self.operations[name].properties)
+        helpers = self.stats.helpers(failure) & self.operations.keys()
+        alike = [self.operations[name].properties for name in helpers]
         weights, error = [], event.result.lower()
         for name, (helped, tried) in zip(names, trials):
             weight = 1.0
@@ -349,23 +342,21 @@ class Walk:
                 weight = max(weight, _NAMED)
             apart = _CHANGES if self.stats.roles[name].changes else 1
             weights.append(apart * weight * (helped + _HALF) / (tried + 1))
-        drawn = self._with_arguments(
-            self.rng.choices(names, weights, k=_REMEDIES), self._given(event)
-        )
+        several = self.rng.choices(names, weights, k=_REMEDIES)
+        drawn = self._with_arguments(several, self._given(event))
         drawn = [call for call in drawn if call[2] > self.least_chance]
         if not drawn:
             return None
-        name, arguments, _ = self.rng.choices(drawn, [chance for _, _, chance in drawn])[0]
-        return name, arguments
+        return self.rng.choices(drawn, [chance for _, _, chance in drawn])[0][:2]
 
     def _possible_remedies(self, event: Event, counts: dict[str, Rate]) -> list[str]:
         return [name for name in self.operations if name != event.name]
 
     def _given(self, event: Event) -> Given:
         """Return the values of a refused call that its remedy may take too."""
-        given = {}
+        given: Given = {}
         for value in event.values:
-            given.update(dict.fromkeys(self.values.kinds.get(value, ()), value))
+            given |= dict.fromkeys(self.values.kinds.get(value, ()), value)
         return given
 
 
@@ -374,7 +365,7 @@ class FocusedWalk(Walk):
     those of a few groups, and those that require nothing: others would fail for want of what their
     group needs, such as a login."""
 
-    least_chance = _LEAST_CHANCE_IF_FOCUSED
+    least_chance, focused = _LEAST_CHANCE_IF_FOCUSED, True
 
     def __init__(self, walker: Walker, episode: Episode, rng: random.Random, seen: SeenValues):
         # groups that an answer has named, such as the apps that have an account
@@ -382,18 +373,12 @@ class FocusedWalk(Walk):
         super().__init__(walker, episode, rng, seen)
         self._draw_groups()
 
-    def _needed_by_others(self) -> set[str]:
-        return set().union(*self.needed.values())
-
     def _draw_groups(self) -> None:
         groups = sorted(set(map(group_of, self.operations)))
         groups = [group for group in groups if group in self.named] or groups
         chosen = self.rng.sample(groups, min(_GROUPS, len(groups)))
-        self.drawn = [
-            name
-            for name, operation in self.operations.items()
-            if not operation.required or group_of(name) in chosen
-        ]
+        operations = self.operations.items()
+        self.drawn = [n for n, op in operations if not op.required or group_of(n) in chosen]
 
     def branch(self, window: int) -> Self:
         """Return a copy that continues independently. It uses all observations: a login may be
@@ -416,9 +401,7 @@ class FocusedWalk(Walk):
         # The improbable calls of many operations would together outweigh the probable ones.
         draws = [draw for draw in draws if draw[0] in ready] or draws
         draws = sorted(draws, key=lambda draw: -draw[2])[:_FINALISTS]
-        return draws, [
-            chance if name in ready else _NOT_READY * chance for name, _, chance in draws
-        ]
+        return draws, [chance * (1 if name in ready else _NOT_READY) for name, _, chance in draws]
 
     def _see(self, shown: Sequence[Cell], event: Event | None = None) -> None:
         super()._see(shown, event)

@@ -7,8 +7,6 @@ and nothing that the request did not name. Otherwise the task keeps its words.
 `questioning.attempts` adds a round trip: attempts from the query alone.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -118,9 +116,7 @@ class ByModel(Words):
     def reword(self, tasks: Sequence[Task], tools: str) -> list[Task]:
         asked = [task for task in tasks if "named" in task.meta]
         answers = self.chat.ask([self._question(task, tools) for task in asked])
-        queries = {}
-        for task, answer in zip(asked, answers):
-            queries[task.id] = self._chosen(task, answer)
+        queries = {task.id: self._chosen(task, answer) for task, answer in zip(asked, answers)}
         return [replace(task, query=queries.get(task.id, task.query)) for task in tasks]
 
     def metrics(self) -> dict[str, float]:

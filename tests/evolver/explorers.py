@@ -2,9 +2,9 @@
 
 from envs.probed import probed
 from evolver.parts import Parts
-from evolver.questioning import TaskPool
+from evolver.questioning import TaskPool, probe_of, synthetic_task
 from tests.evolver.chat_server import answer, said
-from tests.evolver.toy import BLUE, GREEN, LEND_15, MARK_11, RED, attempt, call
+from tests.evolver.toy import BLUE, BOOKS, GREEN, LEND, LEND_15, MARK_11, RED, attempt, call
 
 
 class Questioning:
@@ -45,3 +45,32 @@ def library_script(*proposals):
 def solves(world, task, actions):
     """Return True if the actions solve a task that is checked by what the world shows."""
     return attempt(probed(world), task, actions).evaluation.success
+
+
+class RandomWalk:
+    """An explorer that calls random tools with known values; what a walk changed becomes a task."""
+
+    def explore(self, world, seeds, budget, rng):
+        for _ in range(20 * budget):
+            start, actions = rng.choice(seeds), []
+            world.reset(probe_of(start), start.seed)
+            for _ in range(6):
+                tool = rng.choice(["shelf", "lend", "mark"])
+                values = ["red", "blue", "green"] if tool == "shelf" else sorted(BOOKS)
+                action = call(tool, rng.choice(values))
+                if not world.step(action).info["errors"]:
+                    actions.append(action)
+            if rows := world.difference():
+                wanted = ", ".join(f"set {key} of {BOOKS[id][0]}" for _, id, key, *_ in rows)
+                yield synthetic_task(
+                    start,
+                    f"Please {wanted}.",
+                    identity=rows,
+                    reference=[*actions, "done"],
+                    verifier={"state": rows, "answer": None},
+                    difficulty=len(actions),
+                )
+
+
+def pool_of(*tasks, seeds=(LEND,), overlap=0.99, capacity=100):
+    return TaskPool(seeds, overlap=overlap, capacity=capacity, tasks=tasks)

@@ -15,11 +15,9 @@ from envs.mcp import McpWorld, _Session, _Start
 from envs.probed import cells, phrases, probed
 from envs.process import Deadlines
 from envs.source import Source
-from envs.toolcalls import call_text, parse, run_calls
+from envs.toolcalls import call_text
 from envs.wording import goal_text
 from envs.world import Evaluation, Observation, StepResult, Task, World
-from evolver.parts import Parts
-from evolver.questioning import TaskPool
 from evolver.questioning.calls import Event
 from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.goals import goals_of
@@ -28,8 +26,7 @@ from evolver.questioning.llm import LlmExplorer
 from evolver.questioning.operation_stats import OperationStats
 from evolver.questioning.phrasing import about_rows
 from evolver.questioning.values import SeenValues
-from evolver.replaying import replay
-from tests.evolver.chat_server import answer, said
+from tests.evolver.explorers import Questioning, proposal, solves, walking
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,17 +34,13 @@ ROOT = Path(__file__).parents[2]
 def explored(make_world, starts, budget, **options):
     """Return the tasks that are kept, after checking again that their references pass and that
     idling fails."""
-    pool = TaskPool(starts, overlap=0.9, capacity=1000)
-    explorer = Curiosity(Parts(task_pool=pool), **options)
-    tasks = pool.grow(explorer, make_world, budget, 0)
+    made = Questioning(Curiosity, make_world, starts, **options)
+    tasks = made.explore(0, budget)
     world = probed(make_world())
     for task in tasks[:5]:
-        replay(world, task, task.reference)
-        assert world.evaluate().success, task
-        world.reset(task, task.seed)
-        assert not world.evaluate().success, task
+        assert solves(world, task, task.reference) and not solves(world, task, []), task
     world.close()
-    return tasks, explorer.walker.stats
+    return tasks, made.explorer.walker.stats
 
 
 # --- a text adventure that marks no refusals ------------------------------------------------------
@@ -70,20 +63,11 @@ class House(ActionWorld):
     def reset(self, task, seed=0):
         self._begin(task)
         self._places, self._room = {"red ball": "hall", "old lamp": "hall", "key": "cellar"}, "hall"
-        forms = [
-            "look",
-            "inventory",
-            "take OBJ",
-            "drop OBJ",
-            "examine OBJ",
-            "go up",
-            "go down",
-            "go north",
-            "go east",
-        ]
-        return Observation(
-            [{"role": "user", "content": f"{task.query}\n\n{self._look()}"}], [tool("Act.", forms)]
+        forms = (
+            "look, inventory, take OBJ, drop OBJ, examine OBJ, go up, go down, go north, go east"
         )
+        opening = {"role": "user", "content": f"{task.query}\n\n{self._look()}"}
+        return Observation([opening], [tool("Act.", forms.split(", "))])
 
     def evaluate(self):
         return Evaluation(0.0, False)
@@ -92,22 +76,18 @@ class House(ActionWorld):
         return text, self._answer(text), 0.0, False
 
     def _look(self):
-        things = [
-            f"There is a {thing} here."
-            for thing, place in self._places.items()
-            if place == self._room
-        ]
-        return "\n".join([f"You are in the {self._room}.", *things])
+        here = [thing for thing, place in self._places.items() if place == self._room]
+        return "\n".join(
+            [f"You are in the {self._room}.", *(f"There is a {thing} here." for thing in here)]
+        )
 
     def _answer(self, text):
         verb, _, thing = text.partition(" ")
         here = self._places.get(thing) in (self._room, "you")
-        if text in ("go up", "go down"):
-            room = "hall" if text == "go up" else "cellar"
+        if verb == "go":
+            room = {"up": "hall", "down": "cellar"}.get(thing, self._room)
             moved, self._room = room != self._room, room
             return self._look() if moved else "You can't go that way."
-        if verb == "go":
-            return "You can't go that way."
         if text == "look":
             return self._look()
         if text == "inventory":
@@ -159,11 +139,10 @@ def test_a_world_that_limits_its_steps_is_read_in_several_episodes():
     )  # a walk takes 24, and there are more probes than 2
     tasks, _ = explored(make_world, House().tasks("train"), 3, rounds=12)
     assert len(tasks) == 3
-    most = max(len(task.verifier["probes"]) + len(task.reference) for task in tasks)
-    world = probed(House(max_steps=most - 1))  # the probes do not fit into one repetition
     task = max(tasks, key=lambda task: len(task.verifier["probes"]) + len(task.reference))
-    replay(world, task, task.reference)
-    assert world.evaluate().success
+    most = len(task.verifier["probes"]) + len(task.reference)
+    # The probes do not fit into one repetition.
+    assert solves(House(max_steps=most - 1), task, task.reference)
 
 
 def test_phrases_are_known_by_the_words_around_them():
@@ -183,18 +162,13 @@ def test_the_slots_of_a_form_are_filled_in():
 
 
 def test_the_inside_of_one_fenced_block_counts():
-    inside = [
-        (cell.label, cell.value)
-        for cell in cells("f", 'Output:\n```\n{\n  "a": [1, "x"]\n}\n```\n\n')
-    ]
-    assert inside == [("$.a[*]", "1"), ("$.a[*]", "x")]
-    assert [cell.value for cell in cells("f", "Output:\n```\nno such note\n```\n")] == [
-        "no",
-        "such",
-        "note",
-    ]
-    two = "```\n1\n```\nand\n```\n2\n```"
-    assert [cell.value for cell in cells("f", two)] == ["1", "and", "2"]
+    inside = cells("f", 'Output:\n```\n{\n  "a": [1, "x"]\n}\n```\n\n')
+    assert [(cell.label, cell.value) for cell in inside] == [("$.a[*]", "1"), ("$.a[*]", "x")]
+    for text, values in (
+        ("Output:\n```\nno such note\n```\n", "no such note"),
+        ("```\n1\n```\nand\n```\n2\n```", "1 and 2"),  # several blocks
+    ):
+        assert [cell.value for cell in cells("f", text)] == values.split()
 
 
 # --- calls of which nothing shows that they were made ---------------------------------------------
@@ -227,6 +201,23 @@ def test_nothing_is_asked_about_calls_that_answer_by_their_arguments_alone():
 APPS = ("diary", "music", "parcels", "recipes", "rooms", "tickets")
 
 
+def function(name, description, *required, optional=()):
+    about = {
+        "username": "Your email.",
+        "access_token": f"Token obtained from {name.partition('.')[0]} app login.",
+    }
+    properties = {
+        p: {"type": "string", "description": about.get(p, p)} for p in (*required, *optional)
+    }
+    parameters = {"type": "object", "properties": properties, "required": list(required)}
+    made = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": made}
+
+
+def token_of(app):
+    return f"{app}-" + "x7" * 40
+
+
 class Desk(World):
     """Six apps of 20 functions each, after the manner of AppWorld: a token per login, and
     `desk.finish` to end."""
@@ -246,38 +237,19 @@ class Desk(World):
 
     def functions(self):
         made = [
-            self._function("desk.who", "Show who you are."),
-            self._function("desk.passwords", "Show all passwords."),
+            function("desk.who", "Show who you are."),
+            function("desk.passwords", "Show all passwords."),
+            function("desk.finish", "End the task.", optional=["answer"]),
         ]
-        made.append(self._function("desk.finish", "End the task.", optional=("answer",)))
         for app in APPS:
-            made.append(
-                self._function(f"{app}.login", f"Login to {app}.", ("username", "password"))
-            )
-            made.append(
-                self._function(f"{app}.list", f"List the entries of {app}.", ("access_token",))
-            )
-            made.append(
-                self._function(f"{app}.add", f"Add an entry to {app}.", ("title", "access_token"))
-            )
-            made.append(self._function(f"{app}.logout", f"Log out of {app}.", ("access_token",)))
             made += [
-                self._function(f"{app}.grep{n}", f"Search {app}, {n}.", ("rule",))
-                for n in range(16)
+                function(f"{app}.login", f"Login to {app}.", "username", "password"),
+                function(f"{app}.list", f"List the entries of {app}.", "access_token"),
+                function(f"{app}.add", f"Add an entry to {app}.", "title", "access_token"),
+                function(f"{app}.logout", f"Log out of {app}.", "access_token"),
             ]
+            made += [function(f"{app}.grep{n}", f"Search {app}, {n}.", "rule") for n in range(16)]
         return made
-
-    def _function(self, name, description, required=(), optional=()):
-        about = {
-            "username": "Your email.",
-            "access_token": f"Token obtained from {name.partition('.')[0]} app login.",
-        }
-        properties = {
-            p: {"type": "string", "description": about.get(p, p)} for p in (*required, *optional)
-        }
-        parameters = {"type": "object", "properties": properties, "required": list(required)}
-        function = {"name": name, "description": description, "parameters": parameters}
-        return {"type": "function", "function": function}
 
     def call_text(self, name, arguments):
         return f"{name} {json.dumps(arguments)}"
@@ -305,18 +277,13 @@ class Desk(World):
             }
             return json.dumps(shown[function])
         if function == "login":
-            if (
-                rest != {"username": "ann@example.com", "password": f"{app[:4]}-77"}
-                or app not in APPS[:2]
-            ):
+            right = {"username": "ann@example.com", "password": f"{app[:4]}-77"}
+            if rest != right or app not in APPS[:2]:
                 raise ValueError("invalid credentials")
             self._out.discard(app)
-            return json.dumps({"access_token": f"{app}-" + "x7" * 40})
-        if (
-            function not in ("list", "add", "logout")
-            or app in self._out
-            or access_token != f"{app}-" + "x7" * 40
-        ):
+            return json.dumps({"access_token": token_of(app)})
+        known = function in ("list", "add", "logout")
+        if not known or app in self._out or access_token != token_of(app):
             raise ValueError("not authorized")
         if function == "logout":
             self._out.add(app)
@@ -347,7 +314,7 @@ def test_what_shows_a_change_is_found_although_no_walk_looked_at_it():
     (task,) = world.tasks("train")
     start = start_state(task, world, stats, random.Random(0), SeenValues())
     walk = start.open()
-    token = "diary-" + "x7" * 40
+    token = token_of("diary")
     walk.call("desk.passwords", {})
     walk.call("diary.login", {"username": "ann@example.com", "password": "diar-77"})
     walk.call("diary.add", {"title": "buy milk", "access_token": token})
@@ -368,43 +335,25 @@ def test_what_shows_a_change_is_found_although_no_walk_looked_at_it():
 def written(chat_of, make_world, actions, *ideas):
     """Return the tasks of a language model that takes these actions and has these ideas, and the
     pool's metrics."""
-
-    def script(body, n):
-        if "THE RECORD" in body["messages"][-1]["content"]:
-            return answer(
-                {
-                    "tasks": [
-                        dict(zip(("query", "steps", "answer"), idea), confidence=0.9)
-                        for idea in ideas
-                    ]
-                }
-            )
-        turn = sum(m["role"] == "assistant" for m in body["messages"])
-        return said(f"Let me see.\n{actions[turn]}" if turn < len(actions) else "that is all")
-
-    pool = TaskPool(make_world().tasks("train"), overlap=0.9, capacity=100)
-    explorer = LlmExplorer(
-        Parts(make_world=make_world, client=chat_of(script), max_chars=2000, task_pool=pool),
-        breadth=1,
-        depth=len(actions) - 1,
-        rounds=1,
+    options = {"breadth": 1, "depth": len(actions) - 1, "rounds": 1}
+    made = Questioning(
+        LlmExplorer,
+        make_world,
+        make_world().tasks("train"),
+        chat_of(walking(actions, *ideas)),
+        **options,
     )
-    return pool.grow(explorer, make_world, 5, 0), pool.metrics()
-
-
-def solves(world, task, actions):
-    replay(world, task, actions)
-    return world.evaluate().success
+    return made.explore(0, 5), made.pool.metrics()
 
 
 def test_a_language_model_explores_a_text_world_in_its_own_words(chat_of):
     actions = ["look", "take red ball", "inventory", "go down", "drop red ball", "look", "fly away"]
-    ideas = [("Bring the red ball to the cellar.", [2, 4, 5], ""), ("Fly away.", [7], "")]
+    ideas = [proposal("Bring the red ball to the cellar.", 2, 4, 5), proposal("Fly away.", 7)]
     (task,), figures = written(chat_of, House, actions, *ideas)
     assert task.reference == [
         call_text("act", {"action": a}) for a in ("take red ball", "go down", "drop red ball")
     ]
-    world = probed(House())
+    world = House()
     assert solves(world, task, ["take red ball", "go down", "drop red ball"])
     assert not solves(world, task, ["take old lamp", "go down", "drop old lamp"])
     assert figures["questioning/rejected/nothing to check"] == 1
@@ -412,23 +361,19 @@ def test_a_language_model_explores_a_text_world_in_its_own_words(chat_of):
 
 def test_a_language_model_explores_a_world_of_code(chat_of):
     login = 'music.login {"username": "ann@example.com", "password": "musi-77"}'
-    token = "music-" + "x7" * 40
-    add = f"music.add {json.dumps({'title': 'buy milk', 'access_token': token})}"
-    shown = f"music.list {json.dumps({'access_token': token})}"
+    given = {"access_token": token_of("music")}
+    add = f"music.add {json.dumps({'title': 'buy milk'} | given)}"
+    shown = f"music.list {json.dumps(given)}"
     ideas = [
-        ("Add the entry buy milk to my music.", [4], ""),
-        ("Where do I live?", [1], "Oslo"),
-        ("See.", [3], ""),
+        proposal("Add the entry buy milk to my music.", 4),
+        proposal("Where do I live?", 1, answer="Oslo"),
+        proposal("See.", 3),
     ]
-    tasks, figures = written(
-        chat_of, Desk, [f"```\n{a}\n```" for a in ("desk.who {}", login, shown, add, shown)], *ideas
-    )
-    world = probed(Desk())
-    change, question = tasks
-    assert (
-        change.reference[-2:] == [f"```\n{add}\n```", "desk.finish {}"]
-        and question.verifier["answer"]["value"] == "Oslo"
-    )
+    actions = [f"```\n{code}\n```" for code in ("desk.who {}", login, shown, add, shown)]
+    (change, question), figures = written(chat_of, Desk, actions, *ideas)
+    world = Desk()
+    assert change.reference[-2:] == [f"```\n{add}\n```", "desk.finish {}"]
+    assert question.verifier["answer"]["value"] == "Oslo"
     assert solves(world, change, [login, add, "desk.finish {}"])
     assert not solves(world, change, [login, add.replace("milk", "tea"), "desk.finish {}"])
     assert solves(world, question, ['desk.finish {"answer": "Oslo"}'])
@@ -437,15 +382,14 @@ def test_a_language_model_explores_a_world_of_code(chat_of):
 
 
 def test_questions_about_rows_name_the_row():
-    rows = cells(
-        "f",
-        '[{"id": 1, "title": "Reed", "genre": "pop"}, {"id": 2, "title": "Salt", "genre": "rock"}]',
-    )
-    wanted = {
-        question: value
-        for n in range(20)
-        for question, value, _ in about_rows(rows, random.Random(n))
-    }
+    shown = [
+        {"id": 1, "title": "Reed", "genre": "pop"},
+        {"id": 2, "title": "Salt", "genre": "rock"},
+    ]
+    wanted = {}
+    for n in range(20):
+        options = about_rows(cells("f", json.dumps(shown)), random.Random(n))
+        wanted |= {question: value for question, value, _ in options}
     assert wanted["the genre of Salt"] == "rock" and wanted["the title of rock"] == "Salt"
 
 
@@ -486,59 +430,6 @@ def test_an_mcp_server_is_explored():
     tasks, stats = explored(lambda: InMemory(["-"]), [Task("mcp/0", "mcp", "Use the tools.")], 4)
     assert len(tasks) == 4 and stats.roles["add_note"].changes and stats.roles["list_notes"].reads
     assert all(task.query.startswith("Keep a note: text ") for task in tasks)
-
-
-# --- files in folders ------------------------------------------------------------------------------
-
-
-class Folders(World):
-    """Pages in folders, which are listed by their names and read by their paths."""
-
-    name = "folders"
-    pages = {"/box/plans/oslo.md": "pack warm\nbuy maps", "/box/tales/fox.md": "once\nthere\nwas"}
-
-    def tasks(self, split):
-        return [Task("folders/0", self.name, "Use the tools.", split)]
-
-    def reset(self, task, seed=0):
-        path = {"type": "string", "description": "A path."}
-        schema = {"type": "object", "properties": {"path": path}, "required": ["path"]}
-        functions = (
-            (
-                "root",
-                "Show the folder that holds everything.",
-                {"type": "object", "properties": {}},
-            ),
-            ("open", "Show what is in a folder.", schema),
-            ("read", "Read a page.", schema),
-        )
-        keys = ("name", "description", "parameters")
-        tools = [{"type": "function", "function": dict(zip(keys, one))} for one in functions]
-        return Observation([{"role": "user", "content": task.query}], tools)
-
-    def step(self, action):
-        messages, info = run_calls(parse(action), self._call, most=1)
-        return StepResult(messages, terminated=not messages, info=info)
-
-    def _call(self, tool, arguments):
-        path = str(arguments.get("path", ""))
-        if tool == "root":
-            return "all is in /box", True
-        if tool == "read":
-            return self.pages.get(path, "error: no such page"), path in self.pages
-        inside = [page for page in self.pages if page.startswith(f"{path}/")]
-        names = dict.fromkeys(page[len(path) + 1 :].split("/")[0] for page in inside)
-        return "\n".join(names) or "error: no such folder", bool(inside)
-
-    def evaluate(self):
-        return Evaluation(0.0, False)
-
-
-def test_what_a_folder_lists_is_found_by_its_path():
-    tasks, stats = explored(Folders, Folders().tasks("train"), 12)
-    assert stats.roles["read"].practised
-    read = [task for task in tasks if any(page in task.query for page in Folders.pages)]
-    assert read and all("Read a page" in task.query for task in read)
 
 
 # --- the real packages ----------------------------------------------------------------------------

@@ -14,9 +14,20 @@ from evolver.parts import Parts
 from evolver.phases.tasks import invent
 from evolver.processes.interrupt import Interrupted, Stop
 from evolver.questioning.curiosity import Curiosity
-from tests.evolver.test_questioning import RandomWalk, pool_of
+from tests.evolver.explorers import RandomWalk, pool_of
 from tests.evolver.toy import Library
 from tests.tiny import config_file, tiny_policy
+
+
+def exploring(stop, make_world=Library, said=print, **questioning):
+    """Return what `invent` needs of a run."""
+    return SimpleNamespace(
+        config=SimpleNamespace(questioning=SimpleNamespace(**questioning), seed=0),
+        stop=stop,
+        make_world=make_world,
+        progress=SimpleNamespace(phase=lambda *_: None, say=said),
+        tasks=SimpleNamespace(words=None),
+    )
 
 
 @pytest.mark.parametrize("step, kept", [(0, 1), (2, 0)])
@@ -30,14 +41,9 @@ def test_exploration_ends_at_once_on_a_signal(step, kept):
             time.sleep(600)
 
     pool = pool_of()
-    budgets = SimpleNamespace(budget=9, refresh=9, minutes=0.0)
     with Stop() as stop:
-        exploring = SimpleNamespace(
-            config=SimpleNamespace(questioning=budgets, seed=0), stop=stop, make_world=Library,
-            progress=SimpleNamespace(phase=print),
-        )  # fmt: skip
         with pytest.raises(Interrupted):
-            invent(exploring, pool, Stops(), step)
+            invent(exploring(stop, budget=9, refresh=9, minutes=0.0), pool, Stops(), step)
         assert stop.asked
         with pytest.raises(Interrupted), stop.at_once():
             raise AssertionError("a run that ends explores no more")
@@ -52,16 +58,11 @@ def test_exploration_ends_with_what_it_has_when_its_time_is_up(found, monkeypatc
     pool = pool_of()
     if not found:
         monkeypatch.setattr(pool, "_rejection", lambda world, task: "not wanted")
-    limits = SimpleNamespace(budget=10**6, minutes=2 / 60, words=SimpleNamespace(name="asked"))
+    limits = {"budget": 10**6, "minutes": 2 / 60, "words": SimpleNamespace(name="asked")}
     with Stop() as stop:
-        exploring = SimpleNamespace(
-            config=SimpleNamespace(questioning=limits, seed=0), stop=stop, make_world=Library,
-            progress=SimpleNamespace(phase=lambda *_: None, say=said.append),
-            tasks=SimpleNamespace(words=None),
-        )  # fmt: skip
         explorer = Curiosity(Parts(make_world=Library, task_pool=pool), rounds=10**6, rehearsals=0)
         began = time.monotonic()
-        invent(exploring, pool, explorer, 0)
+        invent(exploring(stop, said=said.append, **limits), pool, explorer, 0)
         assert 2 <= time.monotonic() - began < 60 and not stop.asked
     assert bool(pool.tasks) is found and f"with {len(pool.tasks)} of 1000000 tasks" in said[0]
     assert not unraisable and not pool.is_over()
@@ -74,14 +75,11 @@ def test_a_world_that_does_not_start_ends_a_run_in_one_message():
         def reset(self, task, seed=0):
             raise RuntimeError("no licence is left")
 
-    budgets = SimpleNamespace(budget=9, refresh=9, minutes=0.0)
     with Stop() as stop:
-        exploring = SimpleNamespace(
-            config=SimpleNamespace(questioning=budgets, seed=0), stop=stop, make_world=Broken
-        )
+        broken = exploring(stop, Broken, budget=9, refresh=9, minutes=0.0)
         explorer = Curiosity(Parts(make_world=Broken, task_pool=pool_of()))
         with pytest.raises(RunError, match=r"cannot be explored.*no licence is left") as failure:
-            invent(exploring, pool_of(), explorer, 0)
+            invent(broken, pool_of(), explorer, 0)
     assert "task.query" not in str(failure.value)
 
 

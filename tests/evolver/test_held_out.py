@@ -8,7 +8,6 @@ import run
 from evolver.llm.embedders import HashedNgrams
 from evolver.navigating import new_experience
 from evolver.navigating.experience_pool import ExperiencePool
-from tests.tiny import config_file, tiny_policy
 
 HELD_OUT = "config.eval.split=dev holds out for evaluation"
 NAVIGATING = (
@@ -22,17 +21,15 @@ QUESTIONING = (
 )
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    return config_file(folder, tiny_policy(folder / "policy"))
+@pytest.fixture
+def start(tiny, tmp_path, capsys):
+    """Start a run in a folder; return its exit code and what it wrote to stderr."""
 
+    def start(*words, workdir="run"):
+        given = (f"--config={tiny}", f"--workdir={tmp_path / workdir}", "--config.steps=1", *words)
+        return run.main(["run.py", *given]), capsys.readouterr().err
 
-def call(tiny, workdir, capsys, *words):
-    """Return the exit code and what the run wrote to stderr."""
-    words = (f"--config={tiny}", f"--workdir={workdir}", "--config.steps=1", *words)
-    code = run.main(["run.py", *words])
-    return code, capsys.readouterr().err
+    return start
 
 
 def task_file(path, **task):
@@ -51,8 +48,8 @@ def pool_folder(path, splits, source):
 
 
 @pytest.mark.parametrize("mode", ["train", "explore", "pool", "plan"])
-def test_the_evaluated_split_is_no_split_to_train_on(tiny, tmp_path, capsys, mode):
-    code, err = call(tiny, tmp_path / "run", capsys, "--config.env.split=dev", f"--mode={mode}")
+def test_the_evaluated_split_is_no_split_to_train_on(start, mode):
+    code, err = start("--config.env.split=dev", f"--mode={mode}")
     assert (
         code == 2 and f"config.env.split=dev trains on tasks such as dev/0 that {HELD_OUT}" in err
     )
@@ -60,12 +57,12 @@ def test_the_evaluated_split_is_no_split_to_train_on(tiny, tmp_path, capsys, mod
 
 @pytest.mark.parametrize("task", [{"id": "dev/4"}, {"split": "dev"}])
 @pytest.mark.parametrize("key", ["env.tasks", "questioning.tasks"])
-def test_a_file_of_held_out_tasks_is_refused(tiny, tmp_path, capsys, key, task):
+def test_a_file_of_held_out_tasks_is_refused(start, tmp_path, key, task):
     words = QUESTIONING if key == "questioning.tasks" else ()
     if "id" in task and words:
         task = {"id": "travel/dev/0001"}
     path = task_file(tmp_path / "tasks.jsonl", origin="synthetic", **task)
-    code, err = call(tiny, tmp_path / "run", capsys, *words, f"--config.{key}={path}")
+    code, err = start(*words, f"--config.{key}={path}")
     assert (
         code == 2
         and f"config.{key}={path} trains on tasks such as {task.get('id', 'mine/1')} that {HELD_OUT}"
@@ -73,40 +70,34 @@ def test_a_file_of_held_out_tasks_is_refused(tiny, tmp_path, capsys, key, task):
     )
 
 
-def test_a_run_whose_tasks_are_known_late_is_refused_before_it_loads_a_policy(
-    tiny, tmp_path, capsys
-):
+def test_a_run_whose_tasks_are_known_late_is_refused_before_it_loads_a_policy(start, tmp_path):
     path = task_file(tmp_path / "tasks.jsonl", id="dev/4")
-    code, err = call(
-        tiny, tmp_path / "run", capsys, "--config.env.mode=worker", f"--config.env.tasks={path}"
-    )
+    code, err = start("--config.env.mode=worker", f"--config.env.tasks={path}")
     assert code == 1 and f"trains on tasks such as dev/4 that {HELD_OUT}" in err
 
 
 @pytest.mark.parametrize("mode", ["inprocess", "worker"])
 @pytest.mark.parametrize("split", ["train", "dev"])
-def test_a_world_whose_tasks_share_an_id_is_refused(tiny, tmp_path, capsys, mode, split):
+def test_a_world_whose_tasks_share_an_id_is_refused(start, mode, split):
     words = ["--config.env.name=tests.envs.faulty:Twins", f"--config.env.args.split={split}"]
-    code, err = call(tiny, tmp_path / "run", capsys, *words, f"--config.env.mode={mode}")
+    code, err = start(*words, f"--config.env.mode={mode}")
     assert code in (1, 2) and f"3 ids of the split '{split}'" in err and "Traceback" not in err
 
 
-def test_an_invented_task_with_the_id_of_an_original_one_is_refused(tiny, tmp_path, capsys):
+def test_an_invented_task_with_the_id_of_an_original_one_is_refused(start, tmp_path):
     path = task_file(tmp_path / "tasks.jsonl", id="train/1", origin="synthetic")
     words = [
         *QUESTIONING,
         "--config.env.name=tests.tiny:Parity",
         f"--config.questioning.tasks={path}",
     ]
-    code, err = call(tiny, tmp_path / "run", capsys, *words)
+    code, err = start(*words)
     assert code == 2 and "have the id of a task of config.env.split, as 'train/1'" in err
 
 
 @pytest.mark.parametrize("splits, source", [(["dev", "train"], "mine/1"), (["train"], "dev/1")])
 @pytest.mark.parametrize("mode", ["train", "eval"])
-def test_a_pool_from_held_out_tasks_is_refused_and_named(
-    tiny, tmp_path, capsys, splits, source, mode
-):
+def test_a_pool_from_held_out_tasks_is_refused_and_named(start, tmp_path, splits, source, mode):
     pool = pool_folder(tmp_path / "pool", splits, source)
     words = [
         *NAVIGATING,
@@ -114,14 +105,14 @@ def test_a_pool_from_held_out_tasks_is_refused_and_named(
         f"--mode={mode}",
         "--config.eval.experience=1",
     ]
-    code, err = call(tiny, tmp_path / "run", capsys, *words)
+    code, err = start(*words)
     assert (
         code == 2
         and f"config.navigating.pool={pool} holds experience from tasks that {HELD_OUT}" in err
     )
 
 
-def test_a_pool_that_does_not_name_its_splits_is_refused(tiny, tmp_path, capsys):
+def test_a_pool_that_does_not_name_its_splits_is_refused(start, tmp_path):
     pool = pool_folder(tmp_path / "pool", ["train"], "mine/1")
     words = [*NAVIGATING, f"--config.navigating.pool={pool}", "--config.eval.every=0"]
     path = pool / "experiences.jsonl"
@@ -130,31 +121,29 @@ def test_a_pool_that_does_not_name_its_splits_is_refused(tiny, tmp_path, capsys)
     path.write_text(
         json.dumps({k: v for k, v in json.loads(header).items() if k != "splits"}) + "\n" + rest
     )
-    code, err = call(tiny, tmp_path / "run", capsys, *words)
+    code, err = start(*words)
     assert code == 2 and "line 1" in err and '"splits": ["train"] to its first line' in err
     path.write_text(header + "\n" + rest)
-    assert call(tiny, tmp_path / "run", capsys, *words)[0] == 0
+    assert start(*words)[0] == 0
 
 
-def test_a_pool_is_known_by_the_split_that_it_was_made_from(tiny, tmp_path, capsys):
+def test_a_pool_is_known_by_the_split_that_it_was_made_from(start, tmp_path):
     words = [*NAVIGATING, "--mode=pool", "--config.env.split=dev", "--config.eval.split=train"]
-    assert call(tiny, tmp_path / "pooled", capsys, *words)[0] == 0
+    assert start(*words, workdir="pooled")[0] == 0
     pool = tmp_path / "pooled/experience"
     assert json.loads((pool / "experiences.jsonl").read_text().splitlines()[0])["splits"] == ["dev"]
-    code, err = call(
-        tiny, tmp_path / "run", capsys, *NAVIGATING, f"--config.navigating.pool={pool}"
-    )
+    code, err = start(*NAVIGATING, f"--config.navigating.pool={pool}")
     assert code == 2 and HELD_OUT in err
 
 
 @pytest.mark.parametrize("split", ["dev", "none such", ""])
-def test_an_evaluation_needs_no_training_tasks(tiny, tmp_path, capsys, split):
-    code, err = call(tiny, tmp_path / "eval", capsys, "--mode=eval", f"--config.env.split={split}")
+def test_an_evaluation_needs_no_training_tasks(start, split):
+    code, err = start("--mode=eval", f"--config.env.split={split}", workdir="eval")
     assert code == 0, err
 
 
-def test_worlds_of_one_split_stay_possible(tiny, tmp_path, capsys):
+def test_worlds_of_one_split_stay_possible(start):
     words = ["--config.eval.every=0", "--config.env.split=dev", "--config.eval.split="]
-    assert call(tiny, tmp_path / "run", capsys, *words)[0] == 0
-    code, err = call(tiny, tmp_path / "none", capsys, "--config.eval.split=")
+    assert start(*words)[0] == 0
+    code, err = start("--config.eval.split=", workdir="none")
     assert code == 2 and "config.eval.split=" in err

@@ -24,7 +24,6 @@ from tests.evolver.toy import (
     BLUE,
     BOOKS,
     GREEN,
-    LEND,
     LEND_15,
     LOST,
     TOOLS,
@@ -44,12 +43,13 @@ def bfcl_task() -> Task:
     return start
 
 
+def exploring(chat, make_world=Library, seeds=LENDING[:1], **options) -> Questioning:
+    return Questioning(LlmExplorer, make_world, seeds, chat, **{"rounds": 1} | options)
+
+
 class TestQuestioning:
-    def make(self, chat_of, *ideas, **options) -> Questioning:
-        seeds = [task("Lend Dune.", lent=["B11"])]
-        options = {"breadth": 2, "depth": 6, "rounds": 1} | options
-        chat = chat_of(library_script(*ideas))
-        return Questioning(LlmExplorer, Library, seeds, chat, **options)
+    def make(self, chat_of, *ideas, breadth=2, depth=6) -> Questioning:
+        return exploring(chat_of(library_script(*ideas)), breadth=breadth, depth=depth)
 
     def test_tasks_are_made_of_steps_that_were_executed(self, chat_of):
         questioning = self.make(chat_of, PLEASE_LEND)
@@ -116,20 +116,15 @@ class TestQuestioning:
     )
     def test_a_poor_explorer_is_given_up_and_its_failures_are_counted(self, chat_of, ideas, why):
         options = {"breadth": 1, "depth": 1, "rounds": 100, "patience": 8, "parallel": 2}
-        chat = chat_of(library_script(*ideas))
-        questioning = Questioning(LlmExplorer, Library, LENDING, chat, **options)
+        questioning = exploring(chat_of(library_script(*ideas)), seeds=LENDING, **options)
         assert questioning.explore(0, 5) == []
         # the last batch of a round has one seed
         assert questioning.pool.rejections() == f"9 walks, 0 tasks kept, rejected: 9 x {why}"
 
     @pytest.mark.parametrize("budget", [5, 1])
     def test_queries_alike_are_one_task_and_the_budget_holds(self, chat_of, budget):
-        ideas = [
-            proposal("Lend Solaris now.", 3, 4),
-            proposal("Lend Solaris now!", 3, 4),
-            MARK_DUNE,
-        ]
-        found = self.make(chat_of, *ideas).explore(0, budget)
+        now, again = (proposal(f"Lend Solaris now{mark}", 3, 4) for mark in ".!")
+        found = self.make(chat_of, now, again, MARK_DUNE).explore(0, budget)
         assert [t.query for t in found] == ["Lend Solaris now.", "Put a mark on Dune"][:budget]
 
     def test_an_explorer_knows_no_task_and_sees_a_window(self, chat_of):
@@ -142,13 +137,8 @@ class TestQuestioning:
         assert MASK in walk[0][1]["content"] and '"shelf"' in walk[0][0]["content"]
         first_phase = ["Phase 1" in messages[-1]["content"] for messages in walk]
         assert first_phase == [True] * 2 + [False] * 3
-        assert [len(messages) for messages in walk] == [
-            2,
-            4,
-            6,
-            8,
-            8,
-        ]  # at most the last three turns
+        # at most the last three turns
+        assert list(map(len, walk)) == [2, 4, 6, 8, 8]
 
     def test_the_writer_is_told_what_there_is(self, chat_of):
         questioning = self.make(chat_of, PLEASE_LEND)
@@ -168,8 +158,7 @@ class TestQuestioning:
             def step(self, action):
                 raise WorldError("it broke")
 
-        chat = chat_of(library_script())
-        questioning = Questioning(LlmExplorer, Breaks, [LEND], chat, rounds=1)
+        questioning = exploring(chat_of(library_script()), Breaks)
         assert questioning.explore(0, 3) == []
         assert questioning.pool.metrics()["questioning/rejected/the world broke"] == 1
 
@@ -182,18 +171,17 @@ class TestQuestioning:
             return reply
 
         options = {"breadth": 2, "depth": 6, "parallel": 1, "rounds": 9}
-        chat, seeds = chat_of(dear, budget_tokens=10_000), LENDING[:4]
-        questioning = Questioning(LlmExplorer, Library, seeds, chat, **options)
+        chat = chat_of(dear, budget_tokens=10_000)
+        questioning = exploring(chat, seeds=LENDING[:4], **options)
         with pytest.raises(RunEnds):
             questioning.explore(0, 99)
-        assert 0 < len(questioning.pool.tasks) < len(seeds)
+        assert 0 < len(questioning.pool.tasks) < 4
 
     @pytest.mark.parametrize("steps", [[2], [1, 2], [1, 2, 1]])
     def test_a_task_of_bfcl_is_checked_by_its_effect(self, chat_of, steps):
         look, touch = call_text("ls", {}), call_text("touch", {"file_name": "note.txt"})
         chat = chat_of(walking([look, touch], proposal("I need an empty file note.txt.", *steps)))
-        options = {"breadth": 2, "depth": 2, "rounds": 1}
-        (found,) = Questioning(LlmExplorer, Bfcl, [bfcl_task()], chat, **options).explore(0, 1)
+        (found,) = exploring(chat, Bfcl, [bfcl_task()], breadth=2, depth=2).explore(0, 1)
         assert found.reference == [touch, "done"]  # a look-up is not demanded
         assert solves(Bfcl(), found, [look, touch, "done"])
         for actions in ([look, "done"], [touch.replace("note", "other"), "done"]):
@@ -239,25 +227,20 @@ CANCEL = call_text("cancel", {"id": "S15"})
 
 
 class TestWorldsWithoutVerifiers:
-    SEED = Task(
-        "s1",
-        "subscriptions",
-        "Stop the music.",
-        verifier={"active": ["S15"]},
-        meta={"kind": "home"},
-    )
+    VERIFIER, META = {"active": ["S15"]}, {"kind": "home"}
+    SEED = Task("s1", "subscriptions", "Stop the music.", verifier=VERIFIER, meta=META)
 
     def explore(self, chat_of, *ideas):
         chat = chat_of(walking([LIST, HELP, CANCEL], *ideas))
-        options = {"breadth": 1, "depth": 2, "rounds": 1}
-        questioning = Questioning(LlmExplorer, Subscriptions, [self.SEED], chat, **options)
+        questioning = exploring(chat, Subscriptions, [self.SEED], breadth=1, depth=2)
         return questioning.explore(0, 5), questioning.pool.metrics()
 
     def test_tasks_are_checked_by_what_the_world_shows(self, chat_of):
-        cancel_news = proposal("Cancel my newspaper with the news.", 3)
-        (cancel, ask), _ = self.explore(
-            chat_of, cancel_news, proposal("What is S17?", 1, answer="music")
-        )
+        ideas = [
+            proposal("Cancel my newspaper with the news.", 3),
+            proposal("What is S17?", 1, answer="music"),
+        ]
+        (cancel, ask), _ = self.explore(chat_of, *ideas)
         # which the world needs
         assert cancel.verifier["start"] == ask.verifier["start"] == self.SEED.verifier
         assert cancel.meta["kind"] == "home" and is_verified(cancel) and is_verified(ask)
@@ -289,7 +272,7 @@ class TestWorldsWithoutVerifiers:
     )
     def test_a_world_that_ignores_the_query_is_refused(self, shows, why):
         with pytest.raises(ValueError, match=why):
-            Questioning(LlmExplorer, lambda: Subscriptions(shows=shows), [self.SEED], object())
+            exploring(object(), lambda: Subscriptions(shows=shows), [self.SEED])
 
     def test_a_world_that_fails_on_a_probe_is_refused(self):
         class Picky(Subscriptions):
@@ -299,21 +282,7 @@ class TestWorldsWithoutVerifiers:
                 return super().reset(task, seed)
 
         with pytest.raises(ValueError, match=r"ValueError: only my own\..*enabled=False"):
-            Questioning(LlmExplorer, Picky, [self.SEED], object())
-
-    def test_the_thermostat_of_the_docs(self, chat_of, thermostat):
-        look = call_text("read", {"room": "bath"})
-        warm = call_text("set", {"room": "bath", "degrees": 21})
-        ideas = [
-            proposal("It is cold in the bath: 21 degrees, please.", 2),
-            proposal("Cool the bath.", 1),
-        ]
-        chat, seeds = chat_of(walking([look, warm], *ideas)), thermostat().tasks("train")[:1]
-        options = {"breadth": 1, "depth": 1, "rounds": 1}
-        (found,) = Questioning(LlmExplorer, thermostat, seeds, chat, **options).explore(0, 5)
-        assert found.reference == [warm, "done"]
-        assert solves(thermostat(), found, [look, warm, "done"])
-        assert not solves(thermostat(), found, [warm.replace("21", "22"), "done"])
+            exploring(object(), Picky, [self.SEED])
 
 
 class TestNaming:
@@ -321,6 +290,7 @@ class TestNaming:
 
     def unnamed(self, query, *exchanges, opening="cancel an order of a passenger", demanded=None):
         events = [Event("", {}, action, text) for action, text in exchanges]
+        demanded = demanded or [action for action, _ in exchanges]
         return unnamed_value(query, events, words(opening), demanded)
 
     ORDERS = (call_text("orders", {"passenger": "P03"}), "O12 Oslo Monday 85\nO13 Rome Monday 70")

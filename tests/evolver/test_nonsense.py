@@ -16,7 +16,6 @@ from models import hf, qwen
 from models.tokenizer import Tokenizer, TokenizerError
 from tests.evolver.chat_server import Answer
 from tests.evolver.test_llm import client
-from tests.tiny import config_file, tiny_policy
 
 LLM = (
     "attributing.enabled=True", "advantage.name=adca", "attributing.judge.name=llm", "llm.model=tiny",
@@ -24,16 +23,6 @@ LLM = (
 )  # fmt: skip
 
 VLLM = ("engine.name=vllm", "engine.vllm.python=python3")
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return tiny_policy(tmp_path_factory.mktemp("policy"))
-
-
-@pytest.fixture(scope="module")
-def tiny(policy, tmp_path_factory):
-    return config_file(tmp_path_factory.mktemp("config"), policy)
 
 
 def found(tiny, *overrides: str, mode: str = "train") -> list[str]:
@@ -65,10 +54,8 @@ def test_the_tiny_config_is_sound(tiny):
 )  # fmt: skip
 def test_a_value_out_of_bounds_is_one_message_with_its_key_and_bounds(tiny, override):
     (problem,) = found(tiny, override)
-    assert (
-        problem.startswith(f"config.{override.partition('=')[0]} must be ")
-        and "; it is " in problem
-    )
+    assert problem.startswith(f"config.{override.partition('=')[0]} must be ")
+    assert "; it is " in problem
 
 
 @pytest.mark.parametrize(

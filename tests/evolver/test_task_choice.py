@@ -1,7 +1,5 @@
 """A step draws its tasks evenly, and proposals that are no use or no news are filtered."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 from collections import Counter
@@ -13,12 +11,13 @@ from hypothesis import strategies as st
 from configs import base
 from evolver.parts import Parts
 from evolver.phases.extraction import remember
-from evolver.questioning import TaskPool, mixture, probe_of, synthetic_task
+from evolver.questioning import mixture, probe_of, synthetic_task
 from evolver.questioning.goals import minimise
 from evolver.questioning.pool import _in_epochs
 from evolver.questioning.tasks import Duplicates, infeasibility, jaccard
 from evolver.sampling import Epochs
-from tests.evolver.toy import Library, attempt, call, task
+from tests.evolver.explorers import pool_of
+from tests.evolver.toy import LEND, WON, Library, task, tried
 
 
 class TestMixture:
@@ -78,40 +77,30 @@ class TestMixture:
                 mixture(self.ORIGINAL, self.SYNTHETIC, step=0, n=n, share=share, seed=0)
 
     def test_guided_rollouts_do_not_count(self):
-        lend = dataclasses.replace(
-            task("Lend Solaris.", lent=["B15"]), id="syn/1", origin="synthetic"
-        )
-        pool = TaskPool(
-            [task("Lend Dune.", lent=["B11"])], overlap=0.99, capacity=100, tasks=[lend]
-        )
+        lend = dataclasses.replace(LEND, id="syn/1", origin="synthetic")
+        pool = pool_of(lend)
         run = types.SimpleNamespace(
             config=base.get_config(),
             tasks=types.SimpleNamespace(pool=pool),
             sampler=Epochs(Parts(task_pool=pool)),
             navigating=None,
         )
-        actions = [call("shelf", "green"), call("lend", "B15"), "done"]
-        guided = attempt(Library(), lend, actions, experience=["e1"])
+        guided = tried(*WON, of=lend, experience=["e1"])
         assert guided.evaluation.success
-        metrics = remember(
-            run, [guided, *(attempt(Library(), lend, actions[:n]) for n in (0, 1))], step=1
-        )
+        metrics = remember(run, [guided, tried(of=lend), tried(WON[0], of=lend)], step=1)
         assert pool.results == {"syn/1": [0, 2]} and metrics["questioning/learnable_rate"] == 0.0
 
 
 class TestFilters:
     def test_what_is_no_use(self):
-        world = Library()
-        good = task("Lend Solaris.", lent=["B15"])
-        good.reference = [call("shelf", "green"), call("lend", "B15"), "done"]
-        assert infeasibility(world, good) == ""
-        wrong = task("Lend Solaris.", lent=["B15"])
-        wrong.reference = [call("lend", "B15"), "done"]
-        assert infeasibility(world, wrong) == "reference fails"
-        assert infeasibility(world, task("Lend Solaris.", lent=["B15"])) == "no reference"
-        idle = task("Say done.", answer="done")
-        idle.reference = ["done"]
-        assert infeasibility(world, idle) == "solved by doing nothing"
+        for known, reference, why in (
+            (LEND, WON, ""),
+            (LEND, WON[1:], "reference fails"),
+            (LEND, [], "no reference"),
+            (task("Say done.", answer="done"), ["done"], "solved by doing nothing"),
+        ):
+            given = dataclasses.replace(known, reference=reference)
+            assert infeasibility(Library(), given) == why
 
     def test_repetitions(self):
         original = task("lend the green book Solaris to me now", lent=["B15"])
@@ -132,15 +121,10 @@ class TestFilters:
         other = task("lend Ulysses", lent=["B13"])
         for start in (other, dataclasses.replace(original, seed=1)):
             assert repeats("lend the green book Solaris to me now", start=start, lent=["B15"]) == ""
-        assert (
-            repeats("hand Solaris out", start=other, meta={"entry": original.id}, lent=["B15"])
-            == "same goal"
-        )
-        known.add(
-            synthetic_task(
-                probe_of(other), "hand Solaris out", identity=[], verifier=original.verifier
-            )
-        )
+        same = {"start": other, "meta": {"entry": original.id}}
+        assert repeats("hand Solaris out", **same, lent=["B15"]) == "same goal"
+        verifier = original.verifier
+        known.add(synthetic_task(probe_of(other), "hand it out", identity=[], verifier=verifier))
         assert repeats("give Solaris away", start=other, lent=["B15"]) == "same goal"
 
     @given(st.frozensets(st.text(max_size=2)), st.frozensets(st.text(max_size=2)))
@@ -151,7 +135,5 @@ class TestFilters:
 
     @given(st.sets(st.integers(0, 12)), st.integers(0, 2**32))
     def test_minimise_keeps_exactly_what_holds_needs(self, needed, seed):
-        kept = minimise(
-            list(range(13)), set(), lambda trial: needed <= set(trial), key=lambda n: (n * seed) % 7
-        )
-        assert kept == sorted(needed)
+        every, key = list(range(13)), lambda n: (n * seed) % 7
+        assert minimise(every, set(), needed.issubset, key=key) == sorted(needed)

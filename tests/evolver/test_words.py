@@ -1,8 +1,6 @@
 """A task keeps its meaning in other words, and a task that nobody can solve from its words is given
 up."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import types
@@ -16,11 +14,13 @@ from envs.wording import alternatives, asked, distinguishing, goal_text, inlined
 from evolver.parts import Parts
 from evolver.phases import tasks as phase
 from evolver.processes.interrupt import Stop
-from evolver.questioning import TaskPool, synthetic_task
+from evolver.questioning import synthetic_task
 from evolver.questioning.phrasing import Phrasing
 from evolver.questioning.words import Asked, ByModel, Inlined, Plain, unfaithful
 from tests.evolver.chat_server import answer
-from tests.evolver.toy import Library, call, task
+from tests.evolver.explorers import pool_of
+from tests.evolver.toy import LEND as START
+from tests.evolver.toy import LEND_11, RED, Library, changes, task
 
 TASK = synthetic_task(
     task("x"),
@@ -98,13 +98,14 @@ def test_values_go_where_descriptions_name_their_parameters(query, named, expect
     assert inlined(query, named) == expected
 
 
-def test_most_tasks_are_inlined_and_keep_their_values(chat_of):
-    tasks = [
-        dataclasses.replace(
-            TASK, id=str(n), query=f"{LEND}.", meta={"named": ["Emma", "Hana"], "hidden": []}
-        )
-        for n in range(200)
-    ]
+def worded(count, query, *named):
+    """Return so many tasks of one query, by different ids."""
+    meta = {"named": list(named), "hidden": []}
+    return [dataclasses.replace(TASK, id=str(n), query=query, meta=meta) for n in range(count)]
+
+
+def test_most_tasks_are_inlined_and_keep_their_values():
+    tasks = worded(200, f"{LEND}.", "Emma", "Hana")
     words = Inlined(Parts())
     asked = Counter(task.query for task in words.reword(tasks, ""))
     assert set(asked) == {f"{LEND}.", "Lend Emma to Hana.", "Please lend Emma to Hana."}
@@ -150,16 +151,16 @@ def test_a_task_is_asked_for_in_many_ways_that_keep_its_values(query, named, som
 
 
 def test_tasks_are_asked_for_inlined_or_in_the_explorers_words():
-    tasks = [
-        dataclasses.replace(
-            TASK, id=str(n), query="Charge a car: plate A1.", meta={"named": ["A1"], "hidden": []}
-        )
-        for n in range(300)
-    ]
+    tasks = worded(300, "Charge a car: plate A1.", "A1")
     words = Asked(Parts())
     asked_for = Counter(task.query for task in words.reword(tasks, ""))
     assert asked_for["Charge a car: plate A1."] > 50 and asked_for["Charge A1."] > 20
     assert len(asked_for) > 8 and words.reword(tasks, "") == words.reword(tasks[::-1], "")[::-1]
+
+
+def by_model(chat_of, reply):
+    """Return words of a language model that gives one answer to all."""
+    return ByModel(Parts(client=chat_of(lambda body, n: answer(reply)), max_chars=1000))
 
 
 def test_the_first_faithful_wording_is_taken(chat_of):
@@ -168,24 +169,19 @@ def test_the_first_faithful_wording_is_taken(chat_of):
         "Please book Ann to Rome on Monday.",
         "Rome on Monday for Ann, please.",
     ]
-    words = ByModel(
-        Parts(client=chat_of(lambda body, n: answer({"queries": wordings})), max_chars=1000)
-    )
+    words = by_model(chat_of, {"queries": wordings})
     plain = dataclasses.replace(TASK, id="syn/2", meta={})
     one, other = words.reword([TASK, plain], "- book(flight, passenger)")
     assert (one.query, one.id, one.verifier) == (wordings[1], TASK.id, TASK.verifier)
     assert other == plain  # a task that does not say what it names is left alone
     figures = words.metrics()
-    assert (
-        figures["questioning/words/a value is missing"]
-        == figures["questioning/words/reworded"]
-        == 1
-    )
+    assert figures["questioning/words/a value is missing"] == 1
+    assert figures["questioning/words/reworded"] == 1
 
 
 @pytest.mark.parametrize("reply", ["no JSON", '{"queries": []}', '{"queries": ["F12", "Ann"]}'])
 def test_without_a_faithful_wording_a_task_keeps_its_words(chat_of, reply):
-    words = ByModel(Parts(client=chat_of(lambda body, n: answer(reply)), max_chars=1000))
+    words = by_model(chat_of, reply)
     assert words.reword([TASK], "") == [TASK]
     assert sum(words.metrics().values()) >= 1
 
@@ -194,26 +190,18 @@ def test_plain_words_stay():
     assert Plain().reword([TASK], "") == [TASK]
 
 
+def invented(query, **fields):
+    fields = {"identity": [query], "verifier": START.verifier} | fields
+    return synthetic_task(START, query, **fields)
+
+
 class TestAttempts:
-    def run_with(self, monkeypatch, solved, broken=lambda query, n: False):
-        """Return the pool after two attempts each; `solved` decides by query, `broken` by query and
-        attempt."""
-        config = base.get_config()
+    def run_with(self, monkeypatch, new, solved=(), broken=lambda query, n: False):
+        """Try tasks out, each in two attempts. Return the queries that stay, the metrics and what
+        was played. solved: the queries that attempts solve. broken: by query and attempt."""
+        config, played = base.get_config(), []
         config.questioning.attempts = 2
-        start = task("Lend Solaris.", lent=["B15"])
-        new = [
-            synthetic_task(
-                start,
-                query,
-                identity=[query],
-                reference=["done"],
-                verifier=start.verifier,
-                meta={"sibling": sibling},
-            )
-            for query, sibling in (("a", "b"), ("c", ""), ("d", "e"))
-        ]
-        pool = TaskPool([start], overlap=0.9, capacity=9, tasks=new)
-        played = []
+        pool = pool_of(*new)
 
         def play(run, jobs, phase):
             played.extend(jobs)
@@ -221,48 +209,38 @@ class TestAttempts:
                 types.SimpleNamespace(
                     task=job.task,
                     broken=broken(job.task.query, job.rollout),
-                    evaluation=types.SimpleNamespace(success=solved(job.task.query)),
+                    evaluation=types.SimpleNamespace(success=job.task.query in solved),
                 )
                 for job in jobs
             ]
 
         monkeypatch.setattr(phase, "gather_rollouts", play)
-        run = types.SimpleNamespace(config=config)
-        phase.try_out(run, pool, new, 0)
-        return pool, played
+        phase.try_out(types.SimpleNamespace(config=config), pool, new, 0)
+        return "".join(task.query for task in pool.tasks.values()), pool.metrics(), played
+
+    NEW = [invented(query, meta={"sibling": other}) for query, other in ("ab", ("c", ""), "de")]
 
     def test_what_no_attempt_solves_is_removed(self, monkeypatch):
-        pool, played = self.run_with(monkeypatch, lambda query: query in "ad")
-        assert [t.query for t in pool.tasks.values()] == ["a", "d"]
+        kept, figures, played = self.run_with(monkeypatch, self.NEW, "ad")
+        assert kept == "ad" and figures["questioning/rejected/no attempt solves it"] == 1
         assert Counter(job.task.query for job in played) == dict.fromkeys("abcde", 2)
-        assert len({job.seed for job in played}) == len(played) and not any(
-            job.experience for job in played
-        )
-        assert pool.metrics()["questioning/rejected/no attempt solves it"] == 1
+        assert len({job.seed for job in played}) == len(played)
+        assert not any(job.experience for job in played)
 
     def test_what_a_fault_of_the_environment_broke_was_not_tried(self, monkeypatch):
-        pool, _ = self.run_with(
-            monkeypatch, lambda query: False, lambda query, n: query == "a" or n == 1
+        kept, figures, _ = self.run_with(
+            monkeypatch, self.NEW, broken=lambda query, n: query == "a" or n == 1
         )
-        assert [t.query for t in pool.tasks.values()] == ["a"]
-        assert pool.metrics()["questioning/rejected/no attempt solves it"] == 2
+        assert kept == "a" and figures["questioning/rejected/no attempt solves it"] == 2
 
     def test_what_another_query_solves_is_removed(self, monkeypatch):
-        pool, _ = self.run_with(monkeypatch, lambda query: query in "acde")
-        assert [t.query for t in pool.tasks.values()] == ["a", "c"]
-        assert pool.metrics()["questioning/rejected/solved from another query"] == 1
+        kept, figures, _ = self.run_with(monkeypatch, self.NEW, "acde")
+        assert kept == "ac" and figures["questioning/rejected/solved from another query"] == 1
 
     def test_what_only_a_judge_can_score_is_not_attempted(self, monkeypatch):
-        config = base.get_config()
-        config.questioning.attempts = 2
-        start = task("Lend Solaris.", lent=["B15"])
-        one = synthetic_task(
-            start, "a", identity=["a"], verifier=start.verifier, meta={"unverified": True}
-        )
-        pool = TaskPool([start], overlap=0.9, capacity=9, tasks=[one])
-        monkeypatch.setattr(phase, "gather_rollouts", lambda *_: pytest.fail("it was attempted"))
-        phase.try_out(types.SimpleNamespace(config=config), pool, [one], 0)
-        assert list(pool.tasks.values()) == [one]
+        one = invented("a", meta={"unverified": True})
+        kept, _, played = self.run_with(monkeypatch, [one])
+        assert kept == "a" and not played
 
 
 def test_reworded_tasks_are_compared_by_their_new_words_as_after_a_resume():
@@ -270,14 +248,12 @@ def test_reworded_tasks_are_compared_by_their_new_words_as_after_a_resume():
         def reword(self, tasks, tools):
             return [dataclasses.replace(t, query="Please lend the book Dune to me.") for t in tasks]
 
-    start = task("Lend Solaris.", lent=["B15"])
-    one = synthetic_task(start, "Lend Dune.", identity=["a"], verifier=start.verifier)
-    pool = TaskPool([start], overlap=0.8, capacity=9, tasks=[one])
+    one = invented("Lend Dune.")
+    pool, resumed = pool_of(one, overlap=0.8), pool_of(overlap=0.8)
     pool.reword(Says(), [one.id], "")
-    resumed = TaskPool([start], overlap=0.8, capacity=9)
     resumed.load_state(pool.state())
     for words in ("Lend Dune.", "Please lend the book Dune to me, now."):
-        new = synthetic_task(start, words, identity=["b"], verifier={"state": [], "answer": "x"})
+        new = invented(words, verifier={"state": [], "answer": "x"})
         assert pool.duplicates.repeats(new) == resumed.duplicates.repeats(new)
 
 
@@ -288,16 +264,12 @@ def test_wordings_are_booked_in_the_metrics_of_a_run():
 
     class Finds:
         def explore(self, world, seeds, budget, rng):
-            verifier = {"state": [["books", "B11", "lent", False, True]], "answer": None}
-            reference = [call("shelf", "red"), call("lend", "B11"), "done"]
-            yield synthetic_task(
-                seeds[0], "Lend Dune.", identity=[], reference=reference, verifier=verifier
-            )
+            verifier = {"state": changes(["B11"], []), "answer": None}
+            yield invented("Lend Dune.", reference=[RED, LEND_11, "done"], verifier=verifier)
 
     config = base.get_config()
     config.questioning.budget, config.questioning.share = 1, 0.01
-    pool = TaskPool([task("Lend Solaris.", lent=["B15"])], overlap=0.8, capacity=8)
-    shown = []
+    pool, shown = pool_of(), []
     run = types.SimpleNamespace(
         config=config,
         tasks=types.SimpleNamespace(pool=pool, explorer=Finds(), words=Counts()),
@@ -312,14 +284,14 @@ def test_wordings_are_booked_in_the_metrics_of_a_run():
 class TestWording:
     def test_shared_introductions_are_left_out(self):
         shared = "This tool belongs to the shop. It sells things. Tool description: "
-        found = summaries(
-            {
-                "buy": shared + "Buy a thing. It is paid later.",
-                "list_all": shared,
-                "sell": "Sell a thing.",
-            }
-        )
-        assert found == {"buy": "Buy a thing", "list_all": "list all", "sell": "Sell a thing"}
+        described = {
+            "buy": f"{shared}Buy a thing. It is paid later.",
+            "list_all": shared,
+            "sell": "Sell a thing.",
+        }
+        assert summaries(described) == {
+            "buy": "Buy a thing", "list_all": "list all", "sell": "Sell a thing"
+        }  # fmt: skip
 
     def test_goals_and_questions(self):
         goals = [goal_text("Add a bag", {"order_id": "Ann Rome"}), goal_text("Show all", {})]
@@ -335,9 +307,7 @@ class TestWording:
         )
         assert distinguishing(rows, "O11", []) == ["Rome"]
         assert distinguishing(rows, "O13", []) in (["Friday"], ["basic"])
-        assert sorted(distinguishing(rows, "O12", [])) == ["Monday", "Oslo"] or distinguishing(
-            rows, "O12", []
-        )
+        assert distinguishing(rows, "O12", [])
         assert distinguishing(cells("seats", "window 4A\nwindow 5A"), "4A", []) is None
         assert distinguishing(cells("people", "P11 Ann gold"), "P11", []) == []
         listed = cells(
