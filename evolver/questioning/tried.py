@@ -84,27 +84,24 @@ class _Order:
             if found is None:
                 return None
             played = found
-        while True:
-            said = self.answer(call, played)
-            tried = (*played.actions, self.calls[call])
-            if said is None:
-                return _Played(tried, played.calls | {call})
+        while said := self.answer(call, played):
+            refused = _Played((*played.actions, self.calls[call]), played.calls)
             remedies = sorted(self.refused_without[call] - played.calls)
-            after = (self.made(remedy, _Played(tried, played.calls)) for remedy in remedies)
-            remedied = (now for now in after if now and self.answer(call, now) != said)
-            found = next(remedied, None)
+            after = (self.made(remedy, refused) for remedy in remedies)
+            found = next((now for now in after if now and self.answer(call, now) != said), None)
             if found is None:
                 return None
             played = found
+        return _Played((*played.actions, self.calls[call]), played.calls | {call})
 
-    def answer(self, call: int, played: _Played) -> str | None:
-        """Return the text of the refusal with which a call is answered, None if it is not."""
+    def answer(self, call: int, played: _Played) -> str:
+        """Return the text of the refusal with which a call is answered, "" if it is not refused."""
         actions = [*played.actions, self.calls[call]]
         results = replay(self.world, self.task, actions)[1]
         if len(results) < len(actions):
             return "the episode has ended"
         refused = results[-1].info.get("errors", 0)
-        return text_of(results[-1].messages) if refused else None
+        return (text_of(results[-1].messages) or "refused") if refused else ""
 
     @cached_property
     def shown_by(self) -> list[set[int]]:

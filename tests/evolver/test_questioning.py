@@ -260,10 +260,9 @@ class TestWalks:
 
     def test_it_learns_what_makes_a_call_work(self, questioning):
         remedies = questioning.explorer.walker.stats.remedies.items()
-        (tried, *_) = (
-            tried for name, tried in remedies if re.match("seat: .*list the seats first", name)
-        )
-        assert max(tried, key=lambda remedy: tried[remedy][0]) == "seats"
+        failure = re.compile("seat: .*list the seats first")
+        counts = next(counts for name, counts in remedies if failure.match(name))
+        assert max(counts, key=lambda remedy: counts[remedy][0]) == "seats"
 
     def test_it_gets_better_at_it(self, seeds):
         walker, rates = Walker(breadth=6, depth=20, branches=2), []
@@ -411,8 +410,8 @@ class TestResume:
         first = curious(Travel, seeds, capacity=20)
         found = first.explore(seed=1, budget=24)
         assert len(found) == 24 and len(first.pool.tasks) == 20
-        tried = list(first.pool.tasks)[:3]
-        first.pool.record(itertools.product(tried, (True, False, True)))
+        attempted = list(first.pool.tasks)[:3]
+        first.pool.record(itertools.product(attempted, (True, False, True)))
         second = curious(Travel, seeds, capacity=20)
         second.pool.load_state(json.loads(json.dumps(first.pool.state())))
         assert second.pool.state() == first.pool.state()

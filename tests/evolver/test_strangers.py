@@ -217,14 +217,6 @@ def test_where_nothing_else_names_a_thing_its_id_does_and_no_look_up_is_wanted()
     assert named >= 4
 
 
-def test_what_sets_what_is_set_already_is_still_found_to_change_something():
-    made = questioning("locker")
-    made.explore(seed=1, budget=40)
-    roles = made.explorer.walker.stats.roles
-    assert all(roles[name].changes for name in ("unblock", "pay", "collect", "put_parcel"))
-    assert roles["unblock"].is_echo and roles["list_boxes"].reads and roles["list_parcels"].reads
-
-
 def test_the_lines_of_an_order_are_told_with_their_fields_and_none_twice():
     _, calls = explored("cart", 40)
     lines = [(task, call.arguments["lines"]) for task, call in calls if call.name == "add_to_cart"]
