@@ -10,8 +10,11 @@ from tests.evolver.toy import BLUE, BOOKS, GREEN, LEND, LEND_15, MARK_11, RED, a
 class Questioning:
     """A pool of tasks that an explorer fills from a world."""
 
-    def __init__(self, kind, make_world, seeds, client=None, *, capacity=512, **options):
-        self.make_world, self.pool = make_world, TaskPool(seeds, overlap=0.8, capacity=capacity)
+    def __init__(
+        self, kind, make_world, seeds, client=None, *, overlap=0.8, capacity=512, **options
+    ):
+        self.make_world = make_world
+        self.pool = TaskPool(seeds, overlap=overlap, capacity=capacity)
         parts = Parts(make_world=make_world, client=client, task_pool=self.pool)
         self.explorer = kind(parts, **options)
 

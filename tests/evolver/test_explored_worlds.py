@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 def explored(make_world, starts, budget, **options):
     """Return the tasks that are kept, after checking again that their references pass and that
     idling fails."""
-    made = Questioning(Curiosity, make_world, starts, **options)
+    made = Questioning(Curiosity, make_world, starts, overlap=0.9, **options)
     tasks = made.explore(0, budget)
     world = probed(make_world())
     for task in tasks[:5]:

@@ -253,7 +253,8 @@ def test_reworded_tasks_are_compared_by_their_new_words_as_after_a_resume():
     pool.reword(Says(), [one.id], "")
     resumed.load_state(pool.state())
     for words in ("Lend Dune.", "Please lend the book Dune to me, now."):
-        new = invented(words, verifier={"state": [], "answer": "x"})
+        verifier = {"state": [], "answer": "x"}
+        new = invented(words, identity=["b"], verifier=verifier)
         assert pool.duplicates.repeats(new) == resumed.duplicates.repeats(new)
 
 
