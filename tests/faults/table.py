@@ -1,67 +1,47 @@
-"""The faults: of the environment, the judge, the engine, the disk, the process, texts and the
-clock.
+"""The faults: of the environment, the judge, the engine, the process, texts and the clock. Those of
+the disk are in tests/faults/disks.py.
 
 Each is a function that gets a `Stage` and plays runs on it. It says how the run has to end; what
 holds after every run is checked by the stage.
 """
 
 import asyncio
-import contextlib
-import errno
 import itertools
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from envs.source import serving
 from evolver import grading
-from evolver.files import rollout_files
-from evolver.files.workdir import Workdir
-from rl.checkpoint import Checkpoints
 from rl.contexts.causal import Causal
 from rl.engines import EngineFault
 from rl.engines.jax.engine import JaxEngine
 from tests.evolver.chat_server import Answer, ChatServer, refused
 from tests.evolver.test_llm_run import LABELLED, script
 from tests.evolver.test_loop import ALL as MECHANISMS
-from tests.faults.stage import ROLLOUTS, STEPS, Broken, Stage, children, orphans
+from tests.faults import disks  # noqa: F401 (enters its faults into the table)
+from tests.faults.registry import (
+    ASYNC,
+    BOTH,
+    LONG,
+    SAVED,
+    SYNC,
+    TABLE,
+    WORKERS,
+    failing,
+    fault,
+    replacing,
+)
+from tests.faults.stage import ROLLOUTS, STEPS, Broken, children, orphans
 from tests.faults.surroundings import SURROUNDINGS
 
-KINDS = ("environment", "judge", "engine", "disk", "process", "surroundings", "text", "clock")
-SYNC, ASYNC, BOTH = ("sync",), ("async",), ("sync", "async")
-WORKERS = ("--config.env.mode=worker", "--config.env.workers=2")
+__all__ = ["TABLE"]
 TRAVEL = ("--config.env.name=travel", "--config.rollout.context=256", "--config.learner.row=256")
 SHORT_TIMEOUT = "--config.env.timeout=4"
-LONG = "--config.steps=200"
-SAVED = "The same command resumes from there."
-
-
-@dataclass(frozen=True)
-class Fault:
-    kind: str
-    name: str
-    play: Callable[[Stage], object]
-    modes: tuple[str, ...]
-
-
-TABLE: list[Fault] = []
-
-
-def fault(kind, modes=BOTH, name=""):
-    """Enter a function into the table, under its own name unless another one is given."""
-
-    def enter(play):
-        TABLE.append(Fault(kind, name or play.__name__.replace("_", " "), play, modes))
-        return play
-
-    return enter
 
 
 def breaking(fault, at="step", share=3):
@@ -69,12 +49,6 @@ def breaking(fault, at="step", share=3):
     args = {"fault": fault, "at": at, "share": share}
     words = (f"--config.env.args.{name}={value}" for name, value in args.items())
     return ("--config.env.name=tests.faults.worlds:Breaking", *words)
-
-
-def replacing(owner, name, make):
-    """Return a function, to be called in the process of a run, that replaces an attribute by what
-    `make` makes of it."""
-    return lambda: setattr(owner, name, make(getattr(owner, name)))
 
 
 # --- environment ----------------------------------------------------------------------------------
@@ -221,28 +195,8 @@ def too_many_requests(stage):
 # --- engine ---------------------------------------------------------------------------------------
 
 
-def _failing(kind, name, owner, attribute, calls, error, said, modes=BOTH):
-    """Enter a function that raises an error from one of its calls on. Without it the run goes on as
-    if nothing had happened."""
-
-    def make(function):
-        count = itertools.count(1)
-
-        def fails(*args, **kwargs):
-            if next(count) >= calls:
-                raise type(error)(*error.args)
-            return function(*args, **kwargs)
-
-        return fails
-
-    @fault(kind, modes, name)
-    def play(stage):
-        inside = replacing(owner, attribute, make)
-        stage.run(inside=inside, code=1, said=said).resumes(same=True)
-
-
 LOST = "the device is lost"
-_failing("engine", "an engine that breaks", JaxEngine, "generate", 40, EngineFault(LOST), LOST)
+failing("engine", "an engine that breaks", JaxEngine, "generate", 40, EngineFault(LOST), LOST)
 
 
 @fault("engine")
@@ -295,151 +249,6 @@ def a_gradient_that_is_not_finite(stage):
         return infinite
 
     stage.run(inside=replacing(grading, "assign", make)).counted("skipped")
-
-
-# --- disk -----------------------------------------------------------------------------------------
-
-
-def os_error(number):
-    return OSError(number, os.strerror(number))
-
-
-FULL, NO_SPACE = os_error(errno.ENOSPC), "No space left"
-FAILED, READ_ONLY = os_error(errno.EIO), os_error(errno.EROFS)
-_failing("disk", "no room for trajectories", rollout_files, "write_atomically", 3, FULL, NO_SPACE)
-_failing("disk", "no room for metrics", Workdir, "log_metrics", 3, FULL, NO_SPACE)
-# The last one cannot be written, so that the run fails at its end.
-_failing(
-    "disk", "no room for checkpoints", Checkpoints, "_check_room", 3, FULL,
-    "the last checkpoint is of step 1",
-)  # fmt: skip
-_failing("disk", "a flush that fails", os, "fsync", 12, FAILED, "Input/output error", SYNC)
-# As the kernel makes it after an error; nobody else can, because the run holds its lock open.
-_failing(
-    "disk", "a disk that becomes read only", os, "replace", 9, READ_ONLY, "Read-only file system",
-    ASYNC,
-)  # fmt: skip
-
-
-@fault("disk")
-def a_full_disk(stage):
-    """Someone else fills the file system of the run, and makes room again. A save that fails says
-    so, too."""
-    if not stage.mount("50m"):
-        return stage.skip("mounting is not permitted")
-    run, ballast = stage.start(), stage.workdir / "ballast"
-    run.until("step 1/")
-    with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    stage.end(run, code=1, said=NO_SPACE, once=False)
-    ballast.unlink()
-    stage.resumes(same=True)
-
-
-@fault("disk", SYNC)
-def a_disk_that_is_too_small(stage):
-    if not stage.mount("600k"):
-        return stage.skip("mounting is not permitted")
-    stage.run(code=1, said="choose another disk")
-
-
-@fault("disk", SYNC)
-def a_read_only_workdir(stage):
-    if not stage.mount("1m"):
-        return stage.skip("mounting is not permitted")
-    stage.forbid_writing()
-    stage.run(code=2, said="cannot be written")
-
-
-@fault("disk", ASYNC)
-def a_workdir_that_is_deleted(stage):
-    run = stage.started(LONG)
-    shutil.rmtree(stage.workdir, ignore_errors=True)
-    stage.end(run, code=1, said="was deleted or moved away")
-
-
-@fault("disk")
-def a_flipped_bit_in_the_newest_checkpoint(stage):
-    stage.run("--config.steps=2", steps=2)
-    newest = stage.workdir / f"checkpoints/{stage.saved()}"
-    files = [path for path in newest.rglob("*") if path.is_file()]
-    path = max(files, key=lambda path: path.stat().st_size)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    stage.resumes(same=True)
-
-
-@fault("disk", SYNC)
-def no_sound_checkpoint(stage):
-    stage.run("--config.steps=2", steps=2)
-    for path in (stage.workdir / "checkpoints").rglob("manifest/*"):
-        path.write_bytes(b"")
-    stage.run(code=1, said="can be read")
-
-
-@fault("disk", SYNC)
-def a_last_line_that_is_cut(stage):
-    stage.run("--config.steps=2", steps=2)
-    with open(stage.workdir / "metrics.jsonl", "ab") as file:
-        file.write(b'{"step": 3, "rol')
-    stage.resumes(same=True)
-
-
-@fault("disk", SYNC)
-def too_many_open_files(stage):
-    """Each save that fails says so, too."""
-    run = stage.started(*WORKERS)
-    resource.prlimit(run.pid, resource.RLIMIT_NOFILE, (10, 10))  # those that are open stay so
-    stage.end(run, code=1, said="Too many open files", once=False)
-    stage.resumes(*WORKERS)
-
-
-def _damaged(name, damage, code, said):
-    """Enter a workdir of two steps that somebody has changed, which its run refuses to go on in."""
-
-    @fault("disk", SYNC, name)
-    def play(stage):
-        stage.run("--config.steps=2", steps=2)
-        damage(stage.workdir)
-        stage.run(code=code, said=said, books=False)
-
-
-def _deep(workdir):
-    (workdir / "config.json").write_text("[" * 100_000)
-
-
-def _piped(name):
-    """Return a function that puts a pipe, whose end never comes, in the place of a file."""
-
-    def pipe(workdir):
-        (workdir / name).unlink()
-        os.mkfifo(workdir / name)
-
-    return pipe
-
-
-def _renamed(workdir):
-    (workdir / "checkpoints/2").rename(workdir / "checkpoints/9")
-
-
-def _copied(workdir):
-    shutil.copytree(workdir / "checkpoints/1", workdir / "checkpoints/3")
-
-
-_damaged("a config that is nested too deeply", _deep, 2, "it is nested too deeply")
-_damaged("a config that is a pipe", _piped("config.json"), 2, "is not a regular file")
-_damaged("metrics that are a pipe", _piped("metrics.jsonl"), 2, "is not a regular file")
-_damaged("a renamed checkpoint", _renamed, 1, "holds the checkpoint of step 2")
-_damaged("a copied checkpoint", _copied, 1, "holds the checkpoint of step 1")
-
-
-@fault("disk", SYNC)
-def two_tasks_of_one_id(stage):
-    path = stage.folder / "tasks.jsonl"
-    path.write_text('{"id": "a", "env": "parity", "query": "Write 1."}\n' * 2)
-    stage.run(f"--config.env.tasks={path}", code=2, said="tasks.jsonl")
 
 
 # --- process --------------------------------------------------------------------------------------
