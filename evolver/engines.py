@@ -133,18 +133,15 @@ def _servers(
 
 
 def _transfer(config: Any, shape: qwen.Config) -> Transfer | None:
+    from rl.engines.vllm.nccl import NcclBroadcast
+    from rl.engines.vllm.transfer import AdapterFiles, SharedMemory
+
     v, dtype = config.engine.vllm, config.model.dtype
     if v.transfer == "shm":
-        from rl.engines.vllm.transfer import SharedMemory
-
         return SharedMemory(shape, folder=v.shared, dtype=dtype, bucket=v.bucket)
     if v.transfer == "nccl":
-        from rl.engines.vllm.nccl import NcclBroadcast
-
         return NcclBroadcast(shape, dtype=dtype, bucket=v.bucket)
     if v.transfer == "lora":
-        from rl.engines.vllm.transfer import AdapterFiles
-
         adapters = LoRA(config.lora.rank, config.lora.alpha, tuple(config.lora.targets))
         return AdapterFiles(adapters, folder=v.shared)
     return None

@@ -62,9 +62,7 @@ def timed(name: str) -> Iterator[Metrics]:
 
 
 def rollout_metrics(
-    trajectories: Sequence[Trajectory],
-    fates: Sequence[str | None] = (),
-    worlds: Iterable[str] = (),
+    trajectories: Sequence[Trajectory], fates: Sequence[str | None] = (), worlds: Iterable[str] = ()
 ) -> dict[str, float]:
     """Return figures of a step's rollouts. Each rollout counts under one `stop/*`, so these sum to
     their number.

@@ -9,8 +9,9 @@ import pytest
 from evolver.files.workdir import Workdir
 from tests.experiments.test_view import record
 from tests.faults.long import verdict
+from tests.faults.registry import BOTH, KINDS
 from tests.faults.stage import FATES, ROLLOUTS, Broken, Stage, overdue
-from tests.faults.table import BOTH, KINDS, TABLE
+from tests.faults.table import TABLE
 
 ROOT = Path(__file__).parents[1]
 

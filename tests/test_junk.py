@@ -6,11 +6,11 @@ replaced by an odd one, or bytes are lost, changed or put in. `make test-faults`
 them.
 """
 
-from __future__ import annotations
-
 import copy
 import json
-from collections.abc import Callable, Iterator
+import struct
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from safetensors.numpy import save
 
 from envs import boundary, toolcalls, values
 from envs.bfcl import replies
@@ -44,51 +45,29 @@ from rl.engines.serve.requests import ChatRequest, Refused, fields_of, parse, pr
 from tests.evolver.test_books import trajectory
 
 INPUTS = 100_000  # of all readers together, in the slow test
-SURROGATE, DEEP, LONG = (
-    "\ud800",
-    "@deep@",
-    "@long@",
-)  # the last two stand for what json.dumps would not write
+DEEP, LONG = "@deep@", "@long@"  # stand for what json.dumps would not write
 ODD = [
-    None,
-    True,
-    -1,
-    0,
-    0.5,
-    1e308,
-    float("nan"),
-    float("inf"),
-    LONG,
-    "",
-    "x",
-    SURROGATE,
-    "../../x",
-    "a\0b",
-    DEEP,
-]
-ODD += [[], [1], [[]], ["x"], {}, {"a": 1}, 2**63, -(2**31), [None], [{}]]
+    None, True, -1, 0, 0.5, 1e308, float("nan"), float("inf"), LONG, "", "x", "\ud800", "../../x",
+    "a\0b", DEEP, [], [1], [[]], ["x"], {}, {"a": 1}, 2**63, -(2**31), [None], [{}],
+]  # fmt: skip
 
 
-def text_of(value: Any) -> str:
+def text_of(value):
     text = json.dumps(value, ensure_ascii=False)
     return text.replace(f'"{DEEP}"', "[" * 990 + "]" * 990).replace(f'"{LONG}"', "9" * 400)
 
 
-def paths(value: Any, here: tuple = ()) -> Iterator[tuple]:
+def paths(value, here=()):
     """Yield the place of each part of a JSON value, itself included."""
     yield here
-    parts = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    for key, part in parts:
-        yield from paths(part, (*here, key))
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from paths(part, (*here, key))
 
 
-def replaced(value: Any, path: tuple, new: Any) -> Any:
+def replaced(value, path, new):
     """Return the value with another part at `path`. The part is removed, from an object, if the new
     one is `...`."""
     if not path:
@@ -102,7 +81,7 @@ def replaced(value: Any, path: tuple, new: Any) -> Any:
 
 
 @st.composite
-def spoilt(draw: Any, samples: list[Any], separator: str) -> bytes:
+def spoilt(draw, samples, separator):
     """Draw raw bytes, or JSON values like the samples in which something is odd, written one after
     the other."""
     if draw(st.integers(0, 9)) == 0:
@@ -116,17 +95,15 @@ def spoilt(draw: Any, samples: list[Any], separator: str) -> bytes:
 
 
 @st.composite
-def damaged(draw: Any, sample: bytes) -> bytes:
+def damaged(draw, sample):
     """Draw the sample with bytes lost, changed or put in."""
     return cut(draw, sample, least=1)
 
 
-def cut(draw: Any, data: bytes, least: int = 0) -> bytes:
+def cut(draw, data, least=0):
     for _ in range(draw(st.integers(least, 2))):
-        at, count = (
-            draw(st.integers(0, len(data))),
-            draw(st.sampled_from([0, 0, 1, 4, 50, len(data)])),
-        )
+        at = draw(st.integers(0, len(data)))
+        count = draw(st.sampled_from([0, 0, 1, 4, 50, len(data)]))
         data = data[:at] + draw(st.binary(max_size=4)) + data[at + count :]
     return data
 
@@ -142,14 +119,14 @@ class Reader:
     weight: float = 1.0  # share of the inputs; slow readers get less
 
 
-def lines(*samples: Any) -> st.SearchStrategy[bytes]:
+def lines(*samples):
     return spoilt(list(samples), "\n")
 
 
-def placed(name: str, function: Callable[[Path], Any]) -> Callable[[bytes, Path], Any]:
+def placed(name, function):
     """Return a reader of a folder that holds the junk under this name."""
 
-    def read(data: bytes, folder: Path) -> Any:
+    def read(data, folder):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
         return function(folder)
@@ -157,14 +134,24 @@ def placed(name: str, function: Callable[[Path], Any]) -> Callable[[bytes, Path]
     return read
 
 
-def decoded(data: bytes) -> str:
+def decoded(data):
     try:
         return data.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         return data.decode("latin-1")
 
 
-def value_of(data: bytes) -> Any:
+def of_text(function):
+    """Return a reader of the junk as text."""
+    return lambda data, _: function(decoded(data))
+
+
+def read_answer(text):
+    value = answers.read_json(text, SCHEMA)
+    assert not answers.schema_error(value, SCHEMA)
+
+
+def value_of(data):
     try:
         return json.loads(decoded(data))
     except (ValueError, RecursionError):
@@ -180,29 +167,19 @@ CALL = {"name": "flights", "arguments": {"to": "Rome", "days": [1, 2.5, None], "
 CALLS = st.lists(spoilt([CALL], ""), min_size=1, max_size=3).map(
     lambda bodies: b"".join(b"<tool_call>\n" + body + b"\n</tool_call>" for body in bodies)
 )
-STEPS = {
-    "steps": [{"step": 1, "label": "GOOD", "analysis": "It looks."}, {"step": 2, "label": "BAD"}]
-}
+GOOD, BAD = {"step": 1, "label": "GOOD", "analysis": "It looks."}, {"step": 2, "label": "BAD"}
+STEPS = {"steps": [GOOD, BAD]}
 METRICS = {"step": 0, "eval/avg@2": 0.5, "time/elapsed": 3.25, "stop/done": 4}
 SCORES = {"tasks": ["a", "b"], "difficulty_N": [1, 2], "score_NR": [[0.5, 1.0]] * 2, "success_NR": [[0, 1]] * 2,
           "greedy_N": [1, 0], "temperature": 1.0, "sweep": {"0.5": [[0, 1]] * 2}}  # fmt: skip
 CALLED = {
-    "step": 1,
-    "role": "judge",
-    "model": "m",
-    "what": "call",
-    "prompt_tokens": 5,
-    "money": 0.1,
+    "step": 1, "role": "judge", "model": "m", "what": "call", "prompt_tokens": 5, "money": 0.1,
     "seconds": 1.0,
-}
+}  # fmt: skip
 TASK = {
-    "id": "a",
-    "env": "toy",
-    "query": "Book it.",
-    "seed": 3,
-    "reference": ["x"],
+    "id": "a", "env": "toy", "query": "Book it.", "seed": 3, "reference": ["x"],
     "verifier": {"state": [["a", 1]]},
-}
+}  # fmt: skip
 MODEL = {
     "model_type": "qwen2", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "intermediate_size": 64, "head_dim": 16, "max_position_embeddings": 4096,
@@ -226,43 +203,30 @@ TOKENIZER = train_bpe(["book a flight to Rome", "<tool_call>"] * 3, 300)
 EMBEDDER = HashedNgrams()
 
 
-def pool_lines() -> list[Any]:
-    """Return what a pool with two experiences writes."""
-    import tempfile
-
-    pool = ExperiencePool(EMBEDDER)
-    pool.add(
-        [
-            new_experience("When lending", "Look.", sources=["a"]),
-            new_experience("Later", "Wait.", sources=["b"]),
-        ]
-    )
-    pool.splits = {"train"}
+def written(name, write):
+    """Return the bytes of the file of this name that a function writes into a folder."""
     with tempfile.TemporaryDirectory() as folder:
-        pool.save(Path(folder))
-        return [
-            json.loads(line)
-            for line in (Path(folder) / "experiences.jsonl").read_text().splitlines()
-        ]
+        write(Path(folder))
+        return (Path(folder) / name).read_bytes()
 
 
-POOL = pool_lines()
+def write_pool(folder):
+    pool = ExperiencePool(EMBEDDER)
+    pool.add([new_experience(when, "Look.", sources=["a"]) for when in ("When lending", "Later")])
+    pool.splits = {"train"}
+    pool.save(folder)
 
 
-def read_pool(folder: Path) -> ExperiencePool:
+POOL = [json.loads(line) for line in written("experiences.jsonl", write_pool).splitlines()]
+RECORDS = [record_of(trajectory(i), fate="trained") for i in range(2)]
+ROLLOUTS = written("x.jsonl.gz", lambda folder: write_rollouts(folder / "x.jsonl.gz", RECORDS))
+
+
+def read_pool(folder):
     ExperiencePool(EMBEDDER).load(folder)
 
 
-def rollouts_file() -> bytes:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "step_000001.jsonl.gz"
-        write_rollouts(path, [record_of(trajectory(i), fate="trained") for i in range(2)])
-        return path.read_bytes()
-
-
-def read_all_rollouts(folder: Path) -> None:
+def read_all_rollouts(folder):
     for file in rollout_files(folder):
         file.index_text()
         file.make_index()
@@ -270,26 +234,17 @@ def read_all_rollouts(folder: Path) -> None:
     read_rollouts(folder / "trajectories/step_000001.jsonl.gz")
 
 
-def safetensors() -> bytes:
-    from safetensors.numpy import save
-
-    return save(
-        {
-            "model.norm.weight": np.ones(32, np.float32),
-            "lm_head.weight": np.ones((2, 3), np.float32),
-        }
-    )
+WEIGHTS = {"model.norm.weight": np.ones(32), "lm_head.weight": np.ones((2, 3))}
+SAFETENSORS = save({name: weight.astype(np.float32) for name, weight in WEIGHTS.items()})
 
 
-def read_model(folder: Path) -> None:
+def read_model(folder):
     (folder / "config.json").write_text(json.dumps(MODEL))
     hf.load(folder)
 
 
-def gguf_file() -> bytes:
-    import struct
-
-    def text(value: str) -> bytes:
+def gguf_file():
+    def text(value):
         return struct.pack("<Q", len(value)) + value.encode()
 
     keys = [text("general.architecture") + struct.pack("<I", 8) + text("llama")]
@@ -299,14 +254,12 @@ def gguf_file() -> bytes:
     return head + b"\0" * (-len(head) % 32) + b"\0" * 128
 
 
-def as_world(data: bytes, folder: Path) -> None:
+def as_world(data, folder):
     """Everything that a world hands over, made of junk."""
     value = value_of(data)
     fields = {"messages": []} | (value if isinstance(value, dict) else {"messages": value})
-    given = [
-        (boundary.evaluation, each)
-        for each in (value, Evaluation(value, True), Evaluation(0.5, True, value))
-    ]
+    scores = (value, Evaluation(value, True), Evaluation(0.5, True, value))
+    given = [(boundary.evaluation, score) for score in scores]
     for make, check in ((StepResult, boundary.result), (Observation, boundary.observation)):
         known = {name: part for name, part in fields.items() if name in make.__dataclass_fields__}
         given += [(check, value), (check, make(**known))]
@@ -318,38 +271,33 @@ def as_world(data: bytes, folder: Path) -> None:
             continue
 
 
-def overridden(data: bytes, folder: Path) -> None:
+def overridden(data, folder):
     """A value on the command line, of a key of each type."""
     config = Path(__file__).parents[1] / "configs/base.py"
     text = decoded(data)
-    key = (
-        "steps",
-        "rollout.temperature",
-        "model.path",
-        "learner.drop",
-        "env.args.x",
-        "rollout",
-        "no.such",
-    )[len(data) % 7]
+    keys = (
+        "steps", "rollout.temperature", "model.path", "learner.drop", "env.args.x", "rollout", "no.such",
+    )  # fmt: skip
+    key = keys[len(data) % len(keys)]
     command = cli.parse(["run.py", f"--config={config}", f"--config.{key}={text}"])
     assert command.problems or command.config is not None
 
 
 READERS = {
-    "tool calls": Reader(CALLS, lambda data, _: toolcalls.parse(decoded(data)), weight=2),
-    "BFCL's replies": Reader(CALLS, lambda data, _: replies.official_calls(decoded(data)), weight=2),
-    "answers": Reader(lines(STEPS), lambda data, _: answers.read_json(decoded(data), SCHEMA), (answers.Unreadable,), 2),
-    "texts of models": Reader(lines("Look."), lambda data, _: answers.unfit_reason(decoded(data), "q", ["o"]), weight=2),
-    "transcripts": Reader(lines("a", "b"), lambda data, _: transcripts.transcript([(decoded(data),) * 2] * 2, 60), weight=2),
-    "actions": Reader(CALLS, lambda data, _: replaying.values_used(decoded(data)), weight=2),
+    "tool calls": Reader(CALLS, of_text(toolcalls.parse), weight=2),
+    "BFCL's replies": Reader(CALLS, of_text(replies.official_calls), weight=2),
+    "answers": Reader(lines(STEPS), of_text(read_answer), (answers.Unreadable,), 2),
+    "texts of models": Reader(lines("Look."), of_text(lambda text: answers.unfit_reason(text, "q", ["o"])), weight=2),
+    "transcripts": Reader(lines("a", "b"), of_text(lambda text: transcripts.transcript([(text, text)] * 2, 60)), weight=2),
+    "actions": Reader(CALLS, of_text(replaying.values_used), weight=2),
     "worlds": Reader(lines(RESULT), as_world, weight=2),
     "metrics.jsonl": Reader(lines(*[METRICS | {"step": i} for i in range(3)]), placed(
         "metrics.jsonl", lambda folder: Workdir(folder).metrics()), (BrokenFile,), 2),
     "reports": Reader(lines(METRICS, METRICS | {"step": 1}), placed("metrics.jsonl", report), (BrokenFile,), 0.01),
     "evaluations": Reader(lines(SCORES), placed("eval/step_000001.json", lambda f: Workdir(f).scores()), weight=2),
-    "trajectories": Reader(damaged(rollouts_file()), placed(
+    "trajectories": Reader(damaged(ROLLOUTS), placed(
         "trajectories/step_000001.jsonl.gz", read_all_rollouts), (BrokenFile,), 0.5),
-    "plain trajectories": Reader(lines(record_of(trajectory(), fate="trained")), placed(
+    "plain trajectories": Reader(lines(RECORDS[0]), placed(
         "trajectories/step_000001.jsonl.gz", read_all_rollouts), (BrokenFile,), 0.5),
     "tasks.jsonl": Reader(lines(TASK, TASK | {"id": "b"}), placed(
         "tasks.jsonl", lambda folder: read_tasks(folder / "tasks.jsonl")), (BrokenFile,), 2),
@@ -363,32 +311,29 @@ READERS = {
     "config.json": Reader(lines(MODEL), placed("config.json", hf.config_of), (hf_config.ModelError,), 2),
     "index of weights": Reader(lines({"weight_map": {"a": "model.safetensors"}}), placed(
         "model.safetensors.index.json", read_model), (hf_config.ModelError,), 0.5),
-    "safetensors": Reader(damaged(safetensors()), placed("model.safetensors", read_model), (hf_config.ModelError,)),
+    "safetensors": Reader(damaged(SAFETENSORS), placed("model.safetensors", read_model), (hf_config.ModelError,)),
     "GGUF": Reader(damaged(gguf_file()), placed(
         "m.gguf", lambda folder: from_gguf.convert(folder / "m.gguf", folder / "out")), (hf_config.ModelError,), 0.5),
     "tokenizer.json": Reader(lines(json.loads(TOKENIZER.to_json())), placed(
         "tokenizer.json", Tokenizer.load), (TokenizerError,), 0.2),
     "requests": Reader(lines(REQUEST), lambda data, _: list(prompts_of(
         parse(ChatRequest, fields_of(data, "policy")), TOKENIZER, vocab=400, context=400)), (Refused, values.Unsafe), 2),
-    "URLs": Reader(damaged(b"http://user:key@[::1]:8000/v1?x=1#y"), lambda data, _: url_problem(decoded(data))),
-    "targets": Reader(damaged(b"h100:8"), lambda data, _: targets.parse(decoded(data)), (targets.TargetError,)),
+    "URLs": Reader(damaged(b"http://user:key@[::1]:8000/v1?x=1#y"), of_text(url_problem)),
+    "targets": Reader(damaged(b"h100:8"), of_text(targets.parse), (targets.TargetError,)),
     "values of keys": Reader(lines(["a", {"b": 1.5}]), overridden, weight=0.02),
 }  # fmt: skip
 
 
-def feed(reader: Reader, folder: Path, count: int) -> int:
+def feed(reader, folder, count):
     """Give a reader so many inputs, and return how many it took."""
     taken = [0]
 
-    @hypothesis.settings(
-        max_examples=count,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
+    checks = [*hypothesis.HealthCheck]
+    fixed = {"deadline": None, "derandomize": True, "database": None}
+
+    @hypothesis.settings(max_examples=count, suppress_health_check=checks, **fixed)
     @hypothesis.given(reader.junk)
-    def check(data: bytes) -> None:
+    def check(data):
         taken[0] += 1
         try:
             reader.read(data, folder)

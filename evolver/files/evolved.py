@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from envs.world import text_of
+from evolver.files.formats import Record
 from evolver.files.report import aligned, told_gain, with_interval
 from evolver.files.rollout_files import read_rollouts
 from evolver.files.workdir import Workdir
 from rl.evaluation import Scores
-
-Record = dict[str, Any]  # a rollout, as evolver/files/rollout_files.py writes it
 
 
 def summary(folder: Path, rules: Mapping[tuple[str, str], int], solutions: int) -> str:
@@ -23,11 +22,9 @@ def summary(folder: Path, rules: Mapping[tuple[str, str], int], solutions: int) 
     """
     runs = Workdir(folder / "trained").scores()
     before, after = runs[min(runs)], runs[max(runs)]
-    evaluated = Workdir(folder / "pretrained").evaluations()
-    columns = {}
-    if evaluated:
-        columns["pretrained"] = Scores(**evaluated[-1]["scores"][0])
-    columns["imitated" if evaluated else "pretrained"] = before
+    columns = {"pretrained": before}
+    if evaluated := Workdir(folder / "pretrained").evaluations():
+        columns = {"pretrained": Scores(**evaluated[-1]["scores"][0]), "imitated": before}
     head, values = ["success, %"], []
     for name, scores in columns.items():
         head += [f"{name}, greedy", f"at T={scores.temperature:g}"]
@@ -40,28 +37,29 @@ def summary(folder: Path, rules: Mapping[tuple[str, str], int], solutions: int) 
         chosen_N = difficulty_N == level
         cells = [f"{100 * value_N[chosen_N].mean():.1f}" for value_N in values]
         rows.append((f"  difficulty {level} ({chosen_N.sum()})", *cells))
-    best_N = max(values[-3:-1], key=lambda value_N: value_N.mean())
+    *_, greedy_N, sampled_N, trained_N = values
+    best_N = max(greedy_N, sampled_N, key=np.mean)
     at, best = "by training, greedily", "its best temperature"
-    lines = [
-        aligned(head, rows),
-        "",
-        told_gain(values[-3], best_N, values[-1], at, best),
-        *rule_lines(folder, rules, solutions),
-    ]
-    return "\n".join(lines)
+    gain = told_gain(greedy_N, best_N, trained_N, at, best)
+    return "\n".join([aligned(head, rows), "", gain, *rule_lines(folder, rules, solutions)])
 
 
 def rule_lines(folder: Path, rules: Mapping[tuple[str, str], int], solutions: int) -> list[str]:
     """Return a line per hidden rule: who needs it, and who follows it."""
-    first, last = (greedy(folder, which) for which in (min, max))
-    lines = [f"Rules that solutions of the explorer need ({solutions} were played without a call):"]
+    if not rules:
+        return ["", "No call was refused for want of an earlier one."]
+    first, last = greedy(folder, min), greedy(folder, max)
+    lines = [
+        "",
+        f"Rules that solutions of the explorer need ({solutions} were played without a call):",
+    ]
     for (call, later), count in Counter(dict(rules)).most_common(5):
         kept = [sum(in_order(record, call, later) for record in part) for part in (first, last)]
         lines.append(
             f"  {call} before {later}: {count} solutions; of {len(last)} greedy held-out rollouts"
             f" {kept[0]} do both in this order before training, {kept[1]} after"
         )
-    return ["", *(lines if rules else ["No call was refused for want of an earlier one."])]
+    return lines
 
 
 def greedy(folder: Path, which: Any) -> list[Record]:

@@ -19,9 +19,8 @@ def append_line(path: str | Path, line: str, *, sync: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab+") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-        start = (
-            b"" if file.read(1) in (b"", b"\n") else b"\n"
-        )  # of /dev/full, read() would never end
+        # One byte: reading all of /dev/full would never end.
+        start = b"" if file.read(1) in (b"", b"\n") else b"\n"
         file.write(start + line.rstrip("\n").encode() + b"\n")
         file.flush()
         if sync:
@@ -46,8 +45,9 @@ def read_jsonl(
             line = file.readline(LONGEST + 1)
             if not line:
                 return
+            long = len(line) > LONGEST
             try:
-                if len(line) > LONGEST:
+                if long:
                     raise ValueError(f"it has more than {LONGEST:,} bytes; the rest is not read")
                 if not line.strip():
                     continue
@@ -56,12 +56,12 @@ def read_jsonl(
                     raise ValueError("the line is not a JSON object")
                 result = make(record)
             except (TypeError, ValueError, RecursionError) as error:
-                cut = not line.endswith(b"\n") and len(line) <= LONGEST
+                cut = not line.endswith(b"\n") and not long
                 if forgive == "none" or (forgive == "last" and not cut):
                     raise BrokenFile(f"{path}, line {number}: {error}") from None
                 if wrong is not None and not cut:
                     wrong.append(f"{Path(path).name}, line {number}: {error}")
-                if len(line) > LONGEST:
+                if long:
                     return
-                continue
-            yield result
+            else:
+                yield result

@@ -19,6 +19,7 @@ from evolver.files.formats import found
 from evolver.files.progress import clock
 from evolver.files.workdir import Workdir
 from evolver.llm.store import accounts, ledger_lines
+from evolver.metrics import Metrics
 from models.files import BrokenFile, write_atomically
 from rl.evaluation import Scores, interval, paired_difference
 
@@ -56,8 +57,7 @@ def evaluation_table(workdir: Workdir) -> str:
         return "there is no evaluation (config.eval.every=0)"
     first, last = min(scores), max(scores)
     before, after = scores[first], scores[last]
-    claimed = workdir.config()
-    split = found(claimed, "config.eval.split") or "held-out"
+    split = found(workdir.config(), "config.eval.split") or "held-out"
     title = (
         f"{len(after.tasks)} {split} tasks, {len(after.success_NR[0])} rollouts each at temperature"
         f" {after.temperature:g}; percent, 95% intervals over tasks, of this one run\n"
@@ -96,9 +96,7 @@ def success_by_temperature(scores: Scores) -> list[str]:
         return []
     success = {float(name): np.mean(value) for name, value in scores.sweep.items()}
     success[scores.temperature] = scores.per_task("avg@").mean()
-    cells = [
-        f"{100 * success[temperature]:.1f} at {temperature:g}" for temperature in sorted(success)
-    ]
+    cells = [f"{100 * mean:.1f} at {heat:g}" for heat, mean in sorted(success.items())]
     return ["", f"success by temperature: {', '.join(cells)}"]
 
 
@@ -190,28 +188,34 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], style: str = "si
 
 def summary(workdir: Workdir, table: str) -> str:
     """Return the text of `summary.md`. table: that of the evaluations."""
-    fates: Counter[str] = Counter()
-    for line in workdir.metrics():
-        ledger = {k.removeprefix("ledger/"): v for k, v in line.items() if k.startswith("ledger/")}
-        fates.update(ledger)
-    total = fates.pop("rollouts", 0)
-    by_world = {name: fates.pop(name) for name in list(fates) if "/world_" in name}
-    worlds = sorted({name.partition("/world_")[2] for name in by_world})
+    metrics, ledger = workdir.metrics(), Counter[str]()
+    for line in metrics:
+        ledger.update({name: n for name, n in line.items() if name.startswith("ledger/")})
+    total = ledger["ledger/rollouts"]
     lines = [f"# {workdir.path.name}", "", "![learning curve](curve.png)", "", "```", table, "```"]
-    lines += ["", *facts(workdir, total), *alarm_lines(workdir.metrics())]
+    lines += ["", *facts(workdir, metrics, total), *alarm_lines(metrics)]
     if total:
-        rows: Rows = []
-        for fate, n in fates.most_common():
-            own = [f"{by_world.get(f'{fate}/world_{world}', 0):,.0f}" for world in worlds]
-            rows += [(fate, f"{n:,.0f}", f"{n / total:.1%}", *own)] if n else []
-        table = aligned(("fate", "rollouts", "share", *worlds), rows, "pipe")
-        lines += ["", "Rollouts by fate:", "", table]
+        lines += ["", "Rollouts by fate:", "", fates_table(ledger)]
     return "\n".join([*lines, *calls_table(workdir)]) + "\n"
 
 
-def facts(workdir: Workdir, rollouts: float) -> list[str]:
+def fates_table(ledger: Counter[str]) -> str:
+    """Return the table of fates, with a column for each world of a mixture. ledger: the sums of
+    `ledger/*` over the steps."""
+    total = ledger["ledger/rollouts"]
+    worlds = sorted({world for name in ledger if (world := name.partition("/world_")[2])})
+    rows: Rows = []
+    for name, n in ledger.most_common():
+        if n and name != "ledger/rollouts" and "/world_" not in name:
+            own = [f"{ledger[f'{name}/world_{world}']:,.0f}" for world in worlds]
+            fate = name.removeprefix("ledger/")
+            rows.append((fate, f"{n:,.0f}", f"{n / total:.1%}", *own))
+    return aligned(("fate", "rollouts", "share", *worlds), rows, "pipe")
+
+
+def facts(workdir: Workdir, metrics: Sequence[Metrics], rollouts: float) -> list[str]:
     """Return a line for each of the main facts about a run."""
-    claimed, metrics = workdir.config(), workdir.metrics()
+    claimed = workdir.config()
     if not (claimed and metrics):
         return []
     config, last = claimed["config"], metrics[-1]
@@ -232,7 +236,7 @@ def facts(workdir: Workdir, rollouts: float) -> list[str]:
     ]
 
 
-def alarm_lines(metrics: list[dict[str, Any]]) -> list[str]:
+def alarm_lines(metrics: Sequence[Metrics]) -> list[str]:
     """Return a line for each alarm that was raised, with its steps."""
     lines = []
     for name in sorted(set().union(*metrics)):
@@ -254,17 +258,20 @@ def calls_table(workdir: Workdir) -> list[str]:
         calls = [line for line in lines if line["role"] == role and line["what"] == "call"]
         seconds = [line.get("seconds", 0.0) for line in calls]
         p50, p95 = np.percentile(seconds or [0.0], [50, 95])
-        cached = f"{a.hits:,} ({a.hits / (a.calls + a.hits):.1%})" if a.calls + a.hits else "0"
-        failed = ", ".join(f"{kind} {count}" for kind, count in a.failures.most_common()) or "0"
-        rows.append(
-            (role, f"{a.calls:,}", cached, f"{a.prompt_tokens:,}", f"{a.completion_tokens:,}",
-             f"{a.money:.4g}", f"{p50:.2f} / {p95:.2f}", failed, f"{a.unanswered}")
-        )  # fmt: skip
-    head = (
-        "role", "calls", "cached", "tokens in", "tokens out", "money", "seconds p50 / p95",
-        "failed attempts", "unanswered",
-    )  # fmt: skip
-    return ["", "Calls to language models:", "", aligned(head, rows, "pipe")]
+        asked = a.calls + a.hits
+        row = {
+            "role": role,
+            "calls": f"{a.calls:,}",
+            "cached": f"{a.hits:,} ({a.hits / asked:.1%})" if asked else "0",
+            "tokens in": f"{a.prompt_tokens:,}",
+            "tokens out": f"{a.completion_tokens:,}",
+            "money": f"{a.money:.4g}",
+            "seconds p50 / p95": f"{p50:.2f} / {p95:.2f}",
+            "failed attempts": ", ".join(f"{k} {n}" for k, n in a.failures.most_common()) or "0",
+            "unanswered": f"{a.unanswered}",
+        }
+        rows.append([*row.values()])
+    return ["", "Calls to language models:", "", aligned([*row], rows, "pipe")]
 
 
 # --- the plot -------------------------------------------------------------------------------------
@@ -291,19 +298,18 @@ def plot_curves(workdir: Workdir, path: Path) -> None:
     figure.savefig(path)
 
 
-def plot_success(axes: Any, scores: dict[int, Scores], metrics: list[dict[str, Any]]) -> None:
+def plot_success(axes: Any, scores: dict[int, Scores], metrics: Sequence[Metrics]) -> None:
     """Plot success in percent over steps."""
     ends = []
     for origin, colour in (("original", ORIGINAL), ("synthetic", SYNTHETIC)):
         key = f"rollout/success/{origin}"
-        lines = [line for line in metrics if line.get(key) is not None]
-        if lines:
-            step_S = [line["step"] for line in lines]
-            value_S = 100 * np.array([line[key] for line in lines])
+        points = [(line["step"], line[key]) for line in metrics if line.get(key) is not None]
+        if points:
+            step_S, success_S = np.transpose(points)
+            value_S = 100 * success_S
             mean_S = moving_mean(value_S)
-            axes.plot(
-                step_S, value_S, ".", color=colour, alpha=0.25, markersize=4, markeredgewidth=0
-            )
+            faint = {"alpha": 0.25, "markersize": 4, "markeredgewidth": 0}
+            axes.plot(step_S, value_S, ".", color=colour, **faint)
             axes.plot(step_S, mean_S, color=colour, linewidth=1.4)
             ends.append((mean_S[-1], f"training, {origin} tasks", colour))
     if scores:
@@ -339,7 +345,7 @@ def label_ends(axes: Any, ends: list[tuple[float, str, str]]) -> None:
         )  # fmt: skip
 
 
-def plot_fates(axes: Any, metrics: list[dict[str, Any]]) -> None:
+def plot_fates(axes: Any, metrics: Sequence[Metrics]) -> None:
     """Plot the share of each fate among the rollouts of each step."""
     lines = [line for line in metrics if line.get("ledger/rollouts")]
     if not lines:
@@ -370,9 +376,8 @@ def main(folders: list[str]) -> int:
         for folder in folders:
             workdir = Workdir(folder)
             if not (workdir.metrics() or workdir.scores()):
-                raise BrokenFile(
-                    f"{folder}: nothing to report on: it contains neither metrics.jsonl nor eval/"
-                )
+                why = "nothing to report on: it contains neither metrics.jsonl nor eval/"
+                raise BrokenFile(f"{folder}: {why}")
             print(report(folder))
     except BrokenFile as error:
         print(error, file=sys.stderr)

@@ -216,10 +216,13 @@ class RolloutFile:
         try:
             reader = zlib.decompressobj(wbits=31)
             text = reader.decompress(read_whole(path), LONGEST)
-            end = b'"bytes": %d}' % self.path.stat().st_size
+            size = self.path.stat().st_size
         except (OSError, zlib.error, BrokenFile):
             return None
-        if not text.startswith(b'{"format": "%s"' % FORMAT.encode()) or not text.endswith(end):
+        # The format stands first and the size of the file last: no JSON is read of an old index.
+        if not text.startswith(b'{"format": "%s"' % FORMAT.encode()):
+            return None
+        if not text.endswith(b'"bytes": %d}' % size):
             return None
         try:
             index = formats.valid(formats.INDEX, text)

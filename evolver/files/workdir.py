@@ -104,8 +104,8 @@ class Workdir:
             except OSError as error:
                 if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
                     raise
-                why = error.strerror
-                log.warning("%s cannot be locked (%s): let no other run use it", path, why)
+                text = "%s cannot be locked (%s): let no other run use it"
+                log.warning(text, path, error.strerror)
                 return number
             if self._is_here(number):
                 return number
@@ -151,9 +151,8 @@ class Workdir:
         keeps the first revision and adds its own. Other modes, which may share the workdir of a
         run, write `config.<mode>.json`."""
         now, given = provenance(), {"config": plain(config)}
-        record = {**given, "seed": seed, **now}
-        before = self.config() if mode == "train" else None
-        if before is not None:
+        record = given | {"seed": seed} | now
+        if mode == "train" and (before := self.config()):
             if before | now | given == before:
                 return
             record = before | given | {"resumed": [*before.get("resumed", []), now]}
@@ -168,9 +167,8 @@ class Workdir:
         content = read_whole(path)
         try:
             record = loads(content)
-            if not isinstance(record, dict) or not isinstance(record.get("config"), dict):
-                return None
-            return formats.valid(formats.RUN, record)
+            ours = isinstance(record, dict) and isinstance(record.get("config"), dict)
+            return formats.valid(formats.RUN, record) if ours else None
         except ValueError as error:
             raise BrokenFile(f"{path}: {error}") from None
 
@@ -223,8 +221,8 @@ class Workdir:
 
     def log_tasks(self, tasks: Iterable[Task]) -> None:
         """Write `tasks.jsonl`."""
-        lines = [json.dumps(task.to_dict(), ensure_ascii=False) + "\n" for task in tasks]
-        self._write("tasks.jsonl", "".join(lines))
+        lines = (json.dumps(task.to_dict(), ensure_ascii=False) for task in tasks)
+        self._write("tasks.jsonl", "".join(f"{line}\n" for line in lines))
 
     def log_card(self, text: str) -> None:
         """Write `tasks.md`, which describes the invented tasks."""
@@ -239,10 +237,11 @@ class Workdir:
         if (self / "metrics.jsonl").exists():
             lines = [_metrics_line(line) for line in self.metrics() if line["step"] <= last]
             write_atomically(self / "metrics.jsonl", "".join(lines))
-        kept = {"trajectories/step_*": step, "trajectories/extra_*": step}
-        kept |= {"trajectories/held_out_*": last, "eval/step_*": last}
-        for pattern, latest in kept.items():
-            for path in self.path.glob(pattern):
+        # The rollouts of a step are complete when its update is done, its evaluation is not.
+        kept = {"trajectories/step": step, "trajectories/extra": step}
+        kept |= {"trajectories/held_out": last, "eval/step": last}
+        for name, latest in kept.items():
+            for path in self.path.glob(f"{name}_*"):
                 number = re.search(r"_(\d+)\.", path.name)
                 if number and int(number[1]) > latest:
                     path.unlink()
@@ -259,9 +258,8 @@ def metrics_of(record: Record) -> Record:
     """Return a line of `metrics.jsonl`. Raises ValueError if it is none."""
     step = record.get("step")
     if type(step) is not int or step < 0:
-        raise ValueError(
-            f"a line of metrics has a step, a whole number from 0; this one has {step!r}"
-        )
+        rule = "a line of metrics has a step, a whole number from 0"
+        raise ValueError(f"{rule}; this one has {step!r}")
     for name, value in record.items():
         if not isinstance(value, int | float | None):
             raise ValueError(f"the value of {name} is not a number: {str(value)[:80]!r}")
@@ -271,7 +269,7 @@ def metrics_of(record: Record) -> Record:
 def _metrics_line(metrics: Record) -> str:
     """Return one line of JSON: `step` first, then the other keys, sorted. Equal runs give equal
     bytes."""
-    ordered = {"step": metrics["step"]} | dict(sorted(metrics.items()))
+    ordered = {"step": metrics["step"], **dict(sorted(metrics.items()))}
     return json.dumps(plain(ordered), allow_nan=False) + "\n"
 
 

@@ -72,10 +72,11 @@ class Limits:
 class _Queue:
     """The state that all questions to one url share."""
 
-    def __init__(self, limits: Limits, role: Role):
+    def __init__(self, limits: Limits, is_policy: bool):
+        rates = Limits() if is_policy else limits  # an engine of this run has no limits per minute
         self.slots = asyncio.Semaphore(limits.concurrency)
-        self.requests = Rate(0 if role.is_policy else limits.requests_per_minute)
-        self.tokens = Rate(0 if role.is_policy else limits.tokens_per_minute)
+        self.requests = Rate(rates.requests_per_minute)
+        self.tokens = Rate(rates.tokens_per_minute)
         self.paused_until = 0.0  # set by Retry-After, on the monotonic clock
         self.failed = 0  # consecutive unanswered questions
 
@@ -113,9 +114,9 @@ class Chat:
         self.responders: dict[str, PolicyResponder] = {}
         self.check, self.say, self._shown = check, say, set[str]()
         self.keeps = False  # True: `said` returns what the current policy answers
-        self._said: list[Said] = []
+        self._said: dict[str, Said] = {}  # by the key of the question
         self._servers = Servers(lambda text: self.say(text))
-        self._queues = {role.server: _Queue(limits, role) for role in roles.values()}
+        self._queues = {role.server: _Queue(limits, role.is_policy) for role in roles.values()}
         # Equal concurrent questions share one call.
         self._pending: dict[str, asyncio.Task[Record]] = {}
         self._in_flight: set[str] = set()  # keys of those that a server is answering
@@ -150,10 +151,8 @@ class Chat:
     def said(self) -> list[Said]:
         """Return the current policy's answers since the last call, also those that could not be
         read, one for each question, in an order that does not depend on time."""
-        count = len(self._said)  # the client's thread may add more meanwhile
-        said = {one.key: one for one in self._said[:count]}
-        del self._said[:count]
-        return [said[key] for key in sorted(said)]
+        # The client's thread may add more meanwhile.
+        return [self._said.pop(key) for key in sorted(self._said)]
 
     def server_problems(self) -> list[str]:
         """Return what is wrong with the servers: unreachable urls, unknown models, refused keys,
@@ -162,7 +161,8 @@ class Chat:
         for name, role in self.roles.items():
             if not role.is_policy:
                 groups.setdefault((role.server, role.model, role.key), {})[name] = role
-        return list(filter(None, self._together(self._servers.problem, list(groups.values()))))
+        problems = self._together(self._servers.problem, [*groups.values()])
+        return [problem for problem in problems if problem]
 
     def close(self) -> None:
         """End all calls.
@@ -205,14 +205,14 @@ class Chat:
 
     async def _answer(self, question: Question) -> Reply:
         role = self.roles[question.role]
-        body = {"model": role.model, "messages": list(question.messages)}
+        body = {"model": role.model, "messages": [*question.messages]}
         body |= role.sampling(question.seed)
         weights = self._weights(role)
         call = Call(question.role, role, body, question.schema, question.version, weights)
         record, cached = await self._record(call)
         if self.keeps and role.url == CURRENT_POLICY and record.get("tokens"):
             usable = call.is_usable(record)
-            self._said.append(Said(question, Reply(**record), usable, call.key))
+            self._said[call.key] = Said(question, Reply(**record), usable, call.key)
         try:
             return Reply(**record, parsed=call.parse(record), cached=cached)
         except Unreadable as problem:
@@ -271,8 +271,9 @@ class Chat:
         same = self._weights(call.role) == call.weights  # else an update came in between
         if self.cache and same and call.is_usable(record) and not self.cache.put(call.key, record):
             self.ledger.unwritten["cache"] += 1
-            text = f"answers cannot be written to {self.cache.folder}"
-            self._say_once("cache", f"{text}; continuing without caching them")
+            folder = self.cache.folder
+            text = f"answers cannot be written to {folder}; continuing without caching them"
+            self._say_once("cache", text)
         return record
 
     async def _attempt(self, call: Call, queue: _Queue) -> Record:
@@ -334,9 +335,8 @@ class Chat:
     def _book(self, call: Call, what: str, usage: Record | None = None, **figures: Any) -> None:
         """Add a line to the ledger, with tokens and money if there is a usage."""
         if usage:
-            for name in ("prompt_tokens", "completion_tokens", "estimated"):
-                if name in usage:
-                    figures[name] = usage[name]
+            names = ("prompt_tokens", "completion_tokens", "estimated")
+            figures |= {name: usage[name] for name in names if name in usage}
             figures["money"] = self._money(call, usage)
         self.ledger.add(what, call.name, call.role.model, **figures)
 
@@ -356,8 +356,8 @@ class Chat:
         message; show it once per role and kind."""
         self._book(call, "unanswered")
         text = f"{call.name} ({call.role.model} at {call.role.server}): {why}"
-        counted = f"Counted as llm/{call.name}/unanswered and shown once"
-        self._say_once(f"{call.name} {kind}", f"{text}. {counted}")
+        more = f"{text}. Counted as llm/{call.name}/unanswered and shown once"
+        self._say_once(f"{call.name} {kind}", more)
         return ChatError(kind, text)
 
     def _say_once(self, what: str, text: str) -> None:

@@ -24,12 +24,7 @@ class SummarisedWindow(SlidingWindow):
     roles, prompts = ("summariser",), ("memory",)
 
     def __init__(
-        self,
-        opening: Opening,
-        *,
-        limit: CountOrZero = 0,
-        keep: Fraction = 0.5,
-        memory: Count = 512,
+        self, opening: Opening, *, limit: CountOrZero = 0, keep: Fraction = 0.5, memory: Count = 512
     ):
         """limit, keep: as in a sliding window. memory: most tokens of the summary."""
         super().__init__(opening, limit=limit, keep=keep)

@@ -148,13 +148,10 @@ def _url_problems(config: Any, url: str, names: str) -> Iterator[str]:
         yield from _serve_problems(config.llm.serve, names)
     elif url not in POLICY_URLS:
         if problem := url_problem(url):
-            text = "the url" if "@" in url else repr(url)
-            also = (
-                f", nor one of {', '.join((*POLICY_URLS, SERVED))}"
-                if problem.startswith("is not")
-                else ""
-            )
-            yield f"config.llm.url ({names}): {text} {problem}{also}"
+            text = "the url" if "@" in url else repr(url)  # it may hold a password
+            if problem.startswith("is not"):
+                problem += f", nor one of {', '.join((*POLICY_URLS, SERVED))}"
+            yield f"config.llm.url ({names}): {text} {problem}"
     elif url == INITIAL_POLICY and config.engine.name != "jax":
         yield (
             f"config.llm.url={url} ({names}) needs config.engine.name=jax; with "
@@ -186,8 +183,7 @@ def _role_problems(key: str, role: Role) -> Iterator[str]:
         yield f"{key}.model and config.llm.model are empty: name a model that its server serves"
     if role.is_policy:
         if key.endswith("embedder"):
-            hint = "give the url of a server that does"
-            yield f"{key}.url: the policy makes no embeddings; {hint}"
+            yield f"{key}.url: the policy makes no embeddings; give the url of a server that does"
         if role.extra and not re.fullmatch(r'\s*\{\s*"top_k"\s*:\s*\d+\s*\}\s*', role.extra):
             yield f'{key}.extra={role.extra}: the policy knows top_k only: {{"top_k": 100}}'
     try:

@@ -46,7 +46,7 @@ def serving(
     try:
         server.start(check)
         server.watcher.start()
-        yield server.url
+        yield f"{server.address}/v1"
     finally:
         server.close()
 
@@ -55,33 +55,31 @@ def command_of(config: Any, port: int) -> list[str]:
     """Return the command line of the server: vLLM's under an interpreter with vLLM, else that of
     this project."""
     c, s = config.llm, config.llm.serve
-    folder, name = str(model_folder(s.path, weights=True)), s.path
-    if not s.python:
-        return [
-            sys.executable, "-m", "rl.engines.serve", "--model", folder, "--name", name,
-            "--port", str(port), "--context", str(s.context), "--slots", str(c.concurrency),
-            "--dtype", config.model.dtype, *shlex.split(s.flags),
+    folder = model_folder(s.path, weights=True)
+    if s.python:
+        parallel = len([device for device in s.devices.split(",") if device])
+        words = [
+            s.python, "-m", "vllm.entrypoints.cli.main", "serve", folder,
+            "--served-model-name", s.path, "--host", "127.0.0.1", "--port", port,
+            "--max-model-len", s.context, "--max-num-seqs", c.concurrency,
+            "--tensor-parallel-size", max(1, parallel),
         ]  # fmt: skip
-    parallel = len([device for device in s.devices.split(",") if device])
-    return [
-        s.python, "-m", "vllm.entrypoints.cli.main", "serve", folder,
-        "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port),
-        "--max-model-len", str(s.context), "--max-num-seqs", str(c.concurrency),
-        "--tensor-parallel-size", str(max(1, parallel)), *shlex.split(s.flags),
-    ]  # fmt: skip
+    else:
+        words = [
+            sys.executable, "-m", "rl.engines.serve", "--model", folder, "--name", s.path,
+            "--port", port, "--context", s.context, "--slots", c.concurrency,
+            "--dtype", config.model.dtype,
+        ]  # fmt: skip
+    return [*map(str, words), *shlex.split(s.flags)]
 
 
 class _Server:
     """The process of a server. log: its output is appended."""
 
     def __init__(self, config: Any, log: Path, say: Callable[[str], None]):
-        serve = config.llm.serve
-        self._path, self._python, self._devices = serve.path, serve.python, serve.devices
-        self._start_timeout, self._restarts = serve.start_timeout, serve.restarts
-        self._log, self._say = log, say
+        self._settings, self._log, self._say = config.llm.serve, log, say
         (port,) = free_ports(1)
-        self._command, self._address = command_of(config, port), f"http://127.0.0.1:{port}"
-        self.url = f"{self._address}/v1"
+        self._command, self.address = command_of(config, port), f"http://127.0.0.1:{port}"
         self.watcher = threading.Thread(target=self._watch, daemon=True)
         self._closed = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -89,30 +87,35 @@ class _Server:
 
     def start(self, check: Callable[[], None]) -> None:
         """Start the process and wait until it answers. Raises NotServed and what `check` raises."""
-        self._say(f"serving {self._path}; log: {self._log}")
+        settings, environment = self._settings, dict(os.environ)
+        self._say(f"serving {settings.path}; log: {self._log}")
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        environment = os.environ | {"PYTHONPATH": _python_path(self._python)}
-        if self._devices:
-            environment["CUDA_VISIBLE_DEVICES"] = self._devices
+        if settings.python:  # vLLM imports nothing of ours
+            environment["PYTHONPATH"] = ""
+        else:
+            paths = (str(Path(rl.__file__).parents[1]), os.environ.get("PYTHONPATH"))
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        if settings.devices:
+            environment["CUDA_VISIBLE_DEVICES"] = settings.devices
         with self._log.open("ab") as log:
             self._begins = log.tell()
             process = self._process = subprocess.Popen(
                 [sys.executable, str(PLUGIN / "launch.py"), *self._command],
                 stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=environment,
             )  # fmt: skip
-        ends = time.monotonic() + self._start_timeout
+        ends = time.monotonic() + settings.start_timeout
         while not self._answers():
             check()
             if process.poll() is not None:
                 raise NotServed(self._fault("it ended while starting"))
             if time.monotonic() > ends:
-                raise NotServed(self._fault(f"it was not ready after {self._start_timeout:g} s"))
+                raise NotServed(self._fault(f"it was not ready after {settings.start_timeout:g} s"))
             time.sleep(CHECKS_S)
 
     def _watch(self) -> None:
         """Start the process again whenever it ends by itself, as often as the config allows. Say
         so, also when it is gone for good."""
-        for left in range(self._restarts, -1, -1):
+        for left in range(self._settings.restarts, -1, -1):
             while self._process is not None and self._process.poll() is None:
                 if self._closed.wait(CHECKS_S):
                     return
@@ -146,18 +149,11 @@ class _Server:
 
     def _answers(self) -> bool:
         try:
-            return httpx.get(f"{self._address}/health", timeout=2.0, trust_env=False).is_success
+            return httpx.get(f"{self.address}/health", timeout=2.0, trust_env=False).is_success
         except httpx.HTTPError:
             return False
 
     def _fault(self, what: str) -> str:
         log = self._log.read_bytes()[self._begins :][-200_000:].decode(errors="replace")
-        return f"the server of {self._path}: {what}: {first_error(log)}\n  log: {self._log}"
-
-
-def _python_path(python: str) -> str:
-    """Return the PYTHONPATH of the server's process: this code for our server, nothing of ours for
-    vLLM."""
-    inherited = os.environ.get("PYTHONPATH", "")
-    root = str(Path(rl.__file__).parents[1])
-    return "" if python else os.pathsep.join(filter(None, (root, inherited)))
+        path = self._settings.path
+        return f"the server of {path}: {what}: {first_error(log)}\n  log: {self._log}"

@@ -80,12 +80,14 @@ class Servers:
             unlisted = f"GET {role.server}/models (HTTP {answer.status_code}) lists no models"
             return await self._problem_of_route(role, embeds, unlisted)
         if role.model not in models:
-            some = ", ".join(map(repr, list(models)[:8]))
+            some = ", ".join(map(repr, [*models][:8]))
             return f"there is no model {role.model!r}; it serves {some}"
         context = models[role.model].get("max_model_len")
         if isinstance(context, int) and context <= max_tokens:
-            why = f"leaves no room for a prompt with max_tokens={max_tokens}"
-            return f"the context of {context} tokens {why}"
+            return (
+                f"the context of {context} tokens leaves no room for a prompt with"
+                f" max_tokens={max_tokens}"
+            )
         return ""
 
     async def _problem_of_route(self, role: Role, embeds: bool, unlisted: str) -> str:
@@ -96,9 +98,11 @@ class Servers:
         route, content = ("embeddings", "input") if embeds else ("chat/completions", "messages")
         answer = await self._request("POST", role, route, {"model": role.model, content: []})
         if answer.status_code in KEY_REFUSED | NO_ROUTE:
-            hint = "the url of an OpenAI-compatible server usually ends in /v1"
-            refused = f"POST {role.server}/{route} is refused ({_shown(answer, role.key)})"
-            return f"{unlisted}, and {refused}; {hint}"
+            return (
+                f"{unlisted}, and POST {role.server}/{route} is refused"
+                f" ({_shown(answer, role.key)}); the url of an OpenAI-compatible server usually"
+                " ends in /v1"
+            )
         self._say(f"{unlisted}; continuing without checking that it serves {role.model!r}")
         return ""
 
@@ -121,15 +125,15 @@ class Servers:
         url, headers = f"{role.server}/{route}", _headers(role.key)
         # ASCII, because httpx cannot encode lone surrogates
         content = json.dumps(body) if body else None
-        answer = None
+        why = "the server cannot be reached"
         try:
             async with self.http.stream(method, url, headers=headers, content=content) as answer:
+                why = "the answer was cut"
                 await answer.aread()
                 return answer
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            why = "the answer was cut" if answer else "the server cannot be reached"
             text = _redacted(f"{why}: {type(error).__name__}: {error}", role.key)
-            billed = answer is not None
+            billed = why == "the answer was cut"
             raise ChatError("connection", text, retriable=True, billed=billed) from None
 
 
@@ -138,20 +142,20 @@ def _read(call: Call, answer: Json) -> Record:
 
     Missing counts of tokens are estimated, so that they count towards the budget.
     """
-    record: Record = {}
     text, given = "", answer.get("usage") or {}
     if call.is_embedding:
-        record["vector"] = [float(x) for x in answer["data"][0]["embedding"]]
-        if not record["vector"] or not all(abs(x) < _LARGEST for x in record["vector"]):
+        vector = [float(x) for x in answer["data"][0]["embedding"]]
+        if not vector or not all(abs(x) < _LARGEST for x in vector):
             raise ValueError
+        record: Record = {"vector": vector}
     else:
         choice = answer["choices"][0]
         text = values.text(choice["message"].get("content") or "")
         record = {"text": text, "finish": str(choice.get("finish_reason") or "stop")}
     sizes = {"prompt_tokens": len(json.dumps(call.body)), "completion_tokens": len(text.encode())}
     for name, size in sizes.items():
-        record[name] = given.get(name)
-        if type(record[name]) is not int or record[name] < 1:
+        count = record[name] = given.get(name)
+        if type(count) is not int or count < 1:
             record[name] = math.ceil(size / 4)
             if size:
                 record["estimated"] = True
@@ -163,7 +167,9 @@ def _refusal(answer: httpx.Response, key: str) -> ChatError:
     status, message = answer.status_code, _shown(answer, key)
     if status in KEY_REFUSED:
         why = "the server requires a key; name its environment variable in config.llm.key"
-        return ChatError("key", f"{f'the key in {key} is refused' if key else why} ({message})")
+        if key:
+            why = f"the key in {key} is refused"
+        return ChatError("key", f"{why} ({message})")
     if status == 404:
         return ChatError("model", f"the server has no such model or route ({message})")
     if status in RETRIABLE:
@@ -179,13 +185,13 @@ def _shown(answer: httpx.Response, key: str) -> str:
 
 def _headers(key: str) -> dict[str, str]:
     """Return the headers of a request. Raises ChatError if the key's variable holds none."""
-    value = _secret(key)
+    value, problem = _secret(key), ""
     if key and not value:
-        hint = f"export {key}=... with the server's key"
-        raise ChatError("key", f"the environment variable {key} is not set; {hint}")
-    if not value.isascii() or not value.isprintable():
-        why = "holds characters that are invalid in a key"
-        raise ChatError("key", f"the environment variable {key} {why}")
+        problem = f"is not set; export {key}=... with the server's key"
+    elif not value.isascii() or not value.isprintable():
+        problem = "holds characters that are invalid in a key"
+    if problem:
+        raise ChatError("key", f"the environment variable {key} {problem}")
     return {"Content-Type": "application/json"} | bearer(value)
 
 

@@ -233,10 +233,10 @@ class Budget:
         async with self._settled:
             while lack := self._lack(*map(sum, zip(call, *self._reserved))):
                 if not self._reserved:
-                    need = (
-                        f"the next question would need about {money:.4f} and {tokens:,.0f} tokens"
+                    raise BudgetSpent(
+                        f"{lack}, and the next question would need about {money:.4f} and"
+                        f" {tokens:,.0f} tokens"
                     )
-                    raise BudgetSpent(f"{lack}, and {need}")
                 await self._settled.wait()
             self._reserved.append(call)
         try:

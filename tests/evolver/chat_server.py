@@ -1,7 +1,5 @@
 """An OpenAI-compatible HTTP server whose answers and failures are scripted by the test."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
@@ -14,22 +12,12 @@ class Answer:
     """An answer. `cut` bytes at the end of the body are not sent; `stall` seconds pass before the
     first byte."""
 
-    def __init__(
-        self,
-        body: Any,
-        status: int = 200,
-        *,
-        headers: dict[str, str] | None = None,
-        cut: int = 0,
-        stall=0.0,
-    ):
+    def __init__(self, body, status=200, *, headers=None, cut=0, stall=0.0):
         self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.status, self.headers, self.cut, self.stall = status, headers or {}, cut, stall
 
 
-def said(
-    text: str, *, finish: str = "stop", prompt: int = 10, completion: int = 5, stall=0.0
-) -> Answer:
+def said(text, *, finish="stop", prompt=10, completion=5, stall=0.0):
     """A chat completion."""
     message = {"role": "assistant", "content": text}
     record = {
@@ -41,7 +29,7 @@ def said(
     return Answer(record, stall=stall)
 
 
-def refused(status: int, message: str, **headers: str) -> Answer:
+def refused(status, message, **headers):
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     return Answer({"error": {"message": message}}, status, headers=names)
 
@@ -57,7 +45,7 @@ class ChatServer:
     lists; () = the server has no such route.
     """
 
-    def __init__(self, script: Script, *, models=("tiny",), key="", context=4096):
+    def __init__(self, script, *, models=("tiny",), key="", context=4096):
         self.script, self.key, self.requests = script, key, []
         self.models = [{"id": name, "object": "model", "max_model_len": context} for name in models]
         self._lock, self.busy, self.busiest = threading.Lock(), 0, 0
@@ -68,8 +56,7 @@ class ChatServer:
 
             def do_GET(self):
                 known = self.path == "/v1/models" and outer.models
-                listed = Answer({"data": outer.models}) if known else Answer({}, 404)
-                self.send(outer.authorised(self) or listed)
+                self.send(Answer({"data": outer.models}) if known else Answer({}, 404))
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -80,17 +67,16 @@ class ChatServer:
                     outer.busiest = max(outer.busiest, outer.busy)
                 try:
                     known = self.path.startswith("/v1/")
-                    self.send(
-                        outer.authorised(self)
-                        or (outer.answer(body, number) if known else Answer({}, 404))
-                    )
+                    self.send(outer.answer(body, number) if known else Answer({}, 404))
                 finally:
                     with outer._lock:
                         outer.busy -= 1
 
-            def send(self, answer: Answer):
-                if answer.stall:
-                    time.sleep(answer.stall)
+            def send(self, answer):
+                given = self.headers.get("Authorization", "").removeprefix("Bearer ")
+                if outer.key and given != outer.key:
+                    answer = refused(401, f"Incorrect API key provided: {given}")
+                time.sleep(answer.stall)
                 try:
                     self.send_response(answer.status)
                     self.send_header("content-length", str(len(answer.body)))
@@ -111,17 +97,11 @@ class ChatServer:
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
 
-    def answer(self, body: dict[str, Any], number: int) -> Answer:
+    def answer(self, body, number):
         answer = self.script(body, number) if callable(self.script) else self.script
         return said(answer) if isinstance(answer, str) else answer
 
-    def authorised(self, handler: BaseHTTPRequestHandler) -> Answer | None:
-        given = handler.headers.get("Authorization", "")
-        if self.key and given != f"Bearer {self.key}":
-            return refused(401, f"Incorrect API key provided: {given.removeprefix('Bearer ')}")
-        return None
-
-    def __enter__(self) -> ChatServer:
+    def __enter__(self):
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
@@ -130,12 +110,11 @@ class ChatServer:
         self._server.server_close()
 
 
-def asked(chat) -> list[str]:
+def asked(chat):
     """All that was said in each request."""
-    return [
-        "\n".join(m["content"] for m in body["messages"]) for _, _, body in chat.server.requests
-    ]
+    asked = [body["messages"] for _, _, body in chat.server.requests]
+    return ["\n".join(message["content"] for message in messages) for messages in asked]
 
 
-def answer(value) -> Answer:
+def answer(value):
     return said(json.dumps(value))

@@ -1,12 +1,10 @@
 """Alarms: each is raised by the history that it is for, and by no ordinary one."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
 
 import envs
-import run
 from configs import base
 from envs.toolcalls import call_text
 from envs.world import Evaluation, Task
@@ -16,13 +14,14 @@ from evolver.phases import tasks
 from models.tokenizer import Tokenizer
 from rl.rollout import Actor
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
+from tests.evolver.runs import figures, go
 from tests.models.test_jinja import SMOL
-from tests.tiny import config_file, tiny_policy
+from tests.tiny import tiny_policy
 
 CALLS = {"calls": [{"name": "look"}]}
 
 
-def healthy(step: int, **changes: float) -> dict:
+def healthy(step, **changes):
     """Return the metrics of a step of a run that learns: success rises, entropy falls with it."""
     success = min(0.2 + 0.1 * step, 0.9)
     line = {
@@ -47,60 +46,52 @@ def healthy(step: int, **changes: float) -> dict:
     return line | evaluated(success) | changes
 
 
-def evaluated(success: float) -> dict:
+def evaluated(success):
     names = {"": success, "/low": success - 0.05, "/high": success + 0.05}
     return {f"eval/avg@8{name}": value for name, value in names.items()}
 
 
-def history(**of_step) -> list[dict]:
-    """Return ten steps; a function of the step gives each metric that is other than healthy."""
-    return [
-        healthy(step, **{name: value(step) for name, value in of_step.items()})
-        for step in range(1, 11)
-    ]
+def history(**of_step):
+    """Return ten steps. Metrics that are other than healthy have a value, or a function of the
+    step."""
+    lines = []
+    for step in range(1, 11):
+        pairs = of_step.items()
+        lines.append(healthy(step, **{k: v(step) if callable(v) else v for k, v in pairs}))
+    return lines
 
 
-def raised(lines: list[dict]) -> set[str]:
+def raised(lines):
     """Return the alarms that any step of a run raises."""
     return {name for n in range(1, len(lines) + 1) for name in alarms.raised(lines[:n])}
+
+
+DOOMED = {"ledger/trained": 0, "ledger/no_signal": 64, "rollout/success": 0.0}
 
 
 def test_a_run_that_learns_raises_none_whatever_it_does_not_measure():
     assert raised(history()) == set()
     for name in healthy(1):
         if not name.startswith(("step", "rollout/", "ledger", "stop", "eval")):
-            assert raised([{k: v for k, v in line.items() if k != name} for line in history()]) == (
-                set()
-            )
-            assert raised([line | {name: None} for line in history()]) == set()
+            without = history()
+            for line in without:
+                del line[name]
+            assert raised(without) == raised(history(**{name: None})) == set()
     assert alarms.raised([{"step": 0, "questioning/pool": 8} | evaluated(0.3)]) == []
 
 
 @pytest.mark.parametrize(
     "name,metrics",
     [
-        ("judge", {"questioning/judge/agreed_rate": lambda step: 0.1}),
+        ("judge", {"questioning/judge/agreed_rate": 0.1}),
         ("judge", {"questioning/judge/agreed_rate": lambda step: 0.9 if step < 5 else 0.5}),
         ("no_call", {"alarm/no_call/share": lambda step: 0.1 * step}),
         ("repetition", {"alarm/repetition/share": lambda step: 0.02 if step < 6 else 0.9}),
         ("balance", {"advantage/mean": lambda step: -0.1 if step < 6 else -0.4}),
         ("length", {"rollout/tokens": lambda step: 6400 if step < 6 else 640}),
-        (
-            "entropy",
-            {
-                "entropy": lambda step: 0.5 if step < 5 else 0.01,
-                "rollout/success": lambda step: 0.2,
-            },
-        ),
+        ("entropy", {"entropy": lambda step: 0.5 if step < 5 else 0.01, "rollout/success": 0.2}),
         ("held_out", {"eval/avg@8": lambda step: 0.5 - 0.03 * step}),
-        (
-            "no_signal",
-            {
-                "ledger/trained": lambda step: 0,
-                "ledger/no_signal": lambda step: 64,
-                "rollout/success": lambda step: 0.0,
-            },
-        ),
+        ("no_signal", DOOMED),
     ],
 )
 def test_each_is_raised_by_what_it_is_for_and_by_nothing_else(name, metrics):
@@ -116,26 +107,20 @@ def test_each_is_raised_by_what_it_is_for_and_by_nothing_else(name, metrics):
 @pytest.mark.parametrize(
     "compared,agreed,alarm",
     [
-        (lambda step: 2, lambda step: 0.0, set()),  # of 64 synthetic rollouts that it judged
+        (2, 0.0, set()),  # of 64 synthetic rollouts that it judged
         (lambda step: 60 if step % 3 else 2, lambda step: float(bool(step % 3)), set()),
         (lambda step: 60 if step % 3 else 2, lambda step: float(not step % 3), {"judge"}),
     ],
 )
 def test_a_judge_is_doubted_for_the_rollouts_that_the_world_scored_too(compared, agreed, alarm):
-    lines = history(
-        **{"questioning/judge/compared": compared, "questioning/judge/agreed_rate": agreed}
-    )
-    assert raised(lines[2:]) == alarm
+    counts = {"questioning/judge/compared": compared, "questioning/judge/agreed_rate": agreed}
+    assert raised(history(**counts)[2:]) == alarm
 
 
 def test_the_share_of_successes_without_a_call_is_of_all_successes():
-    lines = history(
-        **{
-            "rollout/success": lambda step: 1 / 64 if step % 3 else 0.5,
-            "alarm/no_call/share": lambda step: float(bool(step % 3)),
-        }
-    )
-    assert raised(lines) == set()
+    success = {"rollout/success": lambda step: 1 / 64 if step % 3 else 0.5}
+    callless = {"alarm/no_call/share": lambda step: float(bool(step % 3))}
+    assert raised(history(**success, **callless)) == set()
 
 
 @pytest.mark.parametrize(
@@ -150,8 +135,7 @@ def test_the_share_of_successes_without_a_call_is_of_all_successes():
     ],
 )
 def test_a_step_without_a_signal_says_what_to_do(change, remedy):
-    doomed = {"ledger/trained": 0, "ledger/no_signal": 64, "rollout/success": 0.0}
-    assert remedy in alarms.told("no_signal", [healthy(1, **doomed) | change])
+    assert remedy in alarms.told("no_signal", [healthy(1, **DOOMED) | change])
 
 
 @pytest.mark.parametrize(
@@ -186,8 +170,8 @@ def test_a_doomed_run_is_told_from_its_first_prompt(change, remedy):
 def test_a_doomed_run_says_so_before_its_first_step(env, show_tools, context, said, tmp_path):
     """With a context of 0 the chat template raises an exception for tools."""
     config, world = base.get_config(), envs.make(env)
-    config.update_from_flattened_dict({"env.name": env, "rollout.context": context})
-    config.update_from_flattened_dict({"rollout.max_tokens": 20, "model.path": str(tmp_path)})
+    config.env.name, config.model.path = env, str(tmp_path)
+    config.rollout.context, config.rollout.max_tokens = context, 20
     tokenizer = Tokenizer.load(tiny_policy(tmp_path))
     if not context:
         raising = "{% if tools %}{{ raise_exception('No tools') }}{% endif %}"
@@ -212,29 +196,21 @@ def test_a_doomed_run_says_so_before_its_first_step(env, show_tools, context, sa
     assert len(told) == bool(said)
 
 
-def rollout(*said: list[int], success: bool = True, calls: bool = True, **components: float):
-    turns = [
-        Turn(
-            [0], Completion(tokens, [0.0] * len(tokens), "stop", 0), "", [], CALLS if calls else {}
-        )
-        for tokens in said
-    ]
-    score = Evaluation(float(success), success, components)
-    return Trajectory(
-        Task("t", "w", "q"), 0, 0, [], turns, StopReason.DONE, score, tools=[{"type": "function"}]
-    )
+def rollout(*said, success=True, calls=True, **components):
+    completions = [Completion(tokens, [0.0] * len(tokens), "stop", 0) for tokens in said]
+    turns = [Turn([0], one, "", [], CALLS if calls else {}) for one in completions]
+    score, tools = Evaluation(float(success), success, components), [{"type": "function"}]
+    return Trajectory(Task("t", "w", "q"), 0, 0, [], turns, StopReason.DONE, score, tools=tools)
 
 
 def test_figures_count_what_the_rollouts_did():
-    found = alarms.figures(
-        [
-            rollout([1, 2], [3], judged=1.0, verified=0.0),
-            rollout([1], calls=False, judged=1.0, verified=1.0),
-            rollout([5, 6], [5, 6], [5, 6], success=False, judged=0.0, verified=0.0),
-            rollout([9] * 40, success=False),
-        ]
-    )
-    assert found == {
+    played = [
+        rollout([1, 2], [3], judged=1.0, verified=0.0),
+        rollout([1], calls=False, judged=1.0, verified=1.0),
+        rollout([5, 6], [5, 6], [5, 6], success=False, judged=0.0, verified=0.0),
+        rollout([9] * 40, success=False),
+    ]
+    assert alarms.figures(played) == {
         "questioning/judge/agreed_rate": 2 / 3,
         "questioning/judge/compared": 3,
         "alarm/no_call/share": 0.5,
@@ -263,18 +239,16 @@ def test_a_loop_at_the_end_of_a_turn_is_told_from_a_list(period):
 
 
 @pytest.mark.slow
-def test_a_judge_that_inverts_the_world_is_found_and_stands_in_the_records(tmp_path, capsys):
-    config = config_file(tmp_path, tiny_policy(tmp_path / "policy"))
+def test_a_judge_that_inverts_the_world_is_found_and_stands_in_the_records(tiny, tmp_path, capsys):
     words = (
         "steps=2", "env.name=travel", "questioning.enabled=True", "questioning.share=1.0",
         "questioning.budget=6", "questioning.judge.name=tests.evolver.test_alarms:Inverted",
         "rollout.tasks=3", "rollout.group=8", "rollout.max_turns=1", "rollout.context=256", "learner.row=256",
         "eval.every=0",
     )  # fmt: skip
-    flags = [f"--config.{word}" for word in words]
-    assert run.main(["run.py", f"--config={config}", f"--workdir={tmp_path}/run", *flags]) == 0
+    assert go(tiny, tmp_path / "run", *(f"--config.{word}" for word in words)) == 0
     assert "step 1: ALARM: the judge of synthetic tasks differs" in capsys.readouterr().out
-    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    lines = figures(tmp_path / "run")
     assert [line.get("questioning/judge/agreed_rate") for line in lines] == [None, 0.0, 0.0]
     assert [line["alarm/judge"] for line in lines] == [0.0, 1.0, 1.0]
     assert "alarm/judge: 2 times, steps 1 to 2" in (tmp_path / "run/summary.md").read_text()
@@ -289,9 +263,8 @@ class Inverted:
         pass
 
     def score(self, trajectories):
-        return [
-            Evaluation(1.0 - float(t.reached.success), not t.reached.success) for t in trajectories
-        ]
+        failed = [not t.reached.success for t in trajectories]
+        return [Evaluation(float(each), each) for each in failed]
 
     def metrics(self):
         return {}

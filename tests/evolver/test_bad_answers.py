@@ -41,25 +41,26 @@ def made_by(role, chat, planted=""):
     parts = Parts(client=chat, splits=("train",))
     lend = replace(LEND, origin="synthetic", reference=[GREEN, LEND_15])
     trajectory = attempt(world(), lend, LOST)
-    if role == "step_judge":
-        user = LlmJudge(parts)
-        made = [label for label in user.label([trajectory])[0] if label.value]
-    elif role == "judge":
-        user = Reference(parts)
-        made = [result for result in user.score([trajectory]) if not isinstance(result, str)]
-    elif role in ("summariser", "validator"):
-        user = LlmExtractor(parts)
-        made = user.extract([trajectory], step=0)
-    elif role in ("reranker", "rewriter"):
-        user = Reranker(parts) if role == "reranker" else Rewriter(parts)
-        known, other = (new_experience(n, f"{n.upper()}.", sources=[]) for n in "ab")
-        (found,) = user.refine([planted or "Lend"], [[known, other]], 1)
-        made = [experience for experience in found if experience != known]
-    else:
-        options = {"breadth": 2, "depth": 6, "rounds": 1}
-        seeds = [task("Lend Dune.", lent=["B11"])]
-        questioning = Questioning(LlmExplorer, world, seeds, chat, **options)
-        user, made = questioning.pool, questioning.explore(0, 5)
+    match role:
+        case "step_judge":
+            user = LlmJudge(parts)
+            made = [label for label in user.label([trajectory])[0] if label.value]
+        case "judge":
+            user = Reference(parts)
+            made = [result for result in user.score([trajectory]) if not isinstance(result, str)]
+        case "summariser" | "validator":
+            user = LlmExtractor(parts)
+            made = user.extract([trajectory], step=0)
+        case "reranker" | "rewriter":
+            user = Reranker(parts) if role == "reranker" else Rewriter(parts)
+            known, other = (new_experience(n, f"{n.upper()}.", sources=[]) for n in "ab")
+            (found,) = user.refine([planted or "Lend"], [[known, other]], 1)
+            made = [experience for experience in found if experience != known]
+        case _:
+            options = {"breadth": 2, "depth": 6, "rounds": 1}
+            seeds = [task("Lend Dune.", lent=["B11"])]
+            questioning = Questioning(LlmExplorer, world, seeds, chat, **options)
+            user, made = questioning.pool, questioning.explore(0, 5)
     return made, user.metrics()
 
 
@@ -151,20 +152,15 @@ def test_a_good_answer_is_used_also_with_prose_around_it(chat_of, role, wrapping
 
 
 # %s: the good answer; %0: with null for every value; %d: with half of a surrogate pair
+UNREADABLE = (
+    "They were all good.", "第一步很好，第二步也很好。", '{"bewertung": "gut"}', "[%s]", "%0", "%d",
+    "word " * 400_000, "[" * 400_000,
+)  # fmt: skip
 BAD = [
-    (said(""), "empty"),
-    (said(" \n\t"), "empty"),
+    *[(said(text), "unreadable") for text in UNREADABLE],
+    *[(said(text), "empty") for text in ("", " \n\t")],
     (said("", finish="content_filter"), "empty"),
-    (said("They were all good."), "unreadable"),
-    (said("第一步很好，第二步也很好。"), "unreadable"),
-    (said('{"bewertung": "gut"}'), "unreadable"),
-    (said("[%s]"), "unreadable"),
-    (said("%0"), "unreadable"),
-    (said("%d"), "unreadable"),
-    (said("word " * 400_000), "unreadable"),
-    (said("[" * 400_000), "unreadable"),
-    (said('{"steps": [], "puntuación": "bueno"'), "cut"),
-    (said("[%s"), "cut"),
+    *[(said(text), "cut") for text in ('{"steps": [], "puntuación": "bueno"', "[%s")],
     (said("%s", finish="length"), "cut"),
     (said("<think>Perhaps %s"), "cut"),
     (refused(400, "no"), "request"),
@@ -309,7 +305,13 @@ class TestExplorer:
     decide."""
 
     @pytest.mark.parametrize(
-        "bad,kind", [BAD[0], BAD[1], (said("I go", finish="length"), "cut"), BAD[17]]
+        "bad,kind",
+        [
+            (said(""), "empty"),
+            (said(" \n\t"), "empty"),
+            (said("I go", finish="length"), "cut"),
+            (refused(500, "boom"), "http_500"),
+        ],
     )
     def test_a_walk_ends_without_an_action(self, chat_of, bad, kind):
         chat = chat_with(chat_of, "explorer", bad)

@@ -1,94 +1,75 @@
 """Several processes as one run: the same result, one writer, and no process waits for a dead
 one."""
 
-import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from evolver.processes import coordinator
+from configs import base
+from evolver import loop
+from evolver.config.checks.contradictions import machine_contradictions
+from evolver.llm.client import Limits
+from evolver.llm.roles import divided
+from evolver.llm.store import Ledger
+from evolver.processes import coordinator, hosts
+from rl.engines import EngineFault
+from tests.evolver.runs import command, figures
 from tests.evolver.test_recipes import demonstrated
-from tests.tiny import config_file, tiny_policy
 
 ROOT = Path(__file__).parents[2]
+RUNS = ("alone", "together")
 DEADLINE = 120.0  # generous, for busy machines; the death of a process is noticed much sooner
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
 
 
-def start(
-    folder: Path, config: Path, count: int, workdir: str, *flags: str, deadline=DEADLINE
-) -> list:
-    """`count` processes of one run, or one process with `count` simulated devices when `count` is
-    negative."""
-    command = [
-        sys.executable,
-        "run.py",
-        f"--config={config}",
-        f"--workdir={folder / workdir}",
-        *flags,
-    ]
+def connecting(count, index, deadline, port):
+    """Return the words with which a process connects to the others at a port of this machine."""
+    settings = {"count": count, "index": index, "deadline": deadline}
+    words = [f"--config.hosts.{key}={value}" for key, value in settings.items()]
+    return [*words, f"--config.hosts.coordinator=127.0.0.1:{port}"]
+
+
+def start(folder, config, count, workdir, *flags, deadline=DEADLINE):
+    """Start `count` processes of one run, or one process with `count` simulated devices when
+    `count` is negative."""
+    words = [sys.executable, *command(config, folder / workdir, *flags)]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     if count < 0:
         environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={-count}"
         many = [[]]
     else:
-        meet = [
-            f"--config.hosts.count={count}",
-            f"--config.hosts.coordinator=127.0.0.1:{free_port()}",
-        ]
-        meet += [f"--config.hosts.deadline={deadline}"]
-        many = [[*meet, f"--config.hosts.index={i}"] for i in range(count)]
+        port = free_port()
+        many = [connecting(count, index, deadline, port) for index in range(count)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return [
-        subprocess.Popen(
-            [*command, *more],
-            cwd=ROOT,
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for more in many
+        subprocess.Popen([*words, *more], cwd=ROOT, env=environment, **streams) for more in many
     ]
 
 
-def finish(processes: list) -> list[tuple[int, str, str]]:
+def finish(processes):
     ends = [(p.communicate(timeout=1800), p.returncode) for p in processes]
     return [(code, out, err) for (out, err), code in ends]
 
 
-def metrics(workdir: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
-
-
-def assert_same(got: list[dict], want: list[dict]) -> None:
+def assert_same(got, want):
     assert [line["step"] for line in got] == [line["step"] for line in want]
     for a, b in zip(got, want):
         assert a.keys() == b.keys()
         for name, value in b.items():
-            np.testing.assert_allclose(
-                a[name], value, rtol=1e-3, atol=1e-4, err_msg=f"step {a['step']}: {name}"
-            )
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hosts")
-    path = config_file(folder, tiny_policy(folder / "policy"))
-    path.write_text(path.read_text().replace("config.steps = 4", "config.steps = 2"))
-    return path
+            where = f"step {a['step']}: {name}"
+            np.testing.assert_allclose(a[name], value, rtol=1e-3, atol=1e-4, err_msg=where)
 
 
 @pytest.mark.slow
@@ -99,102 +80,81 @@ def config(tmp_path_factory):
         (4, ["--config.mesh.data=2", "--config.mesh.fsdp=2", "--config.recipe.name=critic"]),
     ],
 )
-def test_several_processes_give_the_result_of_one(tmp_path, config, count, mesh):
-    flags = [*mesh, *demonstrated(tmp_path)] if count == 2 else mesh
-    alone = finish(start(tmp_path, config, -count, "alone", *flags))
-    together = finish(start(tmp_path, config, count, "together", *flags))
+def test_several_processes_give_the_result_of_one(tmp_path, tiny, count, mesh):
+    flags = [*mesh, *(demonstrated(tmp_path) if count == 2 else ()), "--config.steps=2"]
+    alone = finish(start(tmp_path, tiny, -count, "alone", *flags))
+    together = finish(start(tmp_path, tiny, count, "together", *flags))
     for code, _, err in (*alone, *together):
         assert code == 0, err[-3000:]
-    assert_same(metrics(tmp_path / "together"), metrics(tmp_path / "alone"))
-    said = [
-        "".join(line for line in out.splitlines() if "[Gloo]" not in line) for _, out, _ in together
-    ]
-    assert [bool(out) for out in said] == [True] + [False] * (count - 1), "one writer"
-    names = [
-        sorted(p.name for p in (tmp_path / run / "policy").iterdir())
-        for run in ("alone", "together")
-    ]
-    assert names[0] == names[1]
+    assert_same(figures(tmp_path / "together"), figures(tmp_path / "alone"))
+    said = [any("[Gloo]" not in line for line in out.splitlines()) for _, out, _ in together]
+    assert said == [True] + [False] * (count - 1), "one writer"
+    names = [{path.name for path in tmp_path.glob(f"{run}/policy/*")} for run in RUNS]
+    assert names[0] == names[1] != set()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_process_that_dies_ends_the_others_and_the_run_can_resume(tmp_path, config, victim):
+def test_a_process_that_dies_ends_the_others_and_the_run_can_resume(tmp_path, tiny, victim):
     flags = ["--config.mesh.fsdp=2", "--config.steps=6"]
-    processes = start(tmp_path, config, 2, "run", *flags, deadline=20.0)
+    processes = start(tmp_path, tiny, 2, "run", *flags, deadline=20.0)
     until = time.monotonic() + 900
-    while (
-        len(list((tmp_path / "run" / "checkpoints").glob("[0-9]*"))) < 2
-        and time.monotonic() < until
-    ):
+    while len([*tmp_path.glob("run/checkpoints/[0-9]*")]) < 2 and time.monotonic() < until:
         time.sleep(0.2)
-    processes[victim].send_signal(signal.SIGKILL)
+    processes[victim].kill()
     ends = finish(processes)
     code, _, err = ends[1 - victim]
     assert code == 75, err[-3000:]
     assert f"process {1 - victim} ends too. The last checkpoint is intact" in err
-    again = finish(start(tmp_path, config, 2, "run", *flags))
+    again = finish(start(tmp_path, tiny, 2, "run", *flags))
     assert [code for code, _, _ in again] == [0, 0], again[0][2][-3000:]
     assert "resuming after step" in again[0][1]
-    assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(7))
+    assert [line["step"] for line in figures(tmp_path / "run")] == list(range(7))
 
 
-def test_a_process_that_cannot_connect_reports_it(tmp_path, config):
-    flags = [
-        f"--config.hosts.{k}={v}" for k, v in {"count": 2, "index": 1, "deadline": 3.0}.items()
-    ]
-    flags += [f"--config.hosts.coordinator=127.0.0.1:{free_port()}", "--config.mesh.fsdp=2"]
-    ((code, _, err),) = finish(start(tmp_path, config, -1, "run", *flags))
+def test_a_process_that_cannot_connect_reports_it(tmp_path, tiny):
+    flags = [*connecting(2, 1, 3.0, free_port()), "--config.mesh.fsdp=2"]
+    ((code, _, err),) = finish(start(tmp_path, tiny, -1, "run", *flags))
     assert code != 0 and "process 1 of 2 did not connect to the others at 127.0.0.1" in err
 
 
-def test_settings_of_processes_are_checked(config):
-    from configs import base
-    from evolver.config.checks.contradictions import machine_contradictions
-
+def test_settings_of_processes_are_checked():
     config = base.get_config()
-    hosts = config.hosts
-    assert not list(machine_contradictions(config))
-    hosts.count = 4
-    assert "needs config.hosts.coordinator=host:port" in "".join(machine_contradictions(config))
-    hosts.coordinator, hosts.index = "node-0:1234", 4
-    assert "from 0 to config.hosts.count - 1 = 3" in "".join(machine_contradictions(config))
-    hosts.index = 0
-    config.engine.name, config.rollout.async_depth = "vllm", 1
-    config.engine.vllm.python, config.rollout.tasks = "python", 4
-    assert not list(machine_contradictions(config)), "each process starts servers of its own"
-    config.engine.vllm.urls, config.rollout.tasks = ("http://a:1", "http://b:1"), 3
-    found = "".join(machine_contradictions(config))
+
+    def problems(**changes):
+        config.update_from_flattened_dict({k.replace("__", "."): v for k, v in changes.items()})
+        return "".join(machine_contradictions(config))
+
+    assert not problems()
+    assert "needs config.hosts.coordinator=host:port" in problems(hosts__count=4)
+    found = problems(hosts__coordinator="node-0:1234", hosts__index=4)
+    assert "from 0 to config.hosts.count - 1 = 3" in found
+    vllm = {"engine__name": "vllm", "engine__vllm__python": "python", "rollout__async_depth": 1}
+    assert not problems(hosts__index=0, rollout__tasks=4, **vllm), "each starts its own servers"
+    found = problems(engine__vllm__urls=("http://a:1", "http://b:1"), rollout__tasks=3)
     assert "urls has 2 servers for config.hosts.count=4 processes" in found
     assert "config.rollout.tasks=3 gives some" in found
 
 
 def test_parts_are_interleaved_in_order():
-    from evolver.processes.hosts import interleaved
-
     items = list(range(11))
     for count in (1, 2, 3, 4):
-        assert interleaved([items[i::count] for i in range(count)]) == items
+        assert hosts.interleaved([items[i::count] for i in range(count)]) == items
 
 
 def test_an_error_of_all_processes_is_known_by_what_it_stands_for():
-    from evolver.processes.hosts import in_all, together
-    from rl.engines import EngineFault
-
-    def lose() -> None:
+    def lose():
         raise EngineFault("no server is left")
 
     with pytest.raises(RuntimeError, match="the run ends") as ended:
         try:
-            together(lose)
+            hosts.together(lose)
         except EngineFault:
             raise RuntimeError("the run ends") from None
-    assert in_all(ended.value) and not in_all(RuntimeError("alone"))
+    assert hosts.in_all(ended.value) and not hosts.in_all(RuntimeError("alone"))
 
 
 def test_metrics_of_processes_are_added_or_the_largest(monkeypatch):
-    from evolver.processes import hosts
-
     other = {"engine/lost": 2, "time/rollout": 5.0, "judge/agreed_rate": 0.5, "engine/gap": 0.1}
     monkeypatch.setattr(hosts, "gather", lambda metrics: [metrics, other])
     mine = {"engine/lost": 1, "time/rollout": 3.0, "engine/gap": 0.2}
@@ -204,10 +164,6 @@ def test_metrics_of_processes_are_added_or_the_largest(monkeypatch):
 
 
 def test_processes_divide_rates_and_what_is_left_of_a_budget():
-    from evolver.llm.client import Limits
-    from evolver.llm.roles import divided
-    from evolver.llm.store import Ledger
-
     ledger = Ledger()
     ledger.add("call", "judge", "m", prompt_tokens=600, completion_tokens=400, money=4.0)
     limits = Limits(requests_per_minute=7, budget_money=10.0, budget_tokens=1000)
@@ -221,12 +177,6 @@ def test_processes_divide_rates_and_what_is_left_of_a_budget():
 
 
 def test_what_all_processes_asked_is_counted_once(monkeypatch, tmp_path):
-    from types import SimpleNamespace
-
-    from evolver import loop
-    from evolver.llm.store import Ledger
-    from evolver.processes import hosts
-
     path = tmp_path / "llm.jsonl"
     Ledger(path).add("call", "judge", "m", prompt_tokens=5, completion_tokens=0, money=1.0)
     ledgers = [Ledger(path), Ledger(path)]
@@ -260,8 +210,6 @@ def test_a_service_whose_port_is_taken_reports_it():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(
-            OSError, match=f"no service at {address}: another process listens there"
-        ):
-            with coordinator.serving(address, 2, 1.0):
-                pass
+        told = f"no service at {address}: another process listens there"
+        with pytest.raises(OSError, match=told), coordinator.serving(address, 2, 1.0):
+            pass

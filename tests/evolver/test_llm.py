@@ -9,27 +9,16 @@ import threading
 import types
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from configs import base
 from evolver.llm.answers import Unreadable, array, read_json, schema_error, string
 from evolver.llm.client import Chat, Limits
-from evolver.llm.questions import (
-    BudgetSpent,
-    ChatError,
-    Question,
-    Reply,
-    Role,
-    ServerDown,
-    url_problem,
-)
+from evolver.llm.questions import BudgetSpent, Question, Role, ServerDown, url_problem
 from evolver.llm.roles import ROLES, for_evaluation, llm_problems, make_chat, roles_of
-from evolver.llm.store import Cache, Ledger, ledger_lines
+from evolver.llm.store import Ledger, ledger_lines
 from evolver.parts import Parts
 from tests.evolver.chat_server import Answer, ChatServer, refused, said
 
-HELLO = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object", "properties": {"score": {"type": "integer"}}, "required": ["score"]}
 DEAD = "http://127.0.0.1:9/v1"  # nobody listens there
 
@@ -40,8 +29,7 @@ def client(script, *, key="", models=("tiny",), limits=None, role=None, **settin
         spec = {"url": server.url, "model": "tiny", "key": key, "max_tokens": 64} | (role or {})
         fast = {"first_wait": 0.01, "longest_wait": 0.02, "deadline": 5.0} | (limits or {})
         lines: list[str] = []
-        roles, options = {"judge": Role(**spec)}, {"limits": Limits(**fast), "say": lines.append}
-        chat = Chat(roles, **options, **settings)
+        chat = Chat({"judge": Role(**spec)}, limits=Limits(**fast), say=lines.append, **settings)
         chat.server, chat.lines = server, lines
         try:
             yield chat
@@ -49,23 +37,26 @@ def client(script, *, key="", models=("tiny",), limits=None, role=None, **settin
             chat.close()
 
 
-def ask(chat: Chat, *texts: str, **options) -> list[Reply | ChatError]:
-    messages = [[{"role": "user", "content": text}] for text in texts]
-    return chat.ask([Question("judge", said, **options) for said in messages])
+def says(text):
+    return [{"role": "user", "content": text}]
+
+
+def ask(chat, *texts, **options):
+    return chat.ask([Question("judge", says(text), **options) for text in texts])
 
 
 class Clock:
     """The client's time. It stands still until `sleepers` coroutines sleep, then jumps to the
     latest of their ends."""
 
-    def __init__(self, monkeypatch, module: str, sleepers: int = 1):
+    def __init__(self, monkeypatch, module, sleepers=1):
         self.now, self._ends, self._sleepers, self._passes = 0.0, [], sleepers, asyncio.Event()
-        fakes = {"time": {"monotonic": lambda: self.now}, "asyncio": {"sleep": self.sleep}}
-        for name, fake in fakes.items():
-            whole = types.SimpleNamespace(**(vars(asyncio) | fake))
-            monkeypatch.setattr(f"{module}.{name}", whole)
+        time = types.SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr(f"{module}.time", time)
+        fake = types.SimpleNamespace(**vars(asyncio) | {"sleep": self.sleep})
+        monkeypatch.setattr(f"{module}.asyncio", fake)
 
-    async def sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds):
         self._ends.append(self.now + seconds)
         if len(self._ends) >= self._sleepers:
             self.now = max(self.now, *self._ends)
@@ -75,16 +66,6 @@ class Clock:
 
 
 class TestCache:
-    def test_a_damaged_file_counts_as_absent(self, tmp_path):
-        cache = Cache(tmp_path)
-        cache.put("a", {"text": "yes"})
-        assert cache.get("a") == {"text": "yes"}
-        cache.path("a").write_text("[" * 100_000)
-        assert cache.get("a") is None
-        cache.path("a").unlink()
-        os.mkfifo(cache.path("a"))
-        assert cache.get("a") is None
-
     def test_a_question_costs_one_call_whoever_asks_it_and_when(self, tmp_path):
         with client("yes", cache=tmp_path) as chat:
             (first,) = ask(chat, "a")
@@ -114,13 +95,21 @@ class TestCache:
                 sent = {"a": 1} if "extra" in role else role
                 assert body.items() >= sent.items()
 
-    @pytest.mark.parametrize("damage", ["", '{"text": "{', "[]", '{"text": "x"}', None])
+    UNFIT = '{"text": "{\\"points\\": 1}", "finish": "stop"}'
+
+    @pytest.mark.parametrize(
+        "damage", ["", '{"text": "{', "[]", '{"text": "x"}', UNFIT, "[" * 100_000, "a pipe"]
+    )
     def test_damaged_and_useless_files_are_asked_again(self, tmp_path, damage):
         with client('{"score": 1}', cache=tmp_path) as chat:
             ask(chat, "a", schema=SCHEMA)
             (path,) = tmp_path.rglob("*.json")
             whole = path.read_text()
-            path.write_text(whole.replace("score", "points") if damage is None else damage)
+            if damage == "a pipe":
+                path.unlink()
+                os.mkfifo(path)
+            else:
+                path.write_text(damage)
             assert ask(chat, "a", schema=SCHEMA)[0].parsed == {"score": 1}
             assert len(chat.server.requests) == 2 and path.read_text() == whole
 
@@ -129,12 +118,12 @@ class TestCache:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr("models.files.os.replace", full)
-        ledger = Ledger("/dev/full") if os.path.exists("/dev/full") else Ledger()
+        ledger = Ledger("/dev/full")
         with client("yes", cache=tmp_path, ledger=ledger) as chat:
             assert [r.text for r in ask(chat, "a") + ask(chat, "a")] == ["yes", "yes"]
             figures = ledger.metrics()
             assert figures["llm/unwritten/cache"] == 2 and figures["llm/judge/calls"] == 2
-            assert figures.get("llm/unwritten/ledger", 2) == 2
+            assert figures["llm/unwritten/ledger"] == 2
             assert len(chat.lines) == 1 and "cannot be written" in chat.lines[0]
             assert not [p for p in tmp_path.rglob("*") if p.is_file()]  # no temporary file is left
 
@@ -214,14 +203,6 @@ class TestRetries:
             assert [reply.text for reply in ask(chat, "a", "b", "c")] == ["x"] * 3
         assert times[0] == 0 and len(times) == 4 and min(times[1:]) >= 40
 
-    def test_a_stall_ends_at_its_deadline(self):
-        with client(Answer({}, stall=60), limits={"attempts": 2, "deadline": 0.3}) as chat:
-            (error,) = ask(chat, "a")
-            assert error.kind == "timeout" and "0.3 s" in str(error)
-            assert chat.ledger.metrics()["llm/judge/failures/timeout"] == 2
-            busy = chat.server.busy
-            assert busy == len(chat.server.requests), "the server has answered no request"
-
     def test_overlong_questions_are_not_retried(self):
         text = "This model's maximum context length is 4096 tokens."
         with client(refused(400, text), limits={"failures": 2}) as chat:
@@ -294,20 +275,23 @@ class TestLimits:
             assert 700 < chat.ledger.tokens <= 1000 and len(chat.server.requests) < 12
 
     @pytest.mark.parametrize(
-        "bad,least,most",
+        "bad,words,most",
         [
-            (Answer({}, stall=60), 64, 150),  # slow: it may have generated all of max_tokens
-            (Answer({"choices": "x" * 99}, cut=50), 64, 150),
-            (Answer(b'{"choices": [{"mess' + b"x" * 80), 64, 150),
-            (Answer({"choices": []}), 64, 150),
-            (refused(500, "boom"), 0, 0),
+            # It may have generated all of max_tokens.
+            (Answer({}, stall=60), "no answer within 0.3 s", 150),
+            (Answer({"choices": "x" * 99}, cut=50), "the answer was cut", 150),
+            (Answer(b'{"choices": [{"mess' + b"x" * 80), "was cut", 150),
+            (Answer({"choices": []}), "holds no chat completion", 150),
+            (refused(500, "boom"), "boom", 0),
         ],
     )
-    def test_answers_that_came_too_late_or_cut_are_booked(self, tmp_path, bad, least, most):
+    def test_answers_that_came_too_late_or_cut_are_booked(self, tmp_path, bad, words, most):
         path = tmp_path / "llm.jsonl"
         with client(bad, limits={"attempts": 1, "deadline": 0.3}, ledger=Ledger(path)) as chat:
-            ask(chat, "a")
-            assert least <= chat.ledger.tokens <= most and chat.ledger.total["judge"].calls == 0
+            (error,) = ask(chat, "a")
+            assert words in str(error)
+            assert (most and 64) <= chat.ledger.tokens <= most
+            assert chat.ledger.total["judge"].calls == 0
         assert Ledger(path).tokens == chat.ledger.tokens  # the budget holds in a run that resumes
 
 
@@ -330,19 +314,16 @@ class TestAnswers:
             assert [r.parsed for r in replies] == [{"score": 4}] * 2
             assert len(chat.server.requests) == 3  # response_format is tried once only
 
-    USELESS = [
-        ("", "empty"), (" \n", "empty"), ("no json", "unreadable"), ('{"score": "high"}', "unreadable"),
-        ('{"score": 90, "score": 10}', "unreadable"), ('{"a": {"x": 1, "x": 2}, "score": 1}', "unreadable"),
-        ('{"points": 1}', "unreadable"), ('{"score": 1', "cut"), ('<think>{"score": 1}', "cut"),
-        ("[" * 5000, "unreadable"), ('You wrote {"score":  "1"}, {"score": 100}.', "quoted"),
-        # what was cut may have been the verdict, and what is left a quotation
-        (said('{"score": 1}', finish="length"), "cut"), (said('{"score": 1}', finish="content_filter"), "cut"),
-    ]  # fmt: skip
-
     @pytest.mark.parametrize(
         "bad,kind,schema",
         [
-            *[(*pair, SCHEMA) for pair in USELESS],
+            ("", "empty", SCHEMA),
+            ('{"score": 90, "score": 10}', "unreadable", SCHEMA),
+            ('{"a": {"x": 1, "x": 2}, "score": 1}', "unreadable", SCHEMA),
+            ('You wrote {"score":  "1"}, {"score": 100}.', "quoted", SCHEMA),
+            # What was cut may have been the verdict, and what is left a quotation.
+            (said('{"score": 1}', finish="length"), "cut", SCHEMA),
+            (said('{"score": 1}', finish="content_filter"), "cut", SCHEMA),
             (" \n", "empty", None),
             (said("I think that", finish="length"), "cut", None),
         ],
@@ -396,16 +377,6 @@ class TestAnswers:
         with pytest.raises(Unreadable):
             read_json('{"score": %s}' % ("9" * digits), {"properties": {"score": {"type": kind}}})
 
-    @given(
-        st.text()
-        | st.recursive(st.none() | st.integers(), lambda inner: st.lists(inner)).map(json.dumps)
-    )
-    def test_any_text_is_read_or_refused(self, text):
-        try:
-            assert not schema_error(read_json(text, SCHEMA), SCHEMA)
-        except ValueError as why:
-            assert str(why)
-
     ENUM = {"type": "array", "items": {"type": ["string", "null"], "enum": ["a", None]}}
     AT_MOST = {"properties": {"score": {"maximum": 100}}}
 
@@ -427,41 +398,17 @@ class TestAnswers:
         assert words in error and bool(error) == bool(words) and len(error) < 300
 
 
-class TestKeys:
-    def test_keys_reach_the_server_and_nothing_else(self, tmp_path, monkeypatch):
-        monkeypatch.setenv("MY_KEY", "sk-right")
-        files = {"cache": tmp_path / "cache", "ledger": Ledger(tmp_path / "ledger")}
-        with client("x", key="MY_KEY", **files) as chat:
-            ask(chat, "a")
-            assert chat.server.requests[0][1]["Authorization"] == "Bearer sk-right"
-        assert not [p for p in tmp_path.rglob("*") if p.is_file() and b"sk-right" in p.read_bytes()]
-
-    @pytest.mark.parametrize(
-        "key,words", [("sk-wrong-secret", "MY_KEY is refused"), ("sk-a\nsecret", "characters")]
-    )
-    def test_a_key_that_a_server_quotes_or_that_cannot_be_sent_is_not_shown(
-        self, monkeypatch, key, words
-    ):
-        monkeypatch.setenv("MY_KEY", key)
-        with client("x", key="MY_KEY") as chat, pytest.raises(ServerDown, match=words) as caught:
-            ask(chat, "a")
-        assert "secret" not in str(caught.value)
+@pytest.mark.parametrize(
+    "key,words", [("sk-wrong-secret", "MY_KEY is refused"), ("sk-a\nsecret", "characters")]
+)
+def test_a_key_that_a_server_quotes_or_that_cannot_be_sent_is_not_shown(monkeypatch, key, words):
+    monkeypatch.setenv("MY_KEY", key)
+    with client("x", key="MY_KEY") as chat, pytest.raises(ServerDown, match=words) as caught:
+        ask(chat, "a")
+    assert "secret" not in str(caught.value)
 
 
 class TestProblems:
-    @pytest.mark.parametrize(
-        "role,words",
-        [
-            ({"url": DEAD}, "the server cannot be reached"),
-            ({"model": "huge"}, "no model 'huge'; it serves 'tiny'"),
-            ({"max_tokens": 5000}, "context of 4096 tokens leaves no room"),
-        ],
-    )
-    def test_each_is_named(self, role, words):
-        with client("x", role=role) as chat:
-            (problem,) = chat.server_problems()
-            assert words in problem and "judge" in problem
-
     def test_a_wrong_path(self):
         with ChatServer("x") as server:
             with client("x", role={"url": server.url.removesuffix("/v1")}) as chat:
@@ -473,14 +420,6 @@ class TestProblems:
             assert "lists no models; continuing" in chat.lines[0]
             ((path, _, body),) = chat.server.requests
             assert path == "/v1/chat/completions" and body["messages"] == []
-
-    def test_keys(self, monkeypatch):
-        with client("x", key="MY_KEY") as chat:
-            assert "MY_KEY is not set" in chat.server_problems()[0]
-            monkeypatch.setenv("MY_KEY", "sk-wrong")
-            assert "the key in MY_KEY is refused" in chat.server_problems()[0]
-            monkeypatch.setenv("MY_KEY", "sk-right")
-            assert chat.server_problems() == [] and not chat.server.requests
 
     @pytest.mark.parametrize(
         "url,words",
@@ -550,24 +489,21 @@ class TestLedger:
 class TestThreads:
     def test_coroutines_of_another_event_loop_can_ask(self):
         with client("x") as chat:
-            assert asyncio.run(chat(HELLO, role="judge")).text == "x"
+            assert asyncio.run(chat(says("hello"), role="judge")).text == "x"
 
-    class Enough(Exception):
-        pass
-
-    def interrupted(self, answer, cache, grace: float) -> Chat:
+    def interrupted(self, answer, cache, grace):
         """Ask two questions, one at a time, and close the client while the first is being
         answered."""
         asked = threading.Event()
 
         def check():
             if asked.is_set():
-                raise self.Enough
+                raise InterruptedError
 
         limits = {"deadline": 60, "concurrency": 1, "grace": grace}
         script = lambda body, n: asked.set() or answer
         with client(script, check=check, limits=limits, cache=cache) as chat:
-            with pytest.raises(self.Enough):
+            with pytest.raises(InterruptedError):
                 ask(chat, "a", "b")
             assert chat.server.busy == 1, "the server is still busy with the request"
         assert len(chat.server.requests) == 1, "the question in the queue has been asked"
@@ -599,10 +535,8 @@ class TestRoles:
         config.llm.url, config.llm.model = DEAD, "tiny"
         return config
 
-    def use(self, config, names: dict[str, str]):
-        for key, name in names.items():
-            group, plug = key.split(".")
-            config[group][plug].name = name
+    def use(self, config, names):
+        config.update_from_flattened_dict({f"{key}.name": name for key, name in names.items()})
         return config
 
     EVERYTHING = {

@@ -2,7 +2,6 @@
 policy."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -11,20 +10,18 @@ from pathlib import Path
 
 import pytest
 
-import run
 from envs.toolcalls import call_text
-from evolver.files.rollout_files import read_rollouts
 from evolver.files.workdir import Workdir, read_tasks
 from evolver.llm.store import ledger_lines
-from tests.evolver.chat_server import Answer, ChatServer, refused, said
-from tests.tiny import config_file, tiny_policy
+from tests.evolver import runs
+from tests.evolver.chat_server import Answer, ChatServer, answer, refused, said
+from tests.evolver.runs import go, rollouts_of
 
 ROOT = Path(__file__).parents[2]
 LABELLED = (
-    "--config.attributing.enabled=True",
-    "--config.attributing.judge.name=llm",
+    "--config.attributing.enabled=True", "--config.attributing.judge.name=llm",
     "--config.advantage.name=adca",
-)
+)  # fmt: skip
 
 EXPLORED = (
     "--config.env.name=travel", "--config.rollout.context=256", "--config.learner.row=256",
@@ -34,12 +31,6 @@ EXPLORED = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    return config_file(folder, tiny_policy(folder / "policy"))
-
-
 def script(body, n):
     """Answer as the role that the prompt belongs to, deterministically."""
     if "input" in body:
@@ -47,35 +38,24 @@ def script(body, n):
         return Answer({"data": [{"embedding": [1.0, len(text) / 1000, text.count("a") / 100]}]})
     text = body["messages"][-1]["content"]
     if count := re.search(r"Grade all (\d+) steps", text):
-        labels = ["GOOD" if k % 2 else "BAD" for k in range(int(count[1]))]
-        return said(
-            json.dumps(
-                {
-                    "steps": [
-                        {"step": k + 1, "analysis": "", "label": x} for k, x in enumerate(labels)
-                    ]
-                }
-            )
-        )
+        steps = range(1, 1 + int(count[1]))
+        labels = [{"step": k, "analysis": "", "label": ("GOOD", "BAD")[k % 2]} for k in steps]
+        return answer({"steps": labels})
     if text.endswith("Score every piece."):
-        return said('{"verdicts": [{"number": 1, "reason": "", "score": 0.9}]}')
+        return answer({"verdicts": [{"number": 1, "reason": "", "score": 0.9}]})
     if text.endswith("Give the score."):
-        return said(json.dumps({"analysis": "", "score": 70 if len(text) % 2 else 20}))
+        return answer({"analysis": "", "score": 70 if len(text) % 2 else 20})
     if "THE RECORD" in text:
         # An answer has to be a value that the walk showed.
-        shown = re.findall(r"\bF\d\d\b", text.partition("THE RECORD")[2])
-        task = {
-            "query": f"Which flights leave from Rome, please? ({n})",
-            "confidence": 1.0,
-            "steps": [1],
-            "answer": shown[0] if shown else "x9",
-        }
-        return said(json.dumps({"tasks": [task]}))
+        shown = re.search(r"\bF\d\d\b", text.partition("THE RECORD")[2])
+        query = f"Which flights leave from Rome, please? ({n})"
+        task = {"query": query, "confidence": 1.0, "steps": [1]}
+        return answer({"tasks": [task | {"answer": shown[0] if shown else "x9"}]})
     if "THE ATTEMPTS" in text:
         found = {"when": f"When asked about {len(text)}", "content": "Look first."}
-        return said(json.dumps({"experiences": [found]}))
+        return answer({"experiences": [found]})
     if "THE EXPERIENCES" in text:
-        return said('{"chosen": [{"number": 1, "content": "Look at it first."}]}')
+        return answer({"chosen": [{"number": 1, "content": "Look at it first."}]})
     return said(call_text("flights", {"to": "Rome"}) if len(body["messages"]) < 6 else "done")
 
 
@@ -85,92 +65,86 @@ def server():
         yield made
 
 
-def call(tiny, workdir, server, *words) -> int:
+def asking(server, *words):
+    """Return the words of a run of two steps whose roles that server answers."""
     llm = [f"--config.llm.url={server.url}", "--config.llm.model=tiny", "--config.llm.attempts=2"]
-    return run.main(
-        ["run.py", f"--config={tiny}", f"--workdir={workdir}", "--config.steps=2", *llm, *words]
-    )
+    return ["--config.steps=2", *llm, *words]
 
 
-def figures(workdir) -> list[dict]:
-    return [
-        {k: v for k, v in line.items() if not k.startswith(("time/", "llm/"))}
-        for line in Workdir(workdir).metrics()
-    ]
+@pytest.fixture
+def call(tiny, tmp_path, server):
+    """Play a run in a folder of this name and return its exit code."""
+    return lambda name, *words: go(tiny, tmp_path / name, *asking(server, *words))
 
 
-def test_labels_of_a_model_train_and_a_second_run_costs_nothing(tiny, tmp_path, server):
-    cache = f"--config.llm.cache={tmp_path / 'cache'}"
-    assert call(tiny, tmp_path / "one", server, *LABELLED, cache) == 0
+def figures(workdir):
+    return runs.figures(workdir, "llm/")
+
+
+def paid(workdir):
+    return [line for line in ledger_lines(workdir / "llm.jsonl") if line["what"] == "call"]
+
+
+def test_labels_of_a_model_train_and_a_second_run_costs_nothing(call, tmp_path, server):
+    words = [*LABELLED, f"--config.llm.cache={tmp_path / 'cache'}"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert call("one", *words) == 0
     asked = len(server.requests)
-    metrics = Workdir(tmp_path / "one").metrics()
+    metrics = Workdir(one).metrics()
     assert sum(line.get("llm/step_judge/calls", 0) for line in metrics) == asked > 0
     assert metrics[1]["attributing/abstain_rate"] == 0 and metrics[1]["updates"] > 0
-    assert metrics[-1]["llm/tokens"] == 15 * asked
-    assert (
-        len([x for x in ledger_lines(tmp_path / "one" / "llm.jsonl") if x["what"] == "call"])
-        == asked
-    )
-    assert "| step_judge |" in (tmp_path / "one" / "summary.md").read_text()
-    assert call(tiny, tmp_path / "two", server, *LABELLED, cache) == 0
-    assert len(server.requests) == asked and figures(tmp_path / "one") == figures(tmp_path / "two")
-    assert Workdir(tmp_path / "two").metrics()[1]["llm/step_judge/hit_rate"] == 1.0
+    assert metrics[-1]["llm/tokens"] == 15 * asked and len(paid(one)) == asked
+    assert "| step_judge |" in (one / "summary.md").read_text()
+    assert call("two", *words) == 0
+    assert len(server.requests) == asked and figures(one) == figures(two)
+    assert Workdir(two).metrics()[1]["llm/step_judge/hit_rate"] == 1.0
 
 
 def test_rows_that_share_answers_train_on_the_same_tasks_which_are_paid_for_once(
-    tiny, tmp_path, server
+    call, tmp_path, server
 ):
     explored = [*EXPLORED, f"--config.llm.cache={tmp_path / 'cache'}"]
-    assert call(tiny, tmp_path / "q", server, *explored) == 0
+    assert call("q", *explored) == 0
     asked = len(server.requests)
-    assert call(tiny, tmp_path / "qa", server, *explored, *LABELLED) == 0
-    roles = {
-        line["role"]
-        for line in ledger_lines(tmp_path / "qa" / "llm.jsonl")
-        if line["what"] == "call"
-    }
+    assert call("qa", *explored, *LABELLED) == 0
+    roles = {line["role"] for line in paid(tmp_path / "qa")}
     assert roles <= {"judge", "step_judge"} and len(server.requests) > asked > 0
     first, second = (read_tasks(tmp_path / row / "tasks.jsonl") for row in ("q", "qa"))
     assert first and [task.id for task in first] == [task.id for task in second]
 
 
 @pytest.mark.slow
-def test_an_asynchronous_run_that_is_killed_loses_and_doubles_nothing(tiny, tmp_path, server):
+def test_an_asynchronous_run_that_is_killed_loses_and_doubles_nothing(call, tiny, tmp_path, server):
     """It differs from one that was not killed: what was in flight is played anew."""
     workdir, prices = tmp_path / "run", tmp_path / "prices.json"
     prices.write_text('{"tiny": [1.0, 2.0]}')
     words = [*LABELLED, "--config.rollout.async_depth=1", f"--config.llm.prices={prices}"]
-    flags = [f"--config={tiny}", f"--workdir={workdir}", "--config.steps=3", *words]
-    llm = [f"--config.llm.url={server.url}", "--config.llm.model=tiny", "--config.llm.attempts=2"]
-    process = subprocess.Popen(
-        [sys.executable, "run.py", *flags, *llm], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    for line in process.stdout:
-        if line.startswith("step 2/3"):
-            break
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    assert call(tiny, workdir, server, "--config.steps=3", *words) == 0
+    words.append("--config.steps=3")
+    started = [sys.executable, *runs.command(tiny, workdir, *asking(server, *words))]
+    with subprocess.Popen(started, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if line.startswith("step 2/3"):
+                break
+        process.kill()
+    assert call("run", *words) == 0
     metrics, trained = Workdir(workdir).metrics(), Counter()
     assert [line["step"] for line in metrics] == [0, 1, 2, 3]
     for line in metrics[1:]:
         fates = [value for name, value in line.items() if name.startswith("ledger/")]
         assert line["ledger/rollouts"] == line["rollout/count"] == sum(fates) / 2 == 12
         assert sum(value for name, value in line.items() if name.startswith("stop/")) == 12
-        records = read_rollouts(workdir / f"trajectories/step_{line['step']:06d}.jsonl.gz")
+        records = rollouts_of(workdir, line["step"])
         trained.update((record["task"], record["draw"], record["rollout"]) for record in records)
     assert len(trained) == 36 and set(trained.values()) == {1}
-    ledger = ledger_lines(workdir / "llm.jsonl")
-    paid = [line for line in ledger if line["what"] == "call"]
+    bill = paid(workdir)
     # Only answers that were on their way when the run died can be missing in the ledger.
-    assert len(server.requests) - 12 <= len(paid) <= len(server.requests)
-    assert metrics[-1]["llm/money"] == pytest.approx(sum(line["money"] for line in paid))
-    assert metrics[-1]["llm/tokens"] == 15 * len(paid)
+    assert len(server.requests) - 12 <= len(bill) <= len(server.requests)
+    assert metrics[-1]["llm/money"] == pytest.approx(sum(line["money"] for line in bill))
+    assert metrics[-1]["llm/tokens"] == 15 * len(bill)
 
 
-def test_a_spent_budget_ends_the_run_with_everything_saved(tiny, tmp_path, server, capsys):
-    assert call(tiny, tmp_path / "straight", server, *LABELLED, "--config.llm.cache=off") == 0
+def test_a_spent_budget_ends_the_run_with_everything_saved(call, tmp_path, server, capsys):
+    assert call("straight", *LABELLED, "--config.llm.cache=off") == 0
     first = Workdir(tmp_path / "straight").metrics()[1]["llm/step_judge/calls"]
 
     def dear(body, n):
@@ -178,42 +152,27 @@ def test_a_spent_budget_ends_the_run_with_everything_saved(tiny, tmp_path, serve
         return Answer(record | {"usage": {"prompt_tokens": 40_000, "completion_tokens": 5}})
 
     server.script = dear
-    budget = f"--config.llm.budget_tokens={int(first * 40_005 + 30_000)}"
-    assert call(tiny, tmp_path / "run", server, *LABELLED, budget) == 3
+    workdir, budget = tmp_path / "run", int(first * 40_005 + 30_000)
+    words = [*LABELLED, f"--config.llm.budget_tokens={budget}"]
+    assert call("run", *words) == 3
     err = capsys.readouterr().err
     assert "config.llm.budget_tokens" in err and "Step 1 of 2 is saved" in err
-    assert [line["step"] for line in figures(tmp_path / "run")] == [0, 1]
+    assert [line["step"] for line in figures(workdir)] == [0, 1]
     for name in ("summary.md", "policy/model.safetensors", "checkpoints", "llm.jsonl"):
-        assert (tmp_path / "run" / name).exists(), name
-    assert call(tiny, tmp_path / "run", server, *LABELLED, budget) == 3  # it stays spent
-    assert call(tiny, tmp_path / "run", server, *LABELLED, "--config.llm.budget_tokens=0") == 0
-    assert figures(tmp_path / "run") == figures(tmp_path / "straight")
+        assert (workdir / name).exists(), name
+    assert call("run", *words) == 3  # it stays spent
+    assert call("run", *LABELLED, "--config.llm.budget_tokens=0") == 0
+    assert figures(workdir) == figures(tmp_path / "straight")
 
 
-def test_a_judge_that_never_answers_is_counted_and_the_run_continues(tiny, tmp_path, server):
+def test_a_judge_that_never_answers_is_counted_and_the_run_continues(call, tmp_path, server):
     server.script = lambda body, n: refused(500, "boom") if n % 2 else said("no idea")
-    assert call(tiny, tmp_path / "run", server, *LABELLED, "--config.steps=1") == 0
+    assert call("run", *LABELLED, "--config.steps=1") == 0
     line = Workdir(tmp_path / "run").metrics()[1]
     assert line["attributing/abstain_rate"] == 1.0
     assert line["llm/step_judge/unanswered"] == line["attributing/unanswered"] > 0
-    kinds = {key for key in line if key.startswith("llm/step_judge/failures/")}
-    assert {"llm/step_judge/failures/http_500", "llm/step_judge/failures/unreadable"} <= kinds
-
-
-def test_a_run_whose_server_dies_can_be_resumed(tiny, tmp_path, server, capsys):
-    alive = [True]
-
-    def dying(body, n):
-        alive[0] = alive[0] and n < 15
-        return script(body, n) if alive[0] else refused(500, "dead")
-
-    server.script = dying
-    words = [*LABELLED, "--config.llm.failures=3", "--config.llm.attempts=1"]
-    assert call(tiny, tmp_path / "run", server, *words) == 3
-    err = capsys.readouterr().err
-    assert "questions in a row failed" in err and "dead" in err and "Traceback" not in err
-    server.script = script
-    assert call(tiny, tmp_path / "run", server, *words) == 0
+    failures = {f"llm/step_judge/failures/{kind}" for kind in ("http_500", "unreadable")}
+    assert failures <= line.keys()
 
 
 ALL = (
@@ -224,11 +183,11 @@ ALL = (
 )  # fmt: skip
 
 
-def test_every_role_at_once(tiny, tmp_path, server, monkeypatch):
+def test_every_role_at_once(call, tmp_path, server, monkeypatch):
     monkeypatch.setenv("MY_KEY", "sk-very-secret")
     server.key = "sk-very-secret"
     workdir = tmp_path / "run"
-    assert call(tiny, workdir, server, *ALL, "--config.llm.key=MY_KEY") == 0
+    assert call("run", *ALL, "--config.llm.key=MY_KEY") == 0
     first, second = Workdir(workdir).metrics()[:2]
     for role in ("explorer", "writer", "summariser", "embedder"):
         assert first[f"llm/{role}/calls"] > 0, role
@@ -242,51 +201,62 @@ def test_every_role_at_once(tiny, tmp_path, server, monkeypatch):
     assert not secret
 
 
+@pytest.mark.parametrize(
+    "key,words,expected",
+    [
+        ("", ["url=http://127.0.0.1:9/v1"], "(step_judge): the server cannot be reached"),
+        ("sk-right", ["key=NO_SUCH_KEY"], "NO_SUCH_KEY is not set"),
+        ("sk-right", [], "the server requires a key"),
+        ("", ["step_judge.model=huge"], "there is no model 'huge'; it serves 'tiny'"),
+        ("", ["step_judge.max_tokens=99999"], "context of 32768 tokens leaves no room"),
+    ],
+)
 def test_dead_servers_unknown_models_and_wrong_keys_are_reported_before_anything_is_computed(
-    tiny, tmp_path, server, capsys
+    call, tmp_path, server, capsys, key, words, expected
 ):
-    server.key = "sk-right"
-    for words, expected in [
-        (["--config.llm.url=http://127.0.0.1:9/v1"], "the server cannot be reached"),
-        (["--config.llm.key=NO_SUCH_KEY"], "NO_SUCH_KEY is not set"),
-        ([], "the server requires a key"),
-    ]:
-        assert call(tiny, tmp_path / "run", server, *LABELLED, *words) == 1
-        assert expected in capsys.readouterr().err
-    server.key = ""
-    assert (
-        call(tiny, tmp_path / "run", server, *LABELLED, "--config.llm.step_judge.model=huge") == 1
-    )
-    assert "there is no model 'huge'" in capsys.readouterr().err
-    assert (
-        call(tiny, tmp_path / "run", server, *LABELLED, "--config.llm.step_judge.max_tokens=99999")
-        == 1
-    )
-    assert "leaves no room for a prompt" in capsys.readouterr().err
-    assert not os.path.exists(tmp_path / "run")
+    server.key = key
+    assert call("run", *LABELLED, *(f"--config.llm.{word}" for word in words)) == 1
+    assert expected in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
     "words,expected",
     [
-        (["--config.llm.url="], "config.llm.url is empty and step_judge needs it"),
-        (["--config.llm.url=localhost"], "is not a URL"),
-        (["--config.llm.url=http://me:secret@a.example/v1"], "contains a user name or a password"),
-        (["--config.llm.model="], "name a model"),
-        (["--config.llm.step_judge.extra=[1]"], "must be a JSON object"),
-        (["--config.llm.prices=none.json"], "none.json"),
-        (["--config.llm.budget_money=3"], "has no price of tiny"),
-        (["--config.attributing.judge.name=lm"], "did you mean llm?"),
+        ("llm.url=", "config.llm.url is empty and step_judge needs it"),
+        ("llm.url=", "with its /v1, policy, or served"),
+        ("llm.url=localhost", "is not a URL"),
+        ("llm.url=Policy", "'Policy' is not a URL"),
+        ("llm.url=policy:first", "nor one of policy, policy:initial"),
+        ("llm.url=http://me:secret@a.example/v1", "contains a user name or a password"),
+        ("llm.model=", "name a model"),
+        ("llm.step_judge.extra=[1]", "must be a JSON object"),
+        ('llm.url=policy llm.step_judge.extra={"min_p":0.1}', "the policy knows top_k only"),
+        ("llm.prices=none.json", "none.json"),
+        ("llm.budget_money=3", "has no price of tiny"),
+        ("attributing.judge.name=lm", "did you mean llm?"),
+        (
+            "llm.url=policy navigating.enabled=True navigating.embedder.name=endpoint",
+            "makes no embeddings",
+        ),
+        ("llm.url=policy:initial engine.name=vllm", "needs config.engine.name=jax"),
+        ("llm.url=served", "config.llm.url=served (step_judge) needs config.llm.serve.path"),
+        (
+            "llm.url=served llm.serve.path=/no/such",
+            "config.llm.serve.path=/no/such is no checkpoint",
+        ),
+        (
+            "llm.url=served llm.serve.path=. llm.serve.python=/no/python",
+            "config.llm.serve.python=/no/python is not an exec",
+        ),
+        ("llm.serve.path=.", "has no role"),
     ],
 )
-def test_problems_of_the_config_are_reported_together(
-    tiny, tmp_path, server, capsys, words, expected
-):
-    assert call(tiny, tmp_path / "run", server, *LABELLED, *words) == 2
+def test_problems_of_the_config_are_reported(call, capsys, words, expected):
+    assert call("run", *LABELLED, *(f"--config.{word}" for word in words.split())) == 2
     err = capsys.readouterr().err
     assert expected in err and "secret" not in err
 
 
-def test_an_evaluation_needs_no_language_model(tiny, tmp_path, server):
-    assert call(tiny, tmp_path / "run", server, *LABELLED, "--config.llm.url=", "--mode=eval") == 0
+def test_an_evaluation_needs_no_language_model(call, server):
+    assert call("run", *LABELLED, "--config.llm.url=", "--mode=eval") == 0
     assert not server.requests

@@ -1,6 +1,6 @@
 """What a mechanism counts is read once, by the name of its metric."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from evolver.metrics import Meter
 
@@ -18,11 +18,7 @@ def test_a_reading_holds_sums_and_means_since_the_last_one():
 
 def test_threads_lose_no_count():
     meter = Meter("room")
-    threads = [
-        threading.Thread(target=lambda: [meter.count("n") for _ in range(5000)]) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(4):
+            threads.submit(lambda: [meter.count("n") for _ in range(5000)])
     assert meter.read() == {"room/n": 20000}

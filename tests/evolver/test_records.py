@@ -31,24 +31,21 @@ from rl.trajectory import Completion, StopReason, Trajectory, Turn
 HOSTILE = "<script>alert(1)</script>\x00\x1b[31m\u202eabc\u2028\ud800" + "x" * 5000
 
 
-def rollout(number: int = 0, *, turns: int = 2, text: str = "look", label: int = 1) -> Trajectory:
+def rollout(number=0, *, turns=2, text="look", label=1):
     found, prompt = [], [1, 2]
     for k in range(turns):
         completion = Completion([3 + k, 4 + k], [-0.25, -0.00001], "stop", 7)
-        found.append(
-            Turn(
-                list(prompt),
-                completion,
-                text,
-                [{"role": "tool", "content": text}],
-                label=label,
-                advantage=0.5,
-            )
-        )
+        answer = [{"role": "tool", "content": text}]
+        found.append(Turn([*prompt], completion, text, answer, label=label, advantage=0.5))
         prompt += [*completion.tokens, 9]
     task = Task(f"t{number % 3}", "toy", "Book it.", difficulty=2)
-    return Trajectory(task, number, 11, [{"role": "user", "content": "Book it."}], found, StopReason.DONE,
-                      Evaluation(1.0, True))  # fmt: skip
+    opening, score = [{"role": "user", "content": "Book it."}], Evaluation(1.0, True)
+    return Trajectory(task, number, 11, opening, found, StopReason.DONE, score)
+
+
+def record(*numbers, **kind):
+    """Return the record of a rollout that trained."""
+    return record_of(rollout(*numbers, **kind), fate="trained")
 
 
 @settings(max_examples=25, deadline=None)
@@ -56,18 +53,16 @@ def rollout(number: int = 0, *, turns: int = 2, text: str = "look", label: int =
 def test_records_come_back_whole_and_by_member(tmp_path_factory, texts, member):
     folder = tmp_path_factory.mktemp("run")
     path = folder / "trajectories" / "step_000001.jsonl.gz"
-    written = [record_of(rollout(i, text=text), fate="trained") for i, text in enumerate(texts)]
-    before, files.MEMBER = files.MEMBER, member
-    try:
+    written = [record(i, text=text) for i, text in enumerate(texts)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "MEMBER", member)
         write_rollouts(path, written)
-    finally:
-        files.MEMBER = before
     (file,) = rollout_files(folder)
     index = json.loads(file.index_text())
     assert (file.kind, file.step, index["count"]) == ("step", 1, len(written))
     parts = [file.lines(offset, length) for offset, length, _ in index["members"]]
     assert [lines for _, _, lines in index["members"]] == [len(part) for part in parts]
-    assert [record for part in parts for record in part] == read_rollouts(path) == written
+    assert [line for part in parts for line in part] == read_rollouts(path) == written
     text = gzip.decompress(path.read_bytes()).decode("utf-8", "surrogatepass")
     assert [json.loads(line) for line in text.split("\n") if line] == written
 
@@ -76,21 +71,21 @@ def test_answers_are_read_as_the_worlds_read_them():
     call = call_text("look", {})
     played = rollout(text=f"<think>{call}</think> Rome")
     played.task.reference = [played.turns[-1].action]
-    record = record_of(played, fate="trained")
-    assert (record["expected"], record["given"]) == ("Rome", "Rome")
+    read = record_of(played, fate="trained")
+    assert (read["expected"], read["given"]) == ("Rome", "Rome")
 
 
 def test_hostile_text_comes_back_as_it_was(tmp_path):
     path = tmp_path / "step_000001.jsonl.gz"
-    write_rollouts(path, [record_of(rollout(text=HOSTILE), fate="trained")])
-    (record,) = read_rollouts(path)
-    first, second = record["turns"]
+    write_rollouts(path, [record(text=HOSTILE)])
+    (read,) = read_rollouts(path)
+    first, second = read["turns"]
     assert first["action"] == second["observation"][0]["content"] == HOSTILE
 
 
 def test_an_index_says_what_the_rollouts_say_and_a_stale_one_is_not_believed(tmp_path):
     path = tmp_path / "step_000003.jsonl.gz"
-    found = [record_of(rollout(i, turns=i + 1, label=i - 1), fate="trained") for i in range(3)]
+    found = [record(i, turns=i + 1, label=i - 1) for i in range(3)]
     found[1]["turns"][0]["reason"] = "nothing shows it"
     write_rollouts(path, found)
     index, made = json.loads(RolloutFile(path).index_text()), RolloutFile(path).make_index()
@@ -110,7 +105,7 @@ def test_an_index_says_what_the_rollouts_say_and_a_stale_one_is_not_believed(tmp
 
 def test_damaged_lines_are_counted_and_read_around(tmp_path):
     folder = tmp_path / "trajectories"
-    good = record_of(rollout(turns=1), fate="trained")
+    good = record(turns=1)
     line = json.dumps(good)
     text = f'{line}\n{{"task": "b", "tur\n[1]\n{{"task": "c"}}\n{line}\n'.encode()
     for name, data in (
@@ -149,14 +144,13 @@ def test_damaged_lines_are_counted_and_read_around(tmp_path):
 def test_a_record_holds_the_expected_answer_beside_the_one_given(task, stop, last, answers):
     trajectory = rollout(text="6")
     trajectory.stop = StopReason(stop)
-    for name, value in task.items():
-        setattr(trajectory.task, name, value)
+    vars(trajectory.task).update(task)
     if isinstance(last, dict):
         trajectory.turns[-1].info = last
-    record = record_of(trajectory, fate="trained")
-    assert (record["expected"], record["given"]) == answers
     trajectory.turns[0].outcome_advantage = 0.125
-    first, second = record_of(trajectory, fate="trained")["turns"]
+    read = record_of(trajectory, fate="trained")
+    assert (read["expected"], read["given"]) == answers
+    first, second = read["turns"]
     assert first["outcome_advantage"] == 0.125 and "outcome_advantage" not in second
 
 
@@ -167,14 +161,14 @@ def test_an_advantage_that_is_not_finite_is_kept_as_unknown(tmp_path):
     (path,) = tmp_path.rglob("*.jsonl.gz")
     index, made = json.loads(RolloutFile(path).index_text()), RolloutFile(path).make_index()
     assert index["columns"]["advantage"] == made["columns"]["advantage"] == [None]
-    (record,) = read_rollouts(path)
-    first, second = (line for line in rollout_lines(record, 80) if line.startswith("turn "))
+    (read,) = read_rollouts(path)
+    first, second = (line for line in rollout_lines(read, 80) if line.startswith("turn "))
     assert "advantage not finite" in first and "advantage +0.500" in second
 
 
 def test_a_rollout_takes_less_room_than_its_plain_line(tmp_path):
     path = tmp_path / "step_000001.jsonl.gz"
-    found = [record_of(rollout(i, turns=5), fate="trained") for i in range(128)]
+    found = [record(i, turns=5) for i in range(128)]
     write_rollouts(path, found)
     plain = sum(len(json.dumps(record)) for record in found)
     assert path.stat().st_size + index_path(path).stat().st_size < plain / 4
@@ -182,20 +176,18 @@ def test_a_rollout_takes_less_room_than_its_plain_line(tmp_path):
 
 def test_each_turn_gets_the_gap_and_the_ratio_of_its_own_tokens():
     trajectories = [rollout(i, turns=i + 1) for i in range(4)]
-    for trajectory in trajectories:
-        for turn in trajectory.turns:
-            turn.completion.logprobs = list(-np.random.default_rng(len(turn.prompt)).random(2))
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    for turn in turns:
+        turn.completion.logprobs = list(-np.random.default_rng(len(turn.prompt)).random(2))
     trajectories[2].turns[1].prompt = [50, 51]  # the context was rewritten: another sample starts
     batch = pack([sample for t in trajectories for sample in samples(t)], 24)
-    batch.turns = tuple(turn for t in trajectories for turn in t.turns)
+    batch.turns = tuple(turns)
+    # Each token's values say which token it is.
     positions = np.where(batch.mask_RT, batch.tokens_RT, 0).astype(np.float32)
-    batch.old_logp_RT = (
-        batch.logp_RT + positions / 1000
-    )  # so that each token's values say which token it is
+    batch.old_logp_RT = batch.logp_RT + positions / 1000
     note_tokens(batch, batch.old_logp_RT + np.log1p(positions / 100))
-    for trajectory in trajectories:
-        for turn in trajectory.turns:
-            assert turn.gap == pytest.approx(np.array(turn.completion.tokens) / 1000, abs=1e-6)
-            assert turn.ratio == pytest.approx(1 + np.array(turn.completion.tokens) / 100, abs=1e-5)
+    for turn in turns:
+        assert turn.gap == pytest.approx(np.array(turn.completion.tokens) / 1000, abs=1e-6)
+        assert turn.ratio == pytest.approx(1 + np.array(turn.completion.tokens) / 100, abs=1e-5)
     kept = record_of(trajectories[0], fate="trained")["turns"][0]
     assert kept["gap"] == [0.003, 0.004] and kept["ratio"] == [1.03, 1.04]

@@ -6,16 +6,15 @@ import re
 import socket
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
 
-import run
 from evolver.llm import served
 from evolver.llm.store import ledger_lines
-from tests.tiny import config_file, tiny_policy
+from tests.evolver.runs import go
+from tests.tiny import tiny_policy
 
 JUDGED = (
     "--config.attributing.enabled=True", "--config.attributing.judge.name=llm",
@@ -39,17 +38,11 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
-@pytest.fixture
-def tiny(tmp_path):
-    return config_file(tmp_path, tiny_policy(tmp_path / "policy"))
-
-
 def test_a_run_starts_its_judge_asks_it_and_ends_it(tiny, tmp_path, capsys):
     workdir, judge = tmp_path / "run", tiny_policy(tmp_path / "judge")
-    words = [f"--config={tiny}", f"--workdir={workdir}", f"--config.llm.serve.path={judge}"]
-    assert run.main(["run.py", *words, *JUDGED]) == 0
+    assert go(tiny, workdir, f"--config.llm.serve.path={judge}", *JUDGED) == 0
     assert f"serving {judge}; log: {workdir}/llm_server.log" in capsys.readouterr().out
-    lines = list(ledger_lines(workdir / "llm.jsonl"))
+    lines = ledger_lines(workdir / "llm.jsonl")
     assert lines and {line["model"] for line in lines} == {str(judge)}
     log = (workdir / "llm_server.log").read_text()
     port = int(re.search(r"running on http://127.0.0.1:(\d+)/v1", log)[1])
@@ -58,43 +51,12 @@ def test_a_run_starts_its_judge_asks_it_and_ends_it(tiny, tmp_path, capsys):
 
 
 def test_a_checkpoint_that_cannot_be_served_is_one_message(tiny, tmp_path, capsys):
-    judge = Path(tiny_policy(tmp_path / "judge"))
+    judge = tiny_policy(tmp_path / "judge")
     (judge / "model.safetensors").write_bytes(b"no weights")
-    words = [
-        f"--config={tiny}",
-        f"--workdir={tmp_path / 'run'}",
-        f"--config.llm.serve.path={judge}",
-    ]
-    assert run.main(["run.py", *words, *JUDGED]) == 1
+    assert go(tiny, tmp_path / "run", f"--config.llm.serve.path={judge}", *JUDGED) == 1
     said = capsys.readouterr()
     assert f"the server of {judge}: it ended while starting: " in said.out + said.err
     assert "Traceback" not in said.out + said.err
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        ((), "config.llm.url=served (step_judge) needs config.llm.serve.path"),
-        (("path=/no/such",), "config.llm.serve.path=/no/such is no checkpoint"),
-        (("path=.", "python=/no/python"), "config.llm.serve.python=/no/python is not an exec"),
-    ],
-)
-def test_what_cannot_be_served_is_said_at_the_start(tiny, tmp_path, capsys, words, problem):
-    flags = [f"--config.llm.serve.{word}" for word in words]
-    assert (
-        run.main(["run.py", f"--config={tiny}", f"--workdir={tmp_path}/run", *JUDGED, *flags]) == 2
-    )
-    assert problem in capsys.readouterr().err
-
-
-def test_a_model_without_a_role_is_not_served(tiny, tmp_path, capsys):
-    flags = [
-        f"--config.llm.serve.path={tmp_path / 'policy'}",
-        "--config.llm.url=http://127.0.0.1:1/v1",
-    ]
-    words = ["run.py", f"--config={tiny}", f"--workdir={tmp_path}/run", *JUDGED, *flags]
-    assert run.main([*words, "--config.llm.model=m"]) == 2
-    assert "has no role" in capsys.readouterr().err
 
 
 def config(restarts):
@@ -106,30 +68,33 @@ def config(restarts):
 
 
 def test_a_server_that_dies_is_started_again_at_its_address(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        served, "command_of", lambda config, port: [sys.executable, "-c", MORTAL, str(port)]
-    )
+    command = [sys.executable, "-c", MORTAL]
+    monkeypatch.setattr(served, "command_of", lambda config, port: [*command, str(port)])
     said = []
+
+    def faults():
+        return [text for text in said if "it ended, " in text]
+
     with served.serving(config(1), tmp_path, say=said.append, check=lambda: None) as url:
         address = url.removesuffix("/v1")
-        for life in range(2):
-            assert httpx.get(f"{address}/health", trust_env=False).is_success
+        for deaths in (1, 2):
+            eventually(lambda: is_up(address))
             with pytest.raises(httpx.HTTPError):
                 httpx.get(f"{address}/die", trust_env=False)
-            ends = time.monotonic() + 60
-            while len([text for text in said if text.startswith("serving")]) < 2:
-                assert time.monotonic() < ends
-                time.sleep(0.05)
-            while life == 0 and not is_up(address):
-                assert time.monotonic() < ends
-                time.sleep(0.05)
-        while len([text for text in said if "it ended, " in text]) < 2:
-            assert time.monotonic() < ends
-            time.sleep(0.05)
+            eventually(lambda deaths=deaths: len(faults()) == deaths)
         assert not is_up(address)  # one restart was allowed
-    faults = [text for text in said if "it ended, " in text]
-    assert all("RuntimeError: told to die" in text and str(tmp_path) in text for text in faults)
-    assert ["not started again" in text for text in faults] == [False, True]
+    assert len([text for text in said if text.startswith("serving")]) == 2
+    for text in faults():
+        assert "RuntimeError: told to die" in text and str(tmp_path) in text
+    assert ["not started again" in text for text in faults()] == [False, True]
+
+
+def eventually(holds):
+    """Wait until something holds, for a minute at most."""
+    ends = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
 
 
 def is_up(address):

@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
-import run
 from evolver.files.workdir import Workdir
 from rl.engines.vllm.servers import OwnServers
+from tests.evolver.runs import go
 from tests.evolver.test_hosts import finish, start
 from tests.rl.vllm_setup import FLAGS, PYTHON, ROOT
 
@@ -22,15 +21,27 @@ pytestmark = [
 ]
 
 
+QUICKSTART = ROOT / "configs/quickstart.py"
+HALF = f"{FLAGS} --gpu-memory-utilization 0.3"  # of a device that another server needs, too
+EVALUATED = ("--config.eval.tasks=8", "--config.eval.rollouts=2")
+
+
+def vllm(flags=FLAGS):
+    """Return the words of a run whose rollouts are made by vLLM with these flags."""
+    return (
+        "--config.engine.name=vllm", f"--config.engine.vllm.python={PYTHON}",
+        f"--config.engine.vllm.flags={flags}", "--config.engine.vllm.start_timeout=1800.0",
+    )  # fmt: skip
+
+
+def short(depth):
+    return ("--config.steps=3", "--config.eval.every=3", f"--config.rollout.async_depth={depth}")
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 def test_the_quickstart_trains_on_what_vllm_samples(tmp_path, depth, capsys):
-    words = [
-        "--config=configs/quickstart.py:grpo", f"--workdir={tmp_path / 'run'}", "--config.engine.name=vllm",
-        f"--config.engine.vllm.python={PYTHON}", f"--config.engine.vllm.flags={FLAGS}",
-        "--config.engine.vllm.start_timeout=1800.0", "--config.steps=3", "--config.eval.every=3",
-        "--config.eval.tasks=8", "--config.eval.rollouts=2", f"--config.rollout.async_depth={depth}",
-    ]  # fmt: skip
-    assert run.main(["run.py", *words]) == 0, capsys.readouterr().err
+    words = [*vllm(), *EVALUATED, *short(depth)]
+    assert go(f"{QUICKSTART}:grpo", tmp_path / "run", *words) == 0, capsys.readouterr().err
     lines = Workdir(tmp_path / "run").metrics()
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     # A step whose rollouts were all begun and ended before the last update has no tokens of the
@@ -38,11 +49,8 @@ def test_the_quickstart_trains_on_what_vllm_samples(tmp_path, depth, capsys):
     fresh = [line["mismatch/fresh"] for line in lines[1:] if not depth or "mismatch/fresh" in line]
     assert fresh and max(fresh) < 1e-4
     for line in lines[1:]:
-        assert (
-            line["rollout/count"] == 128
-            and line["stop/cancelled"] == 0
-            and line["alarm/weights"] == 0
-        )
+        assert line["rollout/count"] == 128
+        assert line["stop/cancelled"] == line["alarm/weights"] == 0
         assert line["engine/gap"] < 1e-4 < line["engine/shift"]
         assert line["engine/version"] == line["step"] and line["staleness/max"] <= depth
         assert line["engine/cached_tokens"] > 0.5 * line["engine/prompt_tokens"]
@@ -50,19 +58,13 @@ def test_the_quickstart_trains_on_what_vllm_samples(tmp_path, depth, capsys):
     assert "eval/avg@2" in lines[-1]
 
 
-def processes(folder: Path, *words: str) -> list:
+def processes(folder, *words):
     """Start two processes of one run, with a server each."""
-    flags = [
-        "--config.engine.name=vllm", f"--config.engine.vllm.python={PYTHON}",
-        f"--config.engine.vllm.flags={FLAGS} --gpu-memory-utilization 0.3",
-        "--config.engine.vllm.start_timeout=1800.0", "--config.mesh.fsdp=2", "--config.eval.tasks=8",
-        "--config.eval.rollouts=2", *words,
-    ]  # fmt: skip
-    config = ROOT / "configs/quickstart.py:grpo"
-    return start(folder, config, 2, "run", *flags)
+    flags = (*vllm(HALF), *EVALUATED, "--config.mesh.fsdp=2", *words)
+    return start(folder, f"{QUICKSTART}:grpo", 2, "run", *flags)
 
 
-def children(pid: int, words: str) -> list[int]:
+def children(pid, words):
     """Return the processes that a process has started with some words in their command lines."""
     found = subprocess.run(["pgrep", "-P", str(pid), "-f", words], capture_output=True, text=True)
     return [int(line) for line in found.stdout.split()]
@@ -70,8 +72,7 @@ def children(pid: int, words: str) -> list[int]:
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_two_processes_train_on_what_their_servers_sample(tmp_path, depth):
-    steps = ["--config.steps=3", "--config.eval.every=3", f"--config.rollout.async_depth={depth}"]
-    ends = finish(processes(tmp_path, *steps))
+    ends = finish(processes(tmp_path, *short(depth)))
     assert [code for code, _, _ in ends] == [0, 0], "".join(err[-3000:] for _, _, err in ends)
     lines = Workdir(tmp_path / "run").metrics()
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
@@ -82,19 +83,15 @@ def test_two_processes_train_on_what_their_servers_sample(tmp_path, depth):
         assert line["staleness/max"] <= depth and line["rollout/success"] > 0.02
         if depth == 0:
             assert line["mismatch/fresh"] < 1e-4
-    asked = [
-        len(list((tmp_path / "run" / name).glob("vllm-0.log"))) for name in ("engine", "engine_1")
-    ]
-    assert asked == [1, 1], "each process has a server"
+    for name in ("engine", "engine_1"):
+        assert (tmp_path / "run" / name / "vllm-0.log").exists(), "each process has a server"
 
 
 def test_a_server_that_is_lost_for_good_ends_both_processes_with_everything_saved(tmp_path):
     words = ["--config.steps=50", "--config.eval.every=0", "--config.engine.vllm.restarts=0"]
     both = processes(tmp_path, *words)
-    metrics, ends = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 1800
-    while time.monotonic() < ends and not (
-        metrics.exists() and len(metrics.read_text().splitlines()) > 2
-    ):
+    ends = time.monotonic() + 1800
+    while time.monotonic() < ends and len(Workdir(tmp_path / "run").metrics()) < 3:
         time.sleep(0.5)
     (launcher,) = children(both[1].pid, "launch.py")
     for server in children(launcher, "vllm.entrypoints"):
@@ -109,22 +106,19 @@ def test_a_quickstart_learns_on_vllm_with_a_judge_on_vllm(tmp_path, capsys):
     it makes most of its
     gain. The judge is the base policy, which cannot judge: the server holds it to the form of an
     answer."""
-    flags = f"{FLAGS} --gpu-memory-utilization 0.3"
     judge = OwnServers(
-        python=str(PYTHON), checkpoint=ROOT / "configs/assets/travel_base", logs=tmp_path / "judge", backend="",
-        context=4096, dtype="float32", slots=32, flags=flags, start_timeout=1800.0,
+        python=str(PYTHON), checkpoint=ROOT / "configs/assets/travel_base", logs=tmp_path / "judge",
+        backend="", context=4096, dtype="float32", slots=32, flags=HALF, start_timeout=1800.0,
     )  # fmt: skip
     with asyncio.Runner() as runner:
         (url,) = runner.run(judge.start())
         words = [
-            "--config=configs/quickstart.py", f"--workdir={tmp_path / 'run'}", "--config.steps=20",
-            "--config.eval.every=20", "--config.engine.name=vllm", f"--config.engine.vllm.python={PYTHON}",
-            f"--config.engine.vllm.flags={flags}", "--config.engine.vllm.start_timeout=1800.0",
+            *vllm(HALF), "--config.steps=20", "--config.eval.every=20",
             "--config.attributing.judge=llm", f"--config.llm.url={url}/v1", "--config.llm.model=policy",
             "--config.llm.step_judge.max_tokens=32", "--config.llm.deadline=300", "--config.llm.shown=400",
         ]  # fmt: skip
         try:
-            assert run.main(["run.py", *words]) == 0, capsys.readouterr().err
+            assert go(QUICKSTART, tmp_path / "run", *words) == 0, capsys.readouterr().err
         finally:
             runner.run(judge.stop())
     first, *steps, last = Workdir(tmp_path / "run").metrics()

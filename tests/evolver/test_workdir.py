@@ -24,9 +24,9 @@ from evolver.files.progress import Progress
 from evolver.files.report import main as report
 from evolver.files.workdir import Workdir, WorkdirInUse
 from evolver.processes.interrupt import Stop, tell
-from models.files import BrokenFile, write_atomically
+from models.files import BrokenFile, write_atomically, write_json
 from rl.evaluation import Scores
-from tests.tiny import config_file, tiny_policy
+from tests.evolver import runs
 
 ROOT = Path(__file__).parents[2]
 CPU = os.environ | {"JAX_PLATFORMS": "cpu"}
@@ -46,12 +46,6 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    return config_file(folder, tiny_policy(folder / "policy"))
-
-
-@pytest.fixture(scope="module")
 def finished(tiny, tmp_path_factory):
     """The workdir of a run of two steps."""
     workdir = tmp_path_factory.mktemp("runs") / "finished"
@@ -64,37 +58,31 @@ def workdir(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "run")
 
 
-def command(tiny: Path, workdir: Path, *words: str) -> list[str]:
-    return ["run.py", f"--config={tiny}", f"--workdir={workdir}", "--config.steps=2", *words]
+def command(tiny, workdir, *words):
+    return runs.command(tiny, workdir, "--config.steps=2", *words)
 
 
-def holding(path: Path) -> subprocess.Popen:
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, path], cwd=ROOT, stdout=subprocess.PIPE, text=True, env=CPU
-    )
-    assert process.stdout.readline() == "held\n"
-    return process
+@pytest.fixture
+def holder(tmp_path):
+    """A process that has locked the workdir at `tmp_path`."""
+    words = [sys.executable, "-c", HOLD, tmp_path]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=CPU) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
 
 
 class TestLock:
-    def test_a_second_run_is_refused_in_one_message(self, tiny, tmp_path, capsys):
-        process = holding(tmp_path)
-        try:
-            assert run.main(command(tiny, tmp_path)) == 1
-        finally:
-            process.kill()
-            process.wait()
-        err = capsys.readouterr().err.strip()
-        assert re.fullmatch(
-            rf"--workdir={tmp_path} is in use by process {process.pid} on .*: wait .*", err
-        )
+    def test_a_second_run_is_refused_in_one_message(self, tiny, tmp_path, holder, capsys):
+        assert run.main(command(tiny, tmp_path)) == 1
+        message = rf"--workdir={tmp_path} is in use by process {holder.pid} on .*: wait .*"
+        assert re.fullmatch(message, capsys.readouterr().err.strip())
         assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
-    def test_the_lock_of_a_dead_process_is_taken_over(self, tmp_path):
-        process = holding(tmp_path)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert f"process {process.pid}" in (tmp_path / "lock").read_text()
+    def test_the_lock_of_a_dead_process_is_taken_over(self, tmp_path, holder):
+        holder.kill()
+        holder.wait()
+        assert f"process {holder.pid}" in (tmp_path / "lock").read_text()
         with Workdir(tmp_path).locked():
             assert f"process {os.getpid()}" in (tmp_path / "lock").read_text()
             with pytest.raises(WorkdirInUse):
@@ -129,25 +117,21 @@ class TestLock:
         monkeypatch.setattr(Workdir, "log_tasks", deleted)
         assert run.main(command(tiny, tmp_path / "run", "--config.eval.every=0")) == 1
         err = capsys.readouterr().err
-        assert (
-            err.endswith("run was deleted or moved away while this run wrote to it\n")
-            and "1a2b3c4d" not in err
-        )
+        assert err.endswith("run was deleted or moved away while this run wrote to it\n")
+        assert "1a2b3c4d" not in err
 
     def test_a_run_leaves_no_lock(self, finished):
         assert not (finished / "lock").exists()
 
 
 def test_files_and_their_folder_are_flushed_before_a_write_returns(tmp_path, monkeypatch):
-    kinds, fsync = [], os.fsync
-    monkeypatch.setattr(
-        os, "fsync", lambda fd: (kinds.append(stat.S_IFMT(os.fstat(fd).st_mode)), fsync(fd))
-    )
+    kinds = []
+    monkeypatch.setattr(os, "fsync", lambda fd: kinds.append(stat.S_IFMT(os.fstat(fd).st_mode)))
     write_atomically(tmp_path / "a.json", "{}")
     assert kinds == [stat.S_IFREG, stat.S_IFDIR]
 
 
-def refused(capsys, *words: str) -> str:
+def refused(capsys, *words):
     """Return the message of a command that must start nothing."""
     assert run.main(list(words)) == 2
     err = capsys.readouterr().err
@@ -195,15 +179,7 @@ class TestFiles:
 
     @pytest.mark.parametrize(
         "text",
-        [
-            "",
-            "{",
-            "[]",
-            "{}",
-            '{"tasks": 3}',
-            "[" * 9999,
-            '{"tasks": ["a"], "difficulty_N": [1, 2]}',
-        ],
+        ["", "{", "[]", "{}", '{"tasks": 3}', "[" * 9999, '{"tasks": ["a"], "difficulty_N": [1]}'],
     )
     def test_a_damaged_evaluation_is_left_out_of_the_report(self, workdir, caplog, text):
         (workdir / "eval/step_000002.json").write_text(text)
@@ -228,14 +204,10 @@ class TestFiles:
         workdir.log_scores(1, Scores(["a", "b"], [1, 1], [[1.0], [0.0]], [[1], [0]], [1, 0]))
         record = json.loads((tmp_path / "eval/step_000001.json").read_text())
         assert list(workdir.scores()) == [1]
-        for change in (
-            {"difficulty_N": [1]},
-            {"greedy_N": [1]},
-            {"score_NR": [[1.0]]},
-            {"success_NR": [["x"], [1]]},
-        ):
-            write_atomically(tmp_path / "eval/step_000001.json", json.dumps(record | change))
-            assert not workdir.scores(), change
+        changes = {"difficulty_N": [1], "greedy_N": [1], "score_NR": [[1.0]]}
+        for name, value in (changes | {"success_NR": [["x"], [1]]}).items():
+            write_json(tmp_path / "eval/step_000001.json", record | {name: value})
+            assert not workdir.scores(), name
 
 
 class TestSteps:
@@ -244,25 +216,19 @@ class TestSteps:
         words = command(tiny, tmp_path / "run", "--config.optim.schedule=cosine")
         assert run.main(words) == 0
         assert run.main([*words, "--config.steps=3"]) == 0
-        assert (
-            "config.steps was 2 so far: from here on the learning rate follows its cosine"
-            in capsys.readouterr().out
-        )
+        told = "config.steps was 2 so far: from here on the learning rate follows its cosine"
+        assert told in capsys.readouterr().out
         assert [line["step"] for line in Workdir(tmp_path / "run").metrics()] == [0, 1, 2, 3]
 
     def test_fewer_steps_than_are_done_are_refused(self, tiny, workdir, capsys):
-        assert "config.steps=1 is less than the 2 steps" in refused(
-            capsys, *command(tiny, workdir, "--config.steps=1")
-        )
+        words = command(tiny, workdir, "--config.steps=1")
+        assert "config.steps=1 is less than the 2 steps" in refused(capsys, *words)
 
 
 class TestPaths:
     def test_a_home_directory_is_expanded(self, tiny, monkeypatch):
         monkeypatch.setenv("HOME", "/some/home")
-        assert (
-            cli.parse(["run.py", f"--config={tiny}", "--workdir=~/runs/a"]).workdir
-            == "/some/home/runs/a"
-        )
+        assert cli.parse(command(tiny, "~/runs/a")).workdir == "/some/home/runs/a"
 
     @pytest.mark.parametrize("url", ["gs://bucket/run", "s3://bucket/run"])
     def test_remote_storage_is_refused(self, tiny, capsys, url, tmp_path, monkeypatch):
@@ -323,17 +289,18 @@ class TestHangUp:
             def write(self, text):
                 raise OSError(errno.EIO, "Input/output error")
 
-        with (
-            Failing(open(tmp_path / "log", "wb")) as stream,
-            pytest.raises(OSError, match="Input/output"),
-        ):
-            Progress(1, stream=stream).step(1, {})
+        with Failing(open(tmp_path / "log", "wb")) as stream:
+            with pytest.raises(OSError, match="Input/output"):
+                Progress(1, stream=stream).step(1, {})
 
     def test_a_run_whose_terminal_closes_saves_and_can_go_on(self, tiny, tmp_path):
         main, terminal = pty.openpty()
+        workdir = tmp_path / "run"
+        words = [sys.executable, "-c", IN_TERMINAL]
+        words += command(tiny, workdir, "--config.steps=500")
         process = subprocess.Popen(
-            [sys.executable, "-c", IN_TERMINAL, *command(tiny, tmp_path / "run", "--config.steps=500")], cwd=ROOT,
-            env=CPU, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+            words, cwd=ROOT, env=CPU, start_new_session=True,
+            stdin=terminal, stdout=terminal, stderr=terminal,
         )  # fmt: skip
         os.close(terminal)
         seen, until = b"", time.monotonic() + 240
@@ -341,6 +308,6 @@ class TestHangUp:
             seen += os.read(main, 4096)
         os.close(main)
         assert process.wait(60) == 130
-        done = Workdir(tmp_path / "run").metrics()[-1]["step"]
-        assert run.main(command(tiny, tmp_path / "run", f"--config.steps={done + 1}")) == 0
-        assert Workdir(tmp_path / "run").metrics()[-1]["step"] == done + 1
+        done = Workdir(workdir).metrics()[-1]["step"]
+        assert run.main(command(tiny, workdir, f"--config.steps={done + 1}")) == 0
+        assert Workdir(workdir).metrics()[-1]["step"] == done + 1

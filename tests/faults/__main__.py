@@ -7,8 +7,6 @@ python -m tests.faults --long            # 500 steps: what grows?
 python -m tests.faults --rehearsal       # each part of a small flagship run; see `make rehearsal`
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -22,36 +20,27 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.faults", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--list", action="store_true", help="list the faults")
-    parser.add_argument(
-        "--only", default="", help="play those whose kind, name or mode holds one of these words"
-    )
-    parser.add_argument("--jobs", type=int, default=2, help="faults at a time")
-    parser.add_argument(
-        "--limit",
-        type=float,
-        default=600.0,
-        help="seconds after which a run counts as hanging; more on a busy machine",
-    )
-    parser.add_argument("--kills", type=int, default=20, help="how often a run is killed")
-    parser.add_argument(
-        "--pause", type=float, default=5.0, help="seconds for which a run is stopped"
-    )
-    parser.add_argument(
-        "--long", action="store_true", help="a long run instead: does anything grow?"
-    )
-    parser.add_argument(
-        "--rehearsal", action="store_true", help="kill each part of a small flagship run"
-    )
-    parser.add_argument("--steps", type=int, default=500, help="steps of the long run")
+def main(argv):
+    about = __doc__.splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=about)
+    for name, means in {
+        "list": "list the faults",
+        "long": "a long run instead: does anything grow?",
+        "rehearsal": "kill each part of a small flagship run",
+    }.items():
+        parser.add_argument(f"--{name}", action="store_true", help=means)
+    for name, default, means in (
+        ("only", "", "play those whose kind, name or mode holds one of these words"),
+        ("jobs", 2, "faults at a time"),
+        ("limit", 600.0, "seconds after which a run counts as hanging; more on a busy machine"),
+        ("kills", 20, "how often a run is killed"),
+        ("pause", 5.0, "seconds for which a run is stopped"),
+        ("steps", 500, "steps of the long run"),
+    ):
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=means)
     asked = parser.parse_args(argv)
-    folder = Path(
-        tempfile.mkdtemp(prefix="faults-")
-    )  # TemporaryDirectory would be removed at the end of every fork
+    # A TemporaryDirectory would be removed at the end of every fork.
+    folder = Path(tempfile.mkdtemp(prefix="faults-"))
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{folder}/jax")  # before jax is imported
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
@@ -66,13 +55,12 @@ def main(argv: list[str]) -> int:
             return rehearsal(folder)
         from tests.faults.table import TABLE
 
-        pairs = [(fault, mode) for fault in TABLE for mode in fault.modes]
-        words = asked.only.split(",")
-        chosen = [
-            pair
-            for pair in pairs
-            if any(word in f"{pair[0].kind} {pair[0].name} {pair[1]}" for word in words)
-        ]
+        chosen = []
+        for fault in TABLE:
+            for mode in fault.modes:
+                text = f"{fault.kind} {fault.name} {mode}"
+                if any(word in text for word in asked.only.split(",")):
+                    chosen.append((fault, mode))
         if asked.list:
             print(*(f"{fault.kind:12} {mode:6} {fault.name}" for fault, mode in chosen), sep="\n")
             return 0
@@ -81,13 +69,13 @@ def main(argv: list[str]) -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def play_all(folder: Path, chosen: list, asked: argparse.Namespace) -> int:
+def play_all(folder, chosen, asked):
     """Play the chosen (fault, mode) pairs, print one line each, and return the exit code."""
     from tests.faults import stage as stages
 
     settings = {"limit": asked.limit, "kills": asked.kills, "pause": asked.pause}
     settings |= prepare(folder, settings)
-    waiting, running, failed, began = list(enumerate(chosen, 1)), {}, [], time.monotonic()
+    waiting, running, failed, began = list(enumerate(chosen, 1)), {}, 0, time.monotonic()
     while waiting or running:
         while waiting and len(running) < asked.jobs:
             number, (fault, mode) = waiting.pop(0)
@@ -95,43 +83,33 @@ def play_all(folder: Path, chosen: list, asked: argparse.Namespace) -> int:
             running[pid] = number, fault, mode, result, time.monotonic()
         pid, _ = os.wait()
         number, fault, mode, result, since = running.pop(pid)
-        problem, note = (
-            json.loads(result.read_text()) if result.exists() else ("its process died", "")
-        )
+        problem, note = "its process died", ""
+        if result.exists():
+            problem, note = json.loads(result.read_text())
         verdict = "BROKEN" if problem else "skipped" if note.startswith("skipped") else "ok"
         line = f"{number:3}/{len(chosen)} {fault.kind:12} {mode:6} {fault.name:46} {verdict:8}"
         print(f"{line} {time.monotonic() - since:5.0f} s {note}".rstrip(), flush=True)
         if problem:
-            failed.append((fault, mode, problem))
+            failed += 1
             print(*(f"        {text}" for text in problem.splitlines()), sep="\n", flush=True)
     kinds = len({fault.name for fault, _ in chosen})
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent = (
-        f"{time.monotonic() - began:.0f} s, {used.ru_utime + used.ru_stime:.0f} s of the processor"
-    )
-    print(f"{kinds} faults in {len(chosen)} runs: {len(failed)} broken, {spent}")
+    took, processor = time.monotonic() - began, used.ru_utime + used.ru_stime
+    spent = f"{took:.0f} s, {processor:.0f} s of the processor"
+    print(f"{kinds} faults in {len(chosen)} runs: {failed} broken, {spent}")
     return bool(failed)
 
 
-def prepare(folder: Path, settings: dict) -> dict:
-    """Make a policy and its config and play the undisturbed run, each in a process of its own: this
-    one must start no device before it forks. Return what each stage gets. Raises SystemExit if the
-    undisturbed run is broken."""
+def prepare(folder, settings):
+    """Make a policy and its config and play the undisturbed run. Return what each stage gets.
+    Raises SystemExit if the undisturbed run is broken."""
     from evolver.files.workdir import Workdir
     from tests.faults import stage as stages
-    from tests.tiny import config_file, tiny_policy
 
-    config, straight = folder / "tiny.py", folder / "straight"
-    pid = os.fork()
-    if not pid:
-        tiny_policy(folder / "policy")
-        os._exit(0)
-    os.waitpid(pid, 0)
-    config_file(folder, folder / "policy")
-    shared = {"config": config, "straight": straight / "run"}
-    pid, result = stages.play(
-        lambda stage: stage.run(), straight, mode="sync", **shared, **settings
-    )
+    straight = folder / "straight"
+    shared = {"config": stages.make_config(folder), "straight": straight / "run"}
+    whole = settings | shared | {"mode": "sync"}
+    pid, result = stages.play(lambda stage: stage.run(), straight, **whole)
     os.waitpid(pid, 0)
     problem = json.loads(result.read_text())[0]
     if problem:

@@ -1,7 +1,5 @@
 """A long run: do memory, file descriptors, threads or disk grow with its steps?"""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.faults.stage import Run
+from tests.faults.stage import Run, children, make_config
 
 # Growth in 100 steps above which something leaks. Trajectories and metrics grow by design and are
 # no part of the disk.
@@ -18,17 +16,10 @@ ALLOWED = {"rss_mb": 8.0, "fds": 1.0, "threads": 1.0, "children": 0.5, "disk_mb"
 GROWING = ("trajectories", "metrics.jsonl")
 
 
-def long_run(folder: Path, steps: int) -> int:
+def long_run(folder, steps):
     """Play a run of so many tiny steps, print the growth of each resource in 100 steps, and return
     the exit code."""
-    from tests.tiny import config_file, tiny_policy
-
-    pid = os.fork()
-    if not pid:  # this process must start no device before it forks
-        tiny_policy(folder / "policy")
-        os._exit(0)
-    os.waitpid(pid, 0)
-    words = [f"--config={config_file(folder, folder / 'policy')}", f"--workdir={folder / 'run'}"]
+    words = [f"--config={make_config(folder)}", f"--workdir={folder / 'run'}"]
     words += [f"--config.steps={steps}", "--config.eval.every=50", "--config.checkpoint.every=10"]
     run, seen, shown = Run(words, folder / "log", None), [], 0
     try:
@@ -48,20 +39,19 @@ def long_run(folder: Path, steps: int) -> int:
     return verdict(seen)
 
 
-def steps_done(workdir: Path) -> int:
+def steps_done(workdir):
     try:
         return (workdir / "metrics.jsonl").read_bytes().count(b"\n") - 1
     except FileNotFoundError:
         return 0
 
 
-def measured(pid: int, workdir: Path) -> dict[str, float]:
+def measured(pid, workdir):
     """Return what a process and its workdir take."""
     process = Path(f"/proc/{pid}")
     try:
         lines = (process / "status").read_text().splitlines()
         status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-        children = sum(len(path.read_text().split()) for path in process.glob("task/*/children"))
         fds = len(os.listdir(process / "fd"))
     except FileNotFoundError:
         return {}
@@ -69,12 +59,12 @@ def measured(pid: int, workdir: Path) -> dict[str, float]:
         "rss_mb": int(status["VmRSS"].split()[0]) / 1024,
         "fds": fds,
         "threads": int(status["Threads"]),
-        "children": children,
+        "children": len(children(pid)),
         "disk_mb": disk_of(workdir) / 1e6,
     }
 
 
-def disk_of(folder: Path) -> int:
+def disk_of(folder):
     """Return the bytes of the files in a folder, without those that grow. Others may vanish
     meanwhile."""
     found = 0
@@ -86,11 +76,11 @@ def disk_of(folder: Path) -> int:
     return found
 
 
-def figures(values: dict[str, float]) -> str:
+def figures(values):
     return ", ".join(f"{name} {value:.4g}" for name, value in values.items())
 
 
-def verdict(seen: list[tuple[int, dict[str, float]]]) -> int:
+def verdict(seen):
     """Print the growth of each resource in 100 steps, and return 1 if one is above what is allowed.
 
     The slope is the median of those between any two steps (Theil and Sen), which some odd
@@ -103,14 +93,11 @@ def verdict(seen: list[tuple[int, dict[str, float]]]) -> int:
     leaks = []
     for name, allowed in ALLOWED.items():
         values = np.array([values[name] for _, values in settled])
-        slope = 100 * float(
-            np.median((values[second] - values[first]) / (steps[second] - steps[first]))
-        )
+        slopes = (values[second] - values[first]) / (steps[second] - steps[first])
+        slope = 100 * float(np.median(slopes))
         leaks += [name] if slope > allowed else []
-        print(
-            f"{name:9} {values[0]:9.4g} -> {values[-1]:9.4g}   {slope:+8.3f} in 100 steps (allowed {allowed:g})"
-        )
-    print(
-        f"steps {steps[0]:.0f} to {steps[-1]:.0f}: {'grows: ' + ', '.join(leaks) if leaks else 'nothing grows'}"
-    )
+        growth = f"{slope:+8.3f} in 100 steps (allowed {allowed:g})"
+        print(f"{name:9} {values[0]:9.4g} -> {values[-1]:9.4g}   {growth}")
+    found = f"grows: {', '.join(leaks)}" if leaks else "nothing grows"
+    print(f"steps {steps[0]:.0f} to {steps[-1]:.0f}: {found}")
     return bool(leaks)

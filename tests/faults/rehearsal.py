@@ -4,8 +4,6 @@ It plays `configs/rehearsal.py` with a smaller model in the roles, whose answers
 matter here. It needs what `make rehearsal` installs.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -16,6 +14,7 @@ from pathlib import Path
 from evolver.files.workdir import Workdir
 from evolver.processes.hosts import LOST
 from tests.faults.long import steps_done
+from tests.faults.stage import children, command_of
 
 ROOT = Path(__file__).parents[2]
 # {what is killed after the step of its place: (process of the run that has it, words of its
@@ -32,7 +31,7 @@ LIMIT = 3600.0  # seconds of a step on a busy machine
 GONE = 120.0  # seconds within which everything has ended
 
 
-def rehearsal(folder: Path) -> int:
+def rehearsal(folder):
     """Play the run, kill its parts, start it again, and return the exit code."""
     workdir, faults = folder / "run", []
     for number, kills in enumerate((PARTS, {})):
@@ -54,7 +53,7 @@ def rehearsal(folder: Path) -> int:
     return bool(faults)
 
 
-def played(workdir: Path, log: Path, kills: dict[str, tuple[int, str]]) -> tuple[int, list[str]]:
+def played(workdir, log, kills):
     """Run to the end, killing one part after each step. Return the exit code, and the command lines
     of what is left."""
     words = [
@@ -90,18 +89,9 @@ def played(workdir: Path, log: Path, kills: dict[str, tuple[int, str]]) -> tuple
     return code, [command_of(pid) for pid in left]
 
 
-def descendants(pid: int) -> list[int]:
+def descendants(pid):
     """Return the processes that a process has started, and those that they have started."""
     found: list[int] = []
-    for path in sorted(Path(f"/proc/{pid}/task").glob("*/children")):
-        for child in map(int, path.read_text().split()):
-            found += [child, *descendants(child)]
+    for child in children(pid):
+        found += [child, *descendants(child)]
     return found
-
-
-def command_of(pid: int) -> str:
-    """Return the command line of a process, "" if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""

@@ -6,13 +6,9 @@ traceback; each rollout that its steps asked for is accounted for; no step takes
 deadlines of what hung in it; and the run leaves no process, shared memory, lock or temporary file.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes
-import importlib
-import itertools
 import json
 import os
 import re
@@ -22,40 +18,30 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
+import matplotlib.backends.backend_agg
+import numpy as np
+
+import evolver.loop
+import evolver.plan.preflight
 import run
-from evolver.files.rollout_files import read_rollouts
 from evolver.files.workdir import Workdir
+from tests.evolver.runs import figures, rollouts_of
+from tests.tiny import config_file, tiny_policy
 
+# Not used here: each fork would import them again.
+IMPORTED = (matplotlib.backends.backend_agg, evolver.loop, evolver.plan.preflight)
 FATES = ("trained", "no_signal", "overlong", "stale", "parse_error", "env_error", "cancelled")
 STEPS, ROLLOUTS = 3, 12  # of a run; rollouts of each step
 SHORT = (
-    f"--config.steps={STEPS}",
-    "--config.eval.tasks=2",
-    "--config.eval.rollouts=1",
+    f"--config.steps={STEPS}", "--config.eval.tasks=2", "--config.eval.rollouts=1",
     "--config.eval.greedy=False",
-)
+)  # fmt: skip
 MODES = {"sync": (), "async": ("--config.rollout.async_depth=1",)}
 RESULTS = ("trajectories/*", "eval/*", "experience/*", "tasks.jsonl", "policy/*.safetensors")
-NEW_NAMESPACE, PRIVATE, READ_ONLY, REMOUNT, SUBREAPER = (
-    0x20000,
-    0x44000,
-    1,
-    32,
-    36,
-)  # as Linux numbers them
-
-LATE = (
-    "evolver.loop",
-    "evolver.plan.preflight",
-    "rl.engines.jax.engine",
-    "matplotlib.backends.backend_agg",
-)
-for late in LATE:  # or each fork would import them again
-    importlib.import_module(late)
+# As Linux numbers them.
+NEW_NAMESPACE, PRIVATE, READ_ONLY, REMOUNT, SUBREAPER = 0x20000, 0x44000, 1, 32, 36
 # What Python says of objects that could not be cleared away, and goes on.
 IGNORED = re.compile(r"^Exception ignored .*\nTraceback .*\n(?: +.*\n)*.*\n", re.MULTILINE)
 
@@ -68,7 +54,7 @@ class Run:
     """A run in a process of its own, forked from this one, which has imported everything and
     started no device."""
 
-    def __init__(self, words: list[str], log: Path, inside: Callable[[], Any] | None):
+    def __init__(self, words, log, inside):
         self.log, self.code = log, None
         log.touch()
         self._seen = log.stat().st_size
@@ -76,7 +62,7 @@ class Run:
         if not self.pid:
             self._play(words, inside)
 
-    def _play(self, words: list[str], inside: Callable[[], Any] | None) -> None:
+    def _play(self, words, inside):
         """End as the interpreter would at the end of run.py."""
         code = 70
         try:
@@ -101,49 +87,42 @@ class Run:
             os._exit(code)
 
     @property
-    def said(self) -> str:
+    def said(self):
         with open(self.log, errors="replace") as file:
             file.seek(self._seen)
             return file.read()
 
-    def cpu(self) -> float:
+    def cpu(self):
         """Return the seconds of processor time that it has taken."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def children(self) -> list[int]:
-        """Return the processes that it has started."""
-        found = Path(f"/proc/{self.pid}/task").glob("*/children")
-        return [int(pid) for path in found for pid in path.read_text().split()]
-
-    def ended(self) -> bool:
+    def ended(self):
         if self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.code = os.waitstatus_to_exitcode(status) if pid else None
         return self.code is not None
 
-    def until(self, condition: str | Callable[[], bool], limit: float = 300.0) -> None:
-        """Wait until it has said a text, or a condition holds. Raises Broken if it ends before, or
-        takes too long."""
-        holds = (lambda: condition in self.said) if isinstance(condition, str) else condition
-        began = time.monotonic()
-        while not holds():
+    def until(self, text):
+        """Wait until it has said a text. Raises Broken if it ends before, or takes too long."""
+        until = time.monotonic() + 300
+        while text not in self.said:
             if self.ended():
-                raise Broken(f"the run ended with {self.code} before {condition!r}")
-            if time.monotonic() - began > limit:
-                raise Broken(f"{condition!r} did not happen within {limit:.0f} s")
+                raise Broken(f"the run ended with {self.code} before {text!r}")
+            if time.monotonic() > until:
+                raise Broken(f"{text!r} did not happen within 300 s")
             time.sleep(0.01)
 
-    def signal(self, number: int) -> None:
+    def signal(self, number):
         if not self.ended():
             os.kill(self.pid, number)
 
-    def wait(self, limit: float) -> int:
+    def wait(self, limit):
         """Return the exit code. Raises Broken, and kills the run, if it does not end within `limit`
         seconds."""
-        began = time.monotonic()
+        until = time.monotonic() + limit
         while not self.ended():
-            if time.monotonic() - began > limit:
+            if time.monotonic() > until:
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
                 self.code = -signal.SIGKILL
@@ -165,18 +144,7 @@ class Stage:
     which it stopped a run.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        config: Path,
-        mode: str,
-        straight: Path,
-        *,
-        limit: float,
-        kills: int,
-        pause: float,
-        pace: float | None = None,
-    ):
+    def __init__(self, folder, config, mode, straight, *, limit, kills, pause, pace=None):
         self.folder, self.config, self.mode, self.straight = folder, config, mode, straight
         self.limit, self.kills, self.pause = limit, kills, pause
         self.slack = limit if pace is None else 10 + 5 * pace
@@ -188,49 +156,33 @@ class Stage:
         self._temporary.mkdir(parents=True)
         os.environ["TMPDIR"] = str(self._temporary)
 
-    def words(self, *words: str) -> list[str]:
-        return [
-            f"--config={self.config}",
-            f"--workdir={self.workdir}",
-            *SHORT,
-            *MODES[self.mode],
-            *words,
-        ]
+    def words(self, *words):
+        place = (f"--config={self.config}", f"--workdir={self.workdir}")
+        return [*place, *SHORT, *MODES[self.mode], *words]
 
-    def start(self, *words: str, inside: Callable[[], Any] | None = None) -> Run:
+    def start(self, *words, inside=None):
         """Start a run. inside: called in its process before it begins; it may return further
         words."""
         return Run(self.words(*words), self.log, inside)
 
-    def run(
-        self,
-        *words: str,
-        inside: Callable[[], Any] | None = None,
-        code: int = 0,
-        said: str = "",
-        steps: int | None = STEPS,
-        once: bool = True,
-        books: bool = True,
-    ) -> Stage:
-        """Play a run to its end and check what holds after it. code, said: its exit code and a part
-        of its message, which it may say `once` only. steps: those of a run that completes, None =
-        any number. books: False where they cannot be read."""
-        run = self.start(*words, inside=inside)
-        return self.end(run, code=code, said=said, steps=steps, once=once, books=books)
+    def started(self, *words, after="step 1/"):
+        """Start a run and wait until it has said this."""
+        run = self.start(*words)
+        run.until(after)
+        return run
 
-    def end(
-        self,
-        run: Run,
-        *,
-        code: int = 0,
-        said: str = "",
-        steps: int | None = STEPS,
-        once: bool = True,
-        killed: bool = False,
-        books: bool = True,
-    ) -> Stage:
-        """Wait for a run and check what holds after it. killed: it may leave its lock and temporary
-        files in the workdir, which the next run has to cope with."""
+    def run(self, *words, inside=None, **ends):
+        """Play a run to its end and check what holds after it. ends: see `end`."""
+        return self.end(self.start(*words, inside=inside), **ends)
+
+    def end(self, run, *, code=0, said="", steps=STEPS, once=True, killed=False, books=True):
+        """Wait for a run and check what holds after it.
+
+        code, said: its exit code and a part of its message, which it may say `once` only. steps:
+        those of a run that completes, None = any number. killed: it may leave its lock and
+        temporary files in the workdir, which the next run has to cope with. books: False where they
+        cannot be read.
+        """
         run.wait(self.limit)
         self.left_nothing(killed=killed)
         if run.code != code:
@@ -246,10 +198,16 @@ class Stage:
             self.adds_up(steps if code == 0 else None)
         return self
 
-    def skip(self, why: str) -> None:
+    def kill(self, run):
+        """Kill a run."""
+        run.signal(signal.SIGKILL)
+        run.wait(self.limit)
+        self.left_nothing(killed=True)
+
+    def skip(self, why):
         self.note = f"skipped: {why}"
 
-    def adds_up(self, steps: int | None) -> None:
+    def adds_up(self, steps):
         """Check the books: one line per step, and one fate and one end of every rollout in all of
         them. Check that no step took longer than its deadlines allow."""
         lines = self.metrics()
@@ -258,70 +216,67 @@ class Stage:
             raise Broken(f"the steps of metrics.jsonl are {done}")
         for line in lines[1:]:
             fates, stops = sum(line[f"ledger/{fate}"] for fate in FATES), total(line, "stop/")
-            if not line["ledger/rollouts"] == line["rollout/count"] == fates == stops == ROLLOUTS:
-                raise Broken(
-                    f"step {line['step']}: {line['ledger/rollouts']} rollouts, {fates} fates, {stops} ends"
-                )
-            path = self.workdir / f"trajectories/step_{line['step']:06d}.jsonl.gz"
-            written = [record["fate"] for record in read_rollouts(path)]
-            if {fate: written.count(fate) for fate in FATES} != {
-                fate: line[f"ledger/{fate}"] for fate in FATES
-            }:
-                raise Broken(
-                    f"step {line['step']}: the trajectories have other fates than the ledger"
-                )
-        if late := overdue(
-            lines, Workdir(self.workdir).config()["config"], self.paused + self.slack
-        ):
+            step, rollouts = line["step"], line["ledger/rollouts"]
+            if not rollouts == line["rollout/count"] == fates == stops == ROLLOUTS:
+                raise Broken(f"step {step}: {rollouts} rollouts, {fates} fates, {stops} ends")
+            written = [record["fate"] for record in rollouts_of(self.workdir, step)]
+            if any(written.count(fate) != line[f"ledger/{fate}"] for fate in FATES):
+                raise Broken(f"step {step}: the trajectories have other fates than the ledger")
+        config = Workdir(self.workdir).config()["config"]
+        if late := overdue(lines, config, self.paused + self.slack):
             raise Broken(late)
 
-    def left_nothing(self, *, killed: bool = False) -> None:
+    def left_nothing(self, *, killed=False):
         """Check that no process, shared memory, lock or temporary file is left, a moment after the
         end of a run. Ends what is."""
-        left, until = self._left(killed), time.monotonic() + 15
-        while left and time.monotonic() < until:
+        until = time.monotonic() + 15
+        while (left := self._left(killed)) and time.monotonic() < until:
             time.sleep(0.1)
-            left = self._left(killed)
         for pid in self._orphans():
             os.kill(pid, signal.SIGKILL)
         if left:
             raise Broken(f"left behind: {', '.join(sorted(left))}")
 
-    def _orphans(self) -> dict[int, str]:
+    def _orphans(self):
         return {pid: command for pid, command in orphans() if pid not in self.own}
 
-    def _left(self, killed: bool) -> set[str]:
+    def _left(self, killed):
         left = {f"process {pid} ({command})" for pid, command in self._orphans().items()}
-        left |= {
-            f"/dev/shm/{name}"
-            for name in set(os.listdir("/dev/shm")) - self._shared
-            if self.isolated
-        }
+        if self.isolated:
+            shared = set(os.listdir("/dev/shm")) - self._shared
+            left |= {f"/dev/shm/{name}" for name in shared}
         if not killed:
             left |= {f"TMPDIR/{path.name}" for path in self._temporary.iterdir()}
-            left |= {
-                path.name for path in [*self.workdir.glob("lock"), *self.workdir.glob("**/*.tmp")]
-            }
+            files = [*self.workdir.glob("lock"), *self.workdir.glob("**/*.tmp")]
+            left |= {path.name for path in files}
         return left
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self):
         return Workdir(self.workdir).metrics()
 
-    def counted(self, *names: str, least: int = 1) -> Stage:
-        """Check that the metrics of all steps together count each of these at least so often."""
+    def saved(self):
+        """Return the step of the newest checkpoint."""
+        return max(int(path.name) for path in (self.workdir / "checkpoints").glob("[0-9]*"))
+
+    def counted(self, *names):
+        """Check that the metrics of all steps together count each of these."""
         for name in names:
             found = sum(line.get(name, 0) for line in self.metrics())
-            if found < least:
-                raise Broken(f"{name} is {found}, not at least {least}")
+            if found < 1:
+                raise Broken(f"{name} is {found}, not at least 1")
         return self
 
-    def resumes(self, *words: str, same: bool = False, steps: int | None = STEPS) -> Stage:
+    def resumes(self, *words, same=False, steps=STEPS):
         """Check that the same command, with the cause of the fault removed, completes the run;
         `same`: as if nothing had happened."""
         self.run(*words, steps=steps)
         return self.same_as_straight() if same else self
 
-    def same_as_straight(self) -> Stage:
+    def resumes_for_a_step(self):
+        """Check that a run that was to be long can be resumed and completed."""
+        self.resumes(f"--config.steps={max(STEPS, len(self.metrics()))}", steps=None)
+
+    def same_as_straight(self):
         """Check that a synchronous run has the figures and rollouts of one that was never
         disturbed, bit for bit. Those of an asynchronous one depend on when its rollouts end."""
         differs = list(differences(self.straight, self.workdir)) if self.mode == "sync" else []
@@ -329,35 +284,30 @@ class Stage:
             raise Broken(f"other than an undisturbed run: {', '.join(differs[:9])}")
         return self
 
-    def mount(self, size: str) -> bool:
+    def mount(self, size):
         """Give the workdir a file system of its own. Returns False where this is not permitted."""
         self.workdir.mkdir()
-        return self.isolated and not _libc().mount(
-            b"tmpfs", _bytes(self.workdir), b"tmpfs", 0, b"size=" + size.encode()
-        )
+        return self.isolated and self._mount(0, f"size={size}".encode())
 
-    def remount(self, *, size: str = "", read_only: bool = False) -> bool:
-        """Change the size of the file system of the workdir, or forbid to write to it. Returns
-        False while a file there is open for writing."""
-        flags, data = (
-            REMOUNT | (READ_ONLY if read_only else 0),
-            f"size={size}".encode() if size else None,
-        )
-        return not _libc().mount(b"tmpfs", _bytes(self.workdir), b"tmpfs", flags, data)
+    def forbid_writing(self):
+        """Forbid to write to the file system that `mount` gave."""
+        self._mount(REMOUNT | READ_ONLY, None)
+
+    def _mount(self, flags, options):
+        place = os.fsencode(self.workdir)
+        return not _libc().mount(b"tmpfs", place, b"tmpfs", flags, options)
 
 
-def total(line: dict[str, Any], prefix: str) -> float:
+def total(line, prefix):
     return sum(value for name, value in line.items() if name.startswith(prefix))
 
 
-def durations(lines: list[dict[str, Any]]) -> list[float]:
+def durations(lines):
     """Return the seconds of each step."""
-    return [
-        line["time/elapsed"] - before["time/elapsed"] for before, line in itertools.pairwise(lines)
-    ]
+    return list(np.diff([line["time/elapsed"] for line in lines]))
 
 
-def overdue(lines: list[dict[str, Any]], config: dict[str, Any], slack: float) -> str:
+def overdue(lines, config, slack):
     """Return which step took longer than its deadlines allow, "" if none did.
 
     Each call into the world that hung may take `env.timeout`, twice if it was that of a reset,
@@ -367,12 +317,9 @@ def overdue(lines: list[dict[str, Any]], config: dict[str, Any], slack: float) -
     """
     for took, line in zip(durations(lines), lines[1:]):
         hung = total(line, "stop/env_timeout") + line.get("eval/broken", 0)
-        unanswered = sum(
-            n for name, n in line.items() if name.startswith("llm/") and name.endswith("/timeout")
-        )
-        allowed = (
-            slack + 2 * hung * config["env"]["timeout"] + unanswered * config["llm"]["deadline"]
-        )
+        timeouts = {n: v for n, v in line.items() if n.endswith("/failures/timeout")}
+        allowed = slack + 2 * hung * config["env"]["timeout"]
+        allowed += total(timeouts, "llm/") * config["llm"]["deadline"]
         if line["stop/cancelled"] or line.get("eval/broken"):
             allowed += 2 * config["rollout"]["timeout"]
         if took > allowed:
@@ -380,38 +327,32 @@ def overdue(lines: list[dict[str, Any]], config: dict[str, Any], slack: float) -
     return ""
 
 
-def differences(first: Path, second: Path) -> Iterable[str]:
+def differences(first, second):
     """Yield what differs between two runs, apart from what a clock had a part in."""
-    ours, theirs = (
-        [
-            {k: v for k, v in line.items() if not k.startswith("time/")}
-            for line in Workdir(path).metrics()
-        ]
-        for path in (first, second)
-    )
+    ours, theirs = figures(first), figures(second)
     for one, other in zip(ours, theirs):
-        yield from (
-            f"{name} of step {one['step']}"
-            for name in one | other
-            if one.get(name) != other.get(name)
-        )
+        names = [name for name in one | other if one.get(name) != other.get(name)]
+        yield from (f"{name} of step {one['step']}" for name in names)
     if len(ours) != len(theirs):
         yield f"{len(theirs)} lines instead of {len(ours)}"
-    for pattern in RESULTS:
-        names = {
-            path.relative_to(folder) for folder in (first, second) for path in folder.glob(pattern)
-        }
-        for name in sorted(names):
-            if not all((folder / name).is_file() for folder in (first, second)):
-                yield f"{name}, which only one has"
-            elif (first / name).read_bytes() != (second / name).read_bytes():
-                yield str(name)
+    left, right = results(first), results(second)
+    for name in sorted(left.keys() | right.keys()):
+        if name not in left or name not in right:
+            yield f"{name}, which only one has"
+        elif left[name] != right[name]:
+            yield str(name)
+
+
+def results(workdir):
+    """Return the content of the files that a run is made for."""
+    found = [path for pattern in RESULTS for path in workdir.glob(pattern)]
+    return {path.relative_to(workdir): path.read_bytes() for path in found}
 
 
 # --- processes and namespaces ---------------------------------------------------------------------
 
 
-def isolate() -> bool:
+def isolate():
     """Adopt the orphans of this process. Give it a /dev/shm of its own, and return whether that was
     permitted."""
     libc = _libc()
@@ -421,24 +362,32 @@ def isolate() -> bool:
     return not libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=1g")
 
 
-def orphans() -> list[tuple[int, str]]:
+def orphans():
     """Return the (pid, command) of every process directly below this one."""
     found = []
-    for path in Path("/proc/self/task").glob("*/children"):
-        for pid in map(int, path.read_text().split()):
-            command = (
-                Path(f"/proc/{pid}/cmdline")
-                .read_bytes()
-                .replace(b"\0", b" ")
-                .decode(errors="replace")
-            )
-            if os.waitpid(pid, os.WNOHANG)[0]:  # it has ended, too
-                continue
+    for pid in children(os.getpid()):
+        command = command_of(pid)
+        if not os.waitpid(pid, os.WNOHANG)[0]:  # else it has ended, too
             found.append((pid, command.strip()[:100]))
     return found
 
 
-def play(fault: Callable[[Stage], Any], folder: Path, **stage: Any) -> tuple[int, Path]:
+def children(pid):
+    """Return the processes that a process has started."""
+    found = sorted(Path(f"/proc/{pid}/task").glob("*/children"))
+    return [int(child) for path in found for child in path.read_text().split()]
+
+
+def command_of(pid):
+    """Return the command line of a process, "" if it has ended."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ""
+    return command.replace(b"\0", b" ").decode(errors="replace")
+
+
+def play(fault, folder, **stage):
     """Play a fault in a process of its own. Return its pid and the file that will hold [what does
     not hold, a note]."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -461,9 +410,16 @@ def play(fault: Callable[[Stage], Any], folder: Path, **stage: Any) -> tuple[int
     os._exit(0)
 
 
-def _libc() -> ctypes.CDLL:
+def make_config(folder):
+    """Write a policy and its config, in a process of its own, because this one must start no device
+    before it forks. Return the config's path."""
+    pid = os.fork()
+    if not pid:
+        tiny_policy(folder / "policy")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return config_file(folder, folder / "policy")
+
+
+def _libc():
     return ctypes.CDLL(None, use_errno=True)
-
-
-def _bytes(path: Path) -> bytes:
-    return str(path).encode()

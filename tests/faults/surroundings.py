@@ -1,8 +1,6 @@
 """What a shell or a scheduler may start a run in: each is a function that is called in the process
 of a run before it begins."""
 
-from __future__ import annotations
-
 import os
 import resource
 import sys
@@ -11,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 
-def _without(*numbers: int) -> Callable[[], None]:
+def _without(*numbers):
     """Return a function that closes standard streams, as `>&-` does."""
 
-    def close() -> None:
+    def close():
         for number in numbers:
             os.close(number)
             setattr(sys, ("stdin", "stdout", "stderr")[number], None)
@@ -22,31 +20,31 @@ def _without(*numbers: int) -> Callable[[], None]:
     return close
 
 
-def _in_ascii() -> None:
+def _in_ascii():
     """As with LC_ALL=C, PYTHONUTF8=0 and PYTHONCOERCECLOCALE=0."""
     for name in ("stdout", "stderr"):
         getattr(sys, name).reconfigure(encoding="ascii", errors="strict")
 
 
-def _in_a_folder_that_is_gone() -> None:
+def _in_a_folder_that_is_gone():
     folder = tempfile.mkdtemp()
     os.chdir(folder)
     os.rmdir(folder)
 
 
-def _in_little_room() -> None:
+def _in_little_room():
     resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 
 
-def _on_a_full_device() -> None:
+def _on_a_full_device():
     os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
 
 
-def _in_another_folder() -> list[str]:
+def _in_another_folder():
     return [f"--workdir={os.fsdecode(os.fsencode(tempfile.gettempdir()) + bytes([47, 255]))}"]
 
 
-def _of_nobody() -> None:
+def _of_nobody():
     os.environ.update(HOME="/nowhere", XDG_CACHE_HOME="/nowhere/cache", COLUMNS="x", TERM="none")
 
 

@@ -1,169 +1,116 @@
-"""The faults: of the environment, the judge, the engine, the disk, the process, texts and the
-clock.
+"""The faults: of the environment, the judge, the engine, the process, texts and the clock. Those of
+the disk are in tests/faults/disks.py.
 
 Each is a function that gets a `Stage` and plays runs on it. It says how the run has to end; what
 holds after every run is checked by the stage.
 """
 
-from __future__ import annotations
-
-import contextlib
-import errno
+import asyncio
+import itertools
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 from envs.source import serving
-from tests.evolver.chat_server import Answer, ChatServer, refused, said
+from evolver import grading
+from rl.contexts.causal import Causal
+from rl.engines import EngineFault
+from rl.engines.jax.engine import JaxEngine
+from tests.evolver.chat_server import Answer, ChatServer, refused
 from tests.evolver.test_llm_run import LABELLED, script
 from tests.evolver.test_loop import ALL as MECHANISMS
-from tests.faults.stage import ROLLOUTS, STEPS, Broken, Stage, orphans
+from tests.faults import disks  # noqa: F401 (enters its faults into the table)
+from tests.faults.registry import (
+    ASYNC,
+    BOTH,
+    LONG,
+    SAVED,
+    SYNC,
+    TABLE,
+    WORKERS,
+    failing,
+    fault,
+    replacing,
+)
+from tests.faults.stage import ROLLOUTS, STEPS, Broken, children, orphans
 from tests.faults.surroundings import SURROUNDINGS
 
-KINDS = ("environment", "judge", "engine", "disk", "process", "surroundings", "text", "clock")
-BOTH = ("sync", "async")
-WORKERS = ("--config.env.mode=worker", "--config.env.workers=2")
-SAVED = "The same command resumes from there."
+__all__ = ["TABLE"]
+TRAVEL = ("--config.env.name=travel", "--config.rollout.context=256", "--config.learner.row=256")
+SHORT_TIMEOUT = "--config.env.timeout=4"
 
 
-@dataclass(frozen=True)
-class Fault:
-    kind: str
-    name: str
-    play: Callable[[Stage], Any]
-    modes: tuple[str, ...] = BOTH
-
-
-TABLE: list[Fault] = []
-
-
-def fault(kind: str, modes: tuple[str, ...] = BOTH) -> Callable:
-    """Enter a function into the table, under its name."""
-
-    def enter(play: Callable[[Stage], Any]) -> Callable[[Stage], Any]:
-        TABLE.append(Fault(kind, play.__name__.strip("_").replace("_", " "), play, modes))
-        return play
-
-    return enter
-
-
-def breaking(fault: str, at: str = "step", **args: Any) -> tuple[str, ...]:
+def breaking(fault, at="step", share=3):
     """Return the words of a config whose world has that fault."""
-    args = {"fault": fault, "at": at} | args
+    args = {"fault": fault, "at": at, "share": share}
     words = (f"--config.env.args.{name}={value}" for name, value in args.items())
     return ("--config.env.name=tests.faults.worlds:Breaking", *words)
 
 
-def failing(
-    step: int, function: Callable[..., Any], error: Callable[[], BaseException]
-) -> Callable[..., Any]:
-    """Return the function, which raises from its `step`-th call on."""
-    calls = [0]
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        calls[0] += 1
-        if calls[0] >= step:
-            raise error()
-        return function(*args, **kwargs)
-
-    return call
-
-
 # --- environment ----------------------------------------------------------------------------------
 
+ENV_TIMEOUT = "stop/env_timeout"
 
-def _world(
-    name: str,
-    words: tuple[str, ...],
-    count: str,
-    modes: tuple[str, ...] = BOTH,
-    kind: str = "environment",
-):
+
+def _world(name, broken, *words, at="step", count="stop/env_error", modes=BOTH, kind="environment"):
     """Enter a fault of some episodes, which the run completes and counts."""
 
-    def play(stage: Stage) -> None:
-        stage.run(*words).counted(count)
+    @fault(kind, modes, name)
+    def play(stage):
+        stage.run(*words, *breaking(broken, at)).counted(count)
 
-    TABLE.append(Fault(kind, name, play, modes))
 
-
-ENV_ERROR, ENV_TIMEOUT = "stop/env_error", "stop/env_timeout"
-_world("an exception in reset", breaking("raise", "reset"), "rollout/restarts", ("sync",))
-_world("an exception in step", breaking("raise", "step"), ENV_ERROR)
-_world("an exception in evaluate", breaking("raise", "evaluate"), ENV_ERROR, ("sync",))
-_world("StopIteration", breaking("stop_iteration"), ENV_ERROR)
-_world("StopIteration in a worker", (*WORKERS, *breaking("stop_iteration")), ENV_ERROR, ("async",))
-_world("GeneratorExit", breaking("generator_exit"), ENV_ERROR)
-_world("CancelledError", breaking("cancelled"), ENV_ERROR)
-_world("sys.exit in this process", breaking("sys_exit"), ENV_ERROR)
-_world("MemoryError", breaking("memory"), ENV_ERROR, ("sync",))
-_world("endless recursion", breaking("recursion"), ENV_ERROR, ("async",))
-_world("a late answer", (*breaking("late"), "--config.env.timeout=0.9"), ENV_TIMEOUT)
-_world("a NaN score", breaking("nan", "evaluate"), ENV_ERROR, ("sync",))
-_world("a score of 400 digits", breaking("digits", "evaluate"), ENV_ERROR)
-_world("a text as score", breaking("text_score", "evaluate"), ENV_ERROR, ("async",))
-_world("a NaN reward", breaking("reward"), ENV_ERROR, ("sync",))
-_world("a dict instead of a result", breaking("wrong_type"), ENV_ERROR, ("async",))
-_world("a set in info", breaking("set"), ENV_ERROR)
-_world("an object in info of a worker", (*WORKERS, *breaking("not_json")), ENV_ERROR, ("sync",))
-_world("a worker that exits", (*WORKERS, *breaking("exit")), ENV_ERROR)
-_world("a worker that crashes", (*WORKERS, *breaking("segfault")), ENV_ERROR, ("async",))
-_world("a worker that hangs", (*WORKERS, *breaking("hang"), "--config.env.timeout=4"), ENV_TIMEOUT)
-_world(
-    "a worker that stops",
-    (*WORKERS, *breaking("stop"), "--config.env.timeout=4"),
-    ENV_TIMEOUT,
-    ("sync",),
-)
-_world(
-    "a worker that floods its pipe",
-    (*WORKERS, *breaking("flood"), "--config.env.timeout=20"),
-    ENV_ERROR,
-    ("async",),
-)
-_world(
-    "a worker with a child",
-    (*WORKERS, *breaking("child"), "--config.env.timeout=4"),
-    ENV_TIMEOUT,
-    ("sync",),
-)
-_world(
-    "a worker that eats memory",
-    (*WORKERS, *breaking("grow"), "--config.env.memory_mb=700"),
-    ENV_ERROR,
-    ("sync",),
-)
+_world("an exception in reset", "raise", at="reset", count="rollout/restarts", modes=SYNC)
+_world("an exception in step", "raise")
+_world("an exception in evaluate", "raise", at="evaluate", modes=SYNC)
+_world("StopIteration", "stop_iteration")
+_world("StopIteration in a worker", "stop_iteration", *WORKERS, modes=ASYNC)
+_world("GeneratorExit", "generator_exit")
+_world("CancelledError", "cancelled")
+_world("sys.exit in this process", "sys_exit")
+_world("MemoryError", "memory", modes=SYNC)
+_world("endless recursion", "recursion", modes=ASYNC)
+_world("a late answer", "late", "--config.env.timeout=0.9", count=ENV_TIMEOUT)
+_world("a NaN score", "nan", at="evaluate", modes=SYNC)
+_world("a score of 400 digits", "digits", at="evaluate")
+_world("a text as score", "text_score", at="evaluate", modes=ASYNC)
+_world("a NaN reward", "reward", modes=SYNC)
+_world("a dict instead of a result", "wrong_type", modes=ASYNC)
+_world("a set in info", "set")
+_world("an object in info of a worker", "not_json", *WORKERS, modes=SYNC)
+_world("a worker that exits", "exit", *WORKERS)
+_world("a worker that crashes", "segfault", *WORKERS, modes=ASYNC)
+_world("a worker that hangs", "hang", *WORKERS, SHORT_TIMEOUT, count=ENV_TIMEOUT)
+_world("a worker that stops", "stop", *WORKERS, SHORT_TIMEOUT, count=ENV_TIMEOUT, modes=SYNC)
+_world("a worker that floods its pipe", "flood", *WORKERS, "--config.env.timeout=20", modes=ASYNC)
+_world("a worker with a child", "child", *WORKERS, SHORT_TIMEOUT, count=ENV_TIMEOUT, modes=SYNC)
+_world("a worker that eats memory", "grow", *WORKERS, "--config.env.memory_mb=700", modes=SYNC)
 
 
 @fault("environment")
-def episodes_without_an_end(stage: Stage) -> None:
-    room = (
-        "--config.rollout.context=320",
-        "--config.learner.row=320",
-    )  # or it would be full before the last turn
+def episodes_without_an_end(stage):
+    # With less room the context would be full before the last turn.
+    room = ("--config.rollout.context=320", "--config.learner.row=320")
     stage.run("--config.env.name=tests.faults.worlds:Endless", *room).counted("stop/max_turns")
 
 
 @fault("environment")
-def a_fault_in_every_episode(stage: Stage) -> None:
-    stage.run(*breaking("raise", share=1), code=3, said="the environment failed in every rollout")
+def a_fault_in_every_episode(stage):
+    every = breaking("raise", share=1)
+    stage.run(*every, code=3, said="the environment failed in every rollout")
 
 
-@fault("environment", ("sync",))
-def a_world_that_does_not_start(stage: Stage) -> None:
+@fault("environment", SYNC)
+def a_world_that_does_not_start(stage):
     stage.run(*WORKERS, *breaking("exit", "start"), code=1, said="exit code 3")
 
 
-@fault("environment", ("sync",))
-def a_service_that_dies(stage: Stage) -> None:
+@fault("environment", SYNC)
+def a_service_that_dies(stage):
     with serving("tests.tiny:Parity") as url:
         stage.own = {pid for pid, _ in orphans()}
         run = stage.start(
@@ -179,12 +126,10 @@ def a_service_that_dies(stage: Stage) -> None:
 # --- judge ----------------------------------------------------------------------------------------
 
 
-def _judged(
-    stage: Stage, answers: Callable[[dict, int], Answer], *words: str, **ends: Any
-) -> Stage:
+def _judged(stage, answers, *words, **ends):
     """Play a run whose turns are labelled by a server that answers so."""
 
-    def serve() -> list[str]:
+    def serve():
         server = ChatServer(answers, context=32_768).__enter__()
         return [f"--config.llm.url={server.url}"]
 
@@ -192,77 +137,56 @@ def _judged(
     return stage.run(*LABELLED, *asked, *words, inside=serve, **ends)
 
 
-def _useless(
-    name: str, answer: Callable[[], Answer], kind: str, *words: str, modes: tuple[str, ...] = BOTH
-) -> None:
+def _useless(name, answer, kind, *words, modes=BOTH):
     """Enter a judge whose every answer is useless: the run completes, and each one is counted."""
 
-    def play(stage: Stage) -> None:
-        ended = _judged(stage, lambda body, n: answer(), *words)
-        ended.counted(f"llm/step_judge/failures/{kind}", "attributing/unanswered")
-
-    TABLE.append(Fault("judge", name, play, modes))
-
-
-_useless("empty answers", lambda: said(""), "empty", modes=("sync",))
-_useless("prose", lambda: said("All of them were good."), "unreadable")
-_useless("JSON that is cut", lambda: said('{"steps": [{"step": 1, "lab'), "cut", modes=("async",))
-_useless(
-    "a number of 400 digits",
-    lambda: said('{"steps": [{"step": 1' + "0" * 400 + "}]}"),
-    "unreadable",
-    modes=("sync",),
-)
-_useless(
-    "500 deep lists",
-    lambda: said('{"steps": ' + "[" * 500 + "]" * 500 + "}"),
-    "unreadable",
-    modes=("async",),
-)
-_useless("HTTP 500", lambda: refused(500, "boom"), "http_500")
-_useless(
-    "a body that is cut", lambda: Answer({"choices": []}, cut=5), "connection", modes=("sync",)
-)
-_useless("a body of junk", lambda: Answer(b"\x00\xff{{"), "bad_json", modes=("async",))
-_useless(
-    "a stall",
-    lambda: Answer({}, stall=900.0),
-    "timeout",
-    "--config.llm.deadline=0.2",
-    modes=("sync",),
-)
+    @fault("judge", modes, name)
+    def play(stage):
+        counts = (f"llm/step_judge/failures/{kind}", "attributing/unanswered")
+        _judged(stage, answer, *words).counted(*counts)
 
 
-@fault("judge", ("sync",))
-def a_wrong_key(stage: Stage) -> None:
-    _judged(
-        stage, lambda body, n: refused(401, "Incorrect API key"), code=3, said="Incorrect API key"
-    )
+MANY_DIGITS = '{"steps": [{"step": 1' + "0" * 400 + "}]}"
+DEEP = "[" * 500 + "]" * 500
+_useless("empty answers", "", "empty", modes=SYNC)
+_useless("prose", "All of them were good.", "unreadable")
+_useless("JSON that is cut", '{"steps": [{"step": 1, "lab', "cut", modes=ASYNC)
+_useless("a number of 400 digits", MANY_DIGITS, "unreadable", modes=SYNC)
+_useless("500 deep lists", f'{{"steps": {DEEP}}}', "unreadable", modes=ASYNC)
+_useless("HTTP 500", refused(500, "boom"), "http_500")
+_useless("a body that is cut", Answer({"choices": []}, cut=5), "connection", modes=SYNC)
+_useless("a body of junk", Answer(b"\x00\xff{{"), "bad_json", modes=ASYNC)
+_useless("a stall", Answer({}, stall=900.0), "timeout", "--config.llm.deadline=0.2", modes=SYNC)
+
+
+@fault("judge", SYNC)
+def a_wrong_key(stage):
+    _judged(stage, refused(401, "Incorrect API key"), code=3, said="Incorrect API key")
 
 
 @fault("judge")
-def a_server_that_dies(stage: Stage) -> None:
-    def dying(body: dict, n: int) -> Answer:
+def a_server_that_dies(stage):
+    def dying(body, n):
         return script(body, n) if n < 9 else refused(500, "dead")
 
     _judged(stage, dying, "--config.llm.failures=3", code=3, said="questions in a row failed")
     _judged(stage, script, "--config.llm.failures=3")
 
 
-@fault("judge", ("sync",))
-def a_budget_without_usage(stage: Stage) -> None:
-    def silent(body: dict, n: int) -> Answer:
+@fault("judge", SYNC)
+def a_budget_without_usage(stage):
+    def silent(body, n):
         record = json.loads(script(body, n).body)
-        return Answer({name: value for name, value in record.items() if name != "usage"})
+        del record["usage"]
+        return Answer(record)
 
-    _judged(
-        stage, silent, "--config.llm.budget_tokens=20000", code=3, said="config.llm.budget_tokens"
-    )
+    budget = "config.llm.budget_tokens"
+    _judged(stage, silent, f"--{budget}=20000", code=3, said=budget)
 
 
-@fault("judge", ("async",))
-def too_many_requests(stage: Stage) -> None:
-    def busy(body: dict, n: int) -> Answer:
+@fault("judge", ASYNC)
+def too_many_requests(stage):
+    def busy(body, n):
         return refused(429, "slow down", retry_after="0.05") if n % 2 else script(body, n)
 
     _judged(stage, busy, "--config.llm.attempts=9").counted("llm/step_judge/failures/http_429")
@@ -271,305 +195,93 @@ def too_many_requests(stage: Stage) -> None:
 # --- engine ---------------------------------------------------------------------------------------
 
 
-@fault("engine")
-def an_engine_that_breaks(stage: Stage) -> None:
-    def inside() -> None:
-        from rl.engines import EngineFault
-        from rl.engines.jax.engine import JaxEngine
-
-        JaxEngine.generate = failing(
-            40, JaxEngine.generate, lambda: EngineFault("the device is lost")
-        )
-
-    stage.run(inside=inside, code=1, said="the device is lost").resumes(same=True)
+LOST = "the device is lost"
+failing("engine", "an engine that breaks", JaxEngine, "generate", 40, EngineFault(LOST), LOST)
 
 
 @fault("engine")
-def an_engine_slower_than_the_deadline(stage: Stage) -> None:
-    def inside() -> None:
-        import asyncio
+def an_engine_slower_than_the_deadline(stage):
+    def make(generate):
+        count = itertools.count(1)
 
-        from rl.engines.jax.engine import JaxEngine
-
-        generate, calls = JaxEngine.generate, [0]
-
-        async def slow(self: Any, *args: Any, **kwargs: Any) -> Any:
-            calls[0] += 1
-            if calls[0] % 5 == 0:
+        async def slow(*args, **kwargs):
+            if next(count) % 5 == 0:
                 await asyncio.sleep(3600)
-            return await generate(self, *args, **kwargs)
+            return await generate(*args, **kwargs)
 
-        JaxEngine.generate = slow
+        return slow
 
+    inside = replacing(JaxEngine, "generate", make)
     stage.run("--config.rollout.timeout=15", inside=inside).counted("ledger/cancelled")
 
 
 @fault("engine")
-def log_probabilities_that_are_nan(stage: Stage) -> None:
-    def inside() -> None:
-        from rl.engines.jax.engine import JaxEngine
-
-        generate = JaxEngine.generate
-
-        async def nan(self: Any, *args: Any, **kwargs: Any) -> Any:
-            completion = await generate(self, *args, **kwargs)
+def log_probabilities_that_are_nan(stage):
+    def make(generate):
+        async def nan(*args, **kwargs):
+            completion = await generate(*args, **kwargs)
             completion.logprobs = [float("nan")] * len(completion.logprobs)
             return completion
 
-        JaxEngine.generate = nan
+        return nan
 
-    stage.run(inside=inside).counted("skipped")
+    stage.run(inside=replacing(JaxEngine, "generate", make)).counted("skipped")
 
 
-@fault("engine", ("sync",))
-def weights_that_do_not_arrive(stage: Stage) -> None:
-    def inside() -> None:
-        from rl.engines.jax.engine import JaxEngine
+@fault("engine", SYNC)
+def weights_that_do_not_arrive(stage):
+    async def forgetful(engine, params, version):
+        engine.version = version
 
-        async def forgetful(engine: Any, params: Any, version: int) -> None:
-            engine.version = version
-
-        JaxEngine.load = forgetful
-
+    inside = replacing(JaxEngine, "load", lambda load: forgetful)
     stage.run(inside=inside, said="ALARM").counted("alarm/weights")
 
 
-@fault("engine", ("sync",))
-def a_gradient_that_is_not_finite(stage: Stage) -> None:
-    def inside() -> None:
-        from evolver import grading
-
-        assign = grading.assign
-
-        def infinite(config: Any, estimator: Any, trajectories: Any, step: int) -> None:
+@fault("engine", SYNC)
+def a_gradient_that_is_not_finite(stage):
+    def make(assign):
+        def infinite(config, estimator, trajectories, step):
             assign(config, estimator, trajectories, step)
             for trajectory in trajectories:
                 for turn in trajectory.turns:
                     turn.advantage = float("inf")
 
-        grading.assign = infinite
+        return infinite
 
-    stage.run(inside=inside).counted("skipped")
-
-
-# --- disk -----------------------------------------------------------------------------------------
-
-
-def full(*_: Any) -> OSError:
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@fault("disk")
-def a_full_disk(stage: Stage) -> None:
-    """Someone else fills the file system of the run, and makes room again. A save that fails says
-    so, too."""
-    if not stage.mount("50m"):
-        return stage.skip("mounting is not permitted")
-    run, ballast = stage.start(), stage.workdir / "ballast"
-    run.until("step 1/")
-    with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    stage.end(run, code=1, said="No space left", once=False)
-    ballast.unlink()
-    stage.resumes(same=True)
-
-
-@fault("disk", ("sync",))
-def a_disk_that_is_too_small(stage: Stage) -> None:
-    if not stage.mount("600k"):
-        return stage.skip("mounting is not permitted")
-    stage.run(code=1, said="choose another disk")
-
-
-@fault("disk")
-def no_room_for_trajectories(stage: Stage) -> None:
-    def inside() -> None:
-        from evolver.files import rollout_files
-
-        rollout_files.write_atomically = failing(3, rollout_files.write_atomically, full)
-
-    stage.run(inside=inside, code=1, said="No space left").resumes(same=True)
-
-
-@fault("disk")
-def no_room_for_metrics(stage: Stage) -> None:
-    def inside() -> None:
-        from evolver.files.workdir import Workdir
-
-        Workdir.log_metrics = failing(3, Workdir.log_metrics, full)
-
-    stage.run(inside=inside, code=1, said="No space left").resumes(same=True)
-
-
-@fault("disk")
-def no_room_for_checkpoints(stage: Stage) -> None:
-    """The last one cannot be written, so that the run fails at its end."""
-
-    def inside() -> None:
-        from rl.checkpoint import Checkpoints
-
-        Checkpoints._check_room = failing(3, Checkpoints._check_room, full)
-
-    stage.run(inside=inside, code=1, said="the last checkpoint is of step 1").resumes(same=True)
-
-
-@fault("disk", ("sync",))
-def a_flush_that_fails(stage: Stage) -> None:
-    def inside() -> None:
-        os.fsync = failing(12, os.fsync, lambda: OSError(errno.EIO, os.strerror(errno.EIO)))
-
-    stage.run(inside=inside, code=1, said="Input/output error").resumes(same=True)
-
-
-@fault("disk", ("async",))
-def a_disk_that_becomes_read_only(stage: Stage) -> None:
-    """As the kernel makes it after an error; nobody else can, because the run holds its lock
-    open."""
-
-    def inside() -> None:
-        os.replace = failing(9, os.replace, lambda: OSError(errno.EROFS, os.strerror(errno.EROFS)))
-
-    stage.run(inside=inside, code=1, said="Read-only file system").resumes()
-
-
-@fault("disk", ("sync",))
-def a_read_only_workdir(stage: Stage) -> None:
-    if not stage.mount("1m"):
-        return stage.skip("mounting is not permitted")
-    stage.remount(read_only=True)
-    stage.run(code=2, said="cannot be written")
-
-
-@fault("disk", ("async",))
-def a_workdir_that_is_deleted(stage: Stage) -> None:
-    run = stage.start("--config.steps=200")
-    run.until("step 1/")
-    shutil.rmtree(stage.workdir, ignore_errors=True)
-    stage.end(run, code=1, said="was deleted or moved away")
-
-
-@fault("disk")
-def a_flipped_bit_in_the_newest_checkpoint(stage: Stage) -> None:
-    stage.run("--config.steps=2", steps=2)
-    newest = max((stage.workdir / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))
-    path = max(
-        (path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
-    )
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    stage.resumes(same=True)
-
-
-@fault("disk", ("sync",))
-def no_sound_checkpoint(stage: Stage) -> None:
-    stage.run("--config.steps=2", steps=2)
-    for path in (stage.workdir / "checkpoints").rglob("manifest/*"):
-        path.write_bytes(b"")
-    stage.run(code=1, said="can be read")
-
-
-@fault("disk", ("sync",))
-def a_last_line_that_is_cut(stage: Stage) -> None:
-    stage.run("--config.steps=2", steps=2)
-    path = stage.workdir / "metrics.jsonl"
-    path.write_bytes(path.read_bytes() + b'{"step": 3, "rol')
-    stage.resumes(same=True)
-
-
-@fault("disk", ("sync",))
-def too_many_open_files(stage: Stage) -> None:
-    """Each save that fails says so, too."""
-    run = stage.start(*WORKERS)
-    run.until("step 1/")
-    resource.prlimit(run.pid, resource.RLIMIT_NOFILE, (10, 10))  # those that are open stay so
-    stage.end(run, code=1, said="Too many open files", once=False)
-    stage.resumes(*WORKERS)
-
-
-def _damaged(name: str, damage: Callable[[Any], Any], code: int, said: str) -> None:
-    """Enter a workdir of two steps that somebody has changed, which its run refuses to go on in."""
-
-    def play(stage: Stage) -> None:
-        stage.run("--config.steps=2", steps=2)
-        damage(stage.workdir)
-        stage.run(code=code, said=said, books=False)
-
-    TABLE.append(Fault("disk", name, play, ("sync",)))
-
-
-def _deep(workdir: Any) -> None:
-    (workdir / "config.json").write_text("[" * 100_000)
-
-
-def _piped(name: str) -> Callable[[Any], None]:
-    """Return a function that puts a pipe, whose end never comes, in the place of a file."""
-
-    def pipe(workdir: Any) -> None:
-        (workdir / name).unlink()
-        os.mkfifo(workdir / name)
-
-    return pipe
-
-
-def _renamed(workdir: Any) -> None:
-    (workdir / "checkpoints/2").rename(workdir / "checkpoints/9")
-
-
-def _copied(workdir: Any) -> None:
-    shutil.copytree(workdir / "checkpoints/1", workdir / "checkpoints/3")
-
-
-_damaged("a config that is nested too deeply", _deep, 2, "it is nested too deeply")
-_damaged("a config that is a pipe", _piped("config.json"), 2, "is not a regular file")
-_damaged("metrics that are a pipe", _piped("metrics.jsonl"), 2, "is not a regular file")
-_damaged("a renamed checkpoint", _renamed, 1, "holds the checkpoint of step 2")
-_damaged("a copied checkpoint", _copied, 1, "holds the checkpoint of step 1")
-
-
-@fault("disk", ("sync",))
-def two_tasks_of_one_id(stage: Stage) -> None:
-    path = stage.folder / "tasks.jsonl"
-    line = json.dumps({"id": "a", "env": "parity", "query": "Write 1."})
-    path.write_text(f"{line}\n{line}\n")
-    stage.run(f"--config.env.tasks={path}", code=2, said="tasks.jsonl")
+    stage.run(inside=replacing(grading, "assign", make)).counted("skipped")
 
 
 # --- process --------------------------------------------------------------------------------------
 
 
-def _signalled(name: str, number: int, after: str, modes: tuple[str, ...] = BOTH) -> None:
+def _signalled(name, number, after="step 1/", said=SAVED, modes=BOTH):
     """Enter a signal that ends a run at its next safe point."""
 
-    def play(stage: Stage) -> None:
-        run = stage.start("--config.steps=200")
-        run.until(after)
+    @fault("process", modes, name)
+    def play(stage):
+        run = stage.started(LONG, after=after)
         run.signal(number)
-        stage.end(run, code=130, said=SAVED if after.startswith("step") else "")
-        stage.resumes(f"--config.steps={max(STEPS, len(stage.metrics()))}", steps=None)
-
-    TABLE.append(Fault("process", name, play, modes))
+        stage.end(run, code=130, said=said)
+        stage.resumes_for_a_step()
 
 
-for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    _signalled(_number.name, _number, "step 1/")
-_signalled("SIGTERM before the first step", signal.SIGTERM, "steps of", ("sync",))
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    _signalled(number.name, number)
+_signalled("SIGTERM before the first step", signal.SIGTERM, "steps of", "", SYNC)
 
 
 @fault("process")
-def a_second_interrupt(stage: Stage) -> None:
-    run = stage.start("--config.steps=200")
-    run.until("step 1/")
+def a_second_interrupt(stage):
+    run = stage.started(LONG)
     for _ in range(2):
         run.signal(signal.SIGINT)
         time.sleep(0.05)
     stage.end(run, code=130, killed=True)
-    stage.resumes(f"--config.steps={max(STEPS, len(stage.metrics()))}", steps=None)
+    stage.resumes_for_a_step()
 
 
 @fault("process")
-def killed_at_random_moments(stage: Stage) -> None:
+def killed_at_random_moments(stage):
     """Moments are drawn in processor time, so that they fall everywhere on a busy machine, too."""
     rng = random.Random(stage.mode)
     for number in range(stage.kills):
@@ -580,30 +292,23 @@ def killed_at_random_moments(stage: Stage) -> None:
             stage.same_as_straight()
             shutil.rmtree(stage.workdir)
             continue
-        run.signal(signal.SIGKILL)
-        run.wait(stage.limit)
-        stage.left_nothing(killed=True)
+        stage.kill(run)
         stage.note = f"{number + 1} kills"
     stage.resumes(same=True)
 
 
-@fault("process", ("sync",))
-def killed_with_every_mechanism(stage: Stage) -> None:
+@fault("process", SYNC)
+def killed_with_every_mechanism(stage):
     """Its tasks, experience and policy are those of a run that was not killed, byte for byte."""
     stage.run(*MECHANISMS, steps=2)
     stage.straight = stage.workdir.rename(stage.folder / "whole")
-    run = stage.start(*MECHANISMS)
-    run.until("step 1/")
-    run.signal(signal.SIGKILL)
-    run.wait(stage.limit)
-    stage.left_nothing(killed=True)
+    stage.kill(stage.started(*MECHANISMS))
     stage.resumes(*MECHANISMS, same=True, steps=2)
 
 
 @fault("process")
-def stopped_for_seconds(stage: Stage) -> None:
-    run = stage.start()
-    run.until("step 1/")
+def stopped_for_seconds(stage):
+    run = stage.started()
     run.signal(signal.SIGSTOP)
     time.sleep(stage.pause)
     stage.paused = stage.pause
@@ -611,31 +316,28 @@ def stopped_for_seconds(stage: Stage) -> None:
     stage.end(run).same_as_straight()
 
 
-@fault("process", ("sync",))
-def two_runs_in_one_workdir(stage: Stage) -> None:
-    run = stage.start("--config.steps=200")
-    run.until("step 1/")
-    second = stage.start()
+@fault("process", SYNC)
+def two_runs_in_one_workdir(stage):
+    run, second = stage.started(LONG), stage.start()
     if second.wait(stage.limit) != 1 or "is in use by" not in second.said:
         raise Broken(f"the second run ended with {second.code}: {second.said[-300:]}")
     run.signal(signal.SIGTERM)
     stage.end(run, code=130, said=SAVED)
 
 
-@fault("process", ("sync",))
-def workers_that_are_killed(stage: Stage) -> None:
-    run = stage.start(*WORKERS)
-    run.until("step 1/")
-    for pid in run.children():
+@fault("process", SYNC)
+def workers_that_are_killed(stage):
+    run = stage.started(*WORKERS)
+    for pid in children(run.pid):
         os.kill(pid, signal.SIGKILL)
     stage.end(run)
 
 
-@fault("process", ("sync",))
-def workers_that_are_replaced(stage: Stage) -> None:
+@fault("process", SYNC)
+def workers_that_are_replaced(stage):
     run, seen = stage.start(*WORKERS, "--config.env.recycle=2"), set()
     while not run.ended():
-        seen |= set(run.children())
+        seen |= set(children(run.pid))
         time.sleep(0.01)
     stage.end(run)
     if len(seen) < 8:  # two workers and a helper or two of Python, if nothing is replaced
@@ -645,7 +347,7 @@ def workers_that_are_replaced(stage: Stage) -> None:
 _BEFORE: list[object] = []
 
 
-def reopen(name: str) -> None:
+def reopen(name):
     """Give this process a new stream on a number that is a pipe now: the one before believes that
     it can seek, and is kept because its end would close the number."""
     before = getattr(sys, name)
@@ -653,11 +355,11 @@ def reopen(name: str) -> None:
     setattr(sys, name, os.fdopen(before.fileno(), "w", buffering=1, closefd=False))
 
 
-@fault("process", ("sync",))
-def an_output_that_is_closed(stage: Stage) -> None:
+@fault("process", SYNC)
+def an_output_that_is_closed(stage):
     """As in `python run.py | head -1`."""
 
-    def inside() -> None:
+    def inside():
         reader, writer = os.pipe()
         os.close(reader)
         os.dup2(writer, 1)
@@ -666,18 +368,18 @@ def an_output_that_is_closed(stage: Stage) -> None:
     stage.run(inside=inside, code=1, said="nobody reads the output").resumes(same=True)
 
 
-@fault("process", ("sync",))
-def an_interrupt_that_ends_the_reader_too(stage: Stage) -> None:
+@fault("process", SYNC)
+def an_interrupt_that_ends_the_reader_too(stage):
     """As Ctrl-C does to `python run.py 2>&1 | tee log`. The last step is saved, whenever the next
     save was due."""
     reader, writer = os.pipe()
 
-    def inside() -> None:
+    def inside():
         os.close(reader)
         os.dup2(writer, 1), os.dup2(writer, 2), os.close(writer)
         reopen("stdout"), reopen("stderr")
 
-    run = stage.start("--config.steps=200", "--config.checkpoint.every=200", inside=inside)
+    run = stage.start(LONG, "--config.checkpoint.every=200", inside=inside)
     os.close(writer)
     with open(reader, errors="replace") as output:
         while "step 1/" not in (line := output.readline()):
@@ -685,10 +387,7 @@ def an_interrupt_that_ends_the_reader_too(stage: Stage) -> None:
                 raise Broken("the run ended before its first step")
     run.signal(signal.SIGINT)
     stage.end(run, code=130)
-    saved, done = (
-        max(int(path.name) for path in (stage.workdir / "checkpoints").glob("[0-9]*")),
-        len(stage.metrics()) - 1,
-    )
+    saved, done = stage.saved(), len(stage.metrics()) - 1
     if saved < done:
         raise Broken(f"{done} steps are done, and the last checkpoint is of step {saved}")
     stage.resumes(f"--config.steps={done + 1}", steps=None)
@@ -697,99 +396,73 @@ def an_interrupt_that_ends_the_reader_too(stage: Stage) -> None:
 # --- surroundings ---------------------------------------------------------------------------------
 
 
-def _surrounded(
-    name: str, inside: Callable[[], Any], modes: tuple[str, ...], ends: dict[str, Any]
-) -> None:
-    def play(stage: Stage) -> None:
+def _surrounded(name, inside, modes, ends):
+    @fault("surroundings", modes, name)
+    def play(stage):
         stage.run(inside=inside, **ends)
 
-    TABLE.append(Fault("surroundings", name, play, modes))
 
-
-for _entry in SURROUNDINGS:
-    _surrounded(*_entry)
+for entry in SURROUNDINGS:
+    _surrounded(*entry)
 
 
 # --- text -----------------------------------------------------------------------------------------
 
 
-_world("a lone surrogate", breaking("surrogate"), "ledger/rollouts", kind="text")
-_world("control tokens in an observation", breaking("control"), "ledger/rollouts", kind="text")
-_world("an observation of 2 MB", breaking("long"), "ledger/rollouts", kind="text")
-_world("990 deep arguments in info", breaking("deep"), ENV_ERROR, kind="text")
-_world("no message", breaking("nothing"), "ledger/rollouts", ("sync",), kind="text")
-_world("None as text", breaking("none_text"), ENV_ERROR, ("async",), kind="text")
+_world("990 deep arguments in info", "deep", kind="text")
+_world("None as text", "none_text", modes=ASYNC, kind="text")
+for name, broken, modes in (  # texts that break nothing
+    ("a lone surrogate", "surrogate", BOTH),
+    ("control tokens in an observation", "control", BOTH),
+    ("an observation of 2 MB", "long", BOTH),
+    ("no message", "nothing", SYNC),
+):
+    _world(name, broken, count="ledger/rollouts", modes=modes, kind="text")
 
 
-@fault("text", ("sync",))
-def marks_of_a_transcript(stage: Stage) -> None:
+@fault("text", SYNC)
+def marks_of_a_transcript(stage):
     """A world that writes the marks of the judge's transcript."""
     _judged(stage, script, *breaking("marks", share=1)).counted("llm/step_judge/calls")
 
 
-def _spoken(name: str, text: str, modes: tuple[str, ...] = BOTH) -> None:
+def _spoken(name, text, modes=BOTH):
     """Enter a policy whose every turn reads so."""
 
-    def play(stage: Stage) -> None:
-        def inside() -> None:
-            from rl.contexts.causal import Causal
-
-            Causal.action = lambda template, _: text
-
-        words = (
-            "--config.env.name=travel",
-            "--config.rollout.context=256",
-            "--config.learner.row=256",
-        )
-        stage.run(*words, inside=inside)
-
-    TABLE.append(Fault("text", name, play, modes))
+    @fault("text", modes, name)
+    def play(stage):
+        stage.run(*TRAVEL, inside=replacing(Causal, "action", lambda action: lambda *_: text))
 
 
-_spoken(
-    "990 deep arguments",
-    '<tool_call>\n{"name": "flights", "arguments": {"to": '
-    + "[" * 990
-    + "]" * 990
-    + "}}\n</tool_call>",
-)
-_spoken("20000 empty calls", "<tool_call></tool_call>" * 20_000, ("sync",))
-_spoken("half a surrogate pair in a turn", "\ud800<tool_call>{\udfff", ("async",))
+NESTED = "[" * 990 + "]" * 990
+CALL = '<tool_call>\n{"name": "flights", "arguments": {"to": %s}}\n</tool_call>'
+_spoken("990 deep arguments", CALL % NESTED)
+_spoken("20000 empty calls", "<tool_call></tool_call>" * 20_000, SYNC)
+_spoken("half a surrogate pair in a turn", "\ud800<tool_call>{\udfff", ASYNC)
 
 
 # --- clock ----------------------------------------------------------------------------------------
 
 
-def _clock(
-    name: str,
-    module_function: str,
-    change: Callable[[float, int], float],
-    modes: tuple[str, ...] = BOTH,
-) -> None:
+def _clock(name, function, change, modes=BOTH):
     """Enter a clock that shows `change` of the true time and of the number of readings."""
 
-    def play(stage: Stage) -> None:
-        def inside() -> None:
-            true, readings = getattr(time, module_function), [0]
+    def make(true):
+        readings = itertools.count(1)
+        return lambda: change(true(), next(readings))
 
-            def shown() -> float:
-                readings[0] += 1
-                return change(true(), readings[0])
-
-            setattr(time, module_function, shown)
-
-        stage.run(inside=inside).same_as_straight()
-
-    TABLE.append(Fault("clock", name, play, modes))
+    @fault("clock", modes, name)
+    def play(stage):
+        stage.run(inside=replacing(time, function, make)).same_as_straight()
 
 
 _clock("a day forward", "time", lambda t, n: t + 86_400 * (n > 20))
 _clock("a day back", "time", lambda t, n: t - 86_400 * (n > 20))
-_clock("standing still", "time", lambda t, n: 1.7e9, ("sync",))
-_clock("before 1970", "time", lambda t, n: -5.0, ("async",))
+_clock("standing still", "time", lambda t, n: 1.7e9, SYNC)
+_clock("before 1970", "time", lambda t, n: -5.0, ASYNC)
 _clock(
     "an hour forward while nothing is waited for",
     "monotonic",
     lambda t, n: t + 3600 * (n > 3),
-    ("sync",),
+    SYNC,
 )
