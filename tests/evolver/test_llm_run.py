@@ -175,6 +175,22 @@ def test_a_judge_that_never_answers_is_counted_and_the_run_continues(call, tmp_p
     assert failures <= line.keys()
 
 
+def test_a_run_whose_server_dies_can_be_resumed(call, server, capsys):
+    alive = [True]
+
+    def dying(body, n):
+        alive[0] = alive[0] and n < 15
+        return script(body, n) if alive[0] else refused(500, "dead")
+
+    server.script = dying
+    words = [*LABELLED, "--config.llm.failures=3", "--config.llm.attempts=1"]
+    assert call("run", *words) == 3
+    err = capsys.readouterr().err
+    assert "questions in a row failed" in err and "dead" in err and "Traceback" not in err
+    server.script = script
+    assert call("run", *words) == 0
+
+
 ALL = (
     *EXPLORED,
     "--config.navigating.enabled=True", "--config.navigating.rollouts=2", "--config.navigating.tasks=2",
