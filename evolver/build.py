@@ -24,7 +24,7 @@ from evolver.config.checks.world import evaluated, held_out_tasks, leaks, shared
 from evolver.config.derived import replaces_outcome
 from evolver.config.keys import arguments
 from evolver.config.paths import model_folder, resolve
-from evolver.config.plugs import plug, templates_of_worlds
+from evolver.config.plugs import chosen, plug, templates_of_worlds
 from evolver.engines import jax_engine, make_engine
 from evolver.files.progress import Progress
 from evolver.files.workdir import Workdir, WorkdirInUse, read_tasks
@@ -158,17 +158,7 @@ def build(
     def make_world() -> World:
         return probed(source.world())
 
-    served = ""
-    if c.llm.serve.path:
-        from evolver.llm.served import serving  # needs httpx, as all of config.llm does
-
-        opened = serving(c, workdir.path, say=progress.say, check=stop.check)
-        served = closing.enter_context(opened)
-    chat = make_chat(c, workdir.path, check=stop.check, served=served, loop=stop.loop)
-    if chat:
-        closing.callback(chat.close)
-        if problems := chat.server_problems():
-            raise RunError("\n".join(problems))
+    chat = open_chat(c, workdir, stop, progress, closing)
     originals, held_out, given = read_all_tasks(c, make_world)
     check_memory(c, workdir.path)
     mesh = make_mesh(c.mesh.to_dict())
@@ -176,22 +166,15 @@ def build(
     tokenizer = load_tokenizer(c)
     shape = hf.for_tokenizer(shape, tokenizer)
     engine = make_engine(
-        c,
-        shape,
-        params,
-        tokenizer,
-        mesh=mesh,
-        workdir=workdir.path,
-        stop=stop,
-        say=progress.say,
+        c, shape, params, tokenizer, mesh=mesh, workdir=workdir.path, stop=stop, say=progress.say,
         closing=closing,
-    )
+    )  # fmt: skip
     responder, initial = make_responders(c, chat, engine, tokenizer, shape, params)
     if initial:
         closing.callback(lambda: stop.finish(initial.close()))
     parts = Parts(make_world, chat, c.llm.shown, c.model.path)
     grader = make_grader(c, parts)
-    recipe: Any = plugged("recipe", c.recipe)(parts)
+    recipe: Any = plugged(c, "recipe")(parts)
     tasks = make_tasks(c, originals, held_out, given, parts)
     actor, worlds = make_actor(c, engine, tokenizer, chat), Worlds(make_world)
     run = Run(
@@ -206,9 +189,9 @@ def build(
         pipeline=make_pipeline(c, actor, worlds, grader, recipe.judge),
         learner=make_learner(c, shape, params, mesh),
         tasks=tasks,
-        sampler=plugged("sampler", c.sampler)(replace(parts, task_pool=tasks.pool)),
-        reward=plugged("reward", c.reward),
-        estimator=plugged("advantage", c.advantage),
+        sampler=plugged(c, "sampler")(replace(parts, task_pool=tasks.pool)),
+        reward=plugged(c, "reward"),
+        estimator=plugged(c, "advantage"),
         grader=grader,
         navigating=make_navigating(c, [*originals, *given], parts),
         chat=chat,
@@ -226,6 +209,25 @@ def build(
     if pipeline := run.pipeline:  # closed before the worlds that its rollouts are in
         closing.callback(lambda: stop.finish(pipeline.close()))
     return run
+
+
+def open_chat(
+    config: Any, workdir: Workdir, stop: Stop, progress: Progress, closing: contextlib.ExitStack
+) -> Chat | None:
+    """Return the client of the language models, None if no part asks one, and start the server of
+    `llm.serve`. Raises RunError for a server that cannot be used."""
+    served = ""
+    if config.llm.serve.path:
+        from evolver.llm.served import serving  # needs httpx, as all of config.llm does
+
+        opened = serving(config, workdir.path, say=progress.say, check=stop.check)
+        served = closing.enter_context(opened)
+    chat = make_chat(config, workdir.path, check=stop.check, served=served, loop=stop.loop)
+    if chat:
+        closing.callback(chat.close)
+        if problems := chat.server_problems():
+            raise RunError("\n".join(problems))
+    return chat
 
 
 def remembering(run: Run) -> dict[str, Any]:
@@ -250,9 +252,9 @@ def remembering(run: Run) -> dict[str, Any]:
     return {key: plug for key, plug in made.items() if hasattr(plug, "load_state")}
 
 
-def plugged(key: str, group: Any) -> Callable[[Any], Any]:
+def plugged(config: Any, key: str) -> Callable[[Any], Any]:
     """Return the plug that the config names under `key`, bound to its arguments."""
-    return plug(key, group.name, group.args.to_dict())
+    return plug(*chosen(config, key))
 
 
 def make_source(config: Any) -> Source:
@@ -290,16 +292,15 @@ def read_all_tasks(
     """Return the original tasks, the held-out ones that are evaluated, and those of
     `questioning.tasks`. Raises RunError if a held-out task is among the others, or if two
     tasks share an id."""
-    c = config
-    given = []
+    c, given, originals = config, list[Task](), list[Task]()
     if c.questioning.enabled and c.questioning.tasks:
         given = read_tasks(resolve(c.questioning.tasks))
     with contextlib.closing(make_world()) as world:
         held_out = held_out_tasks(world, c.eval.split)
         if c.env.tasks:
             originals = read_tasks(resolve(c.env.tasks))
-        else:
-            originals = boundary.tasks(world, c.env.split) if c.env.split else []
+        elif c.env.split:
+            originals = boundary.tasks(world, c.env.split)
     known = {"env.tasks" if c.env.tasks else "env.split": originals, "questioning.tasks": given}
     if problems := [*leaks(c, known, held_out), *shared_ids(known)]:
         raise RunError("\n".join(problems))
@@ -394,7 +395,7 @@ def make_actor(config: Any, engine: Engine, tokenizer: Tokenizer, chat: Chat | N
 
 def make_template(config: Any) -> Callable[[Opening], Context]:
     """Return what makes the context of an episode: the template of its world."""
-    common, worlds = plugged("template", config.template), config.template.worlds.to_dict()
+    common, worlds = plugged(config, "template"), config.template.worlds.to_dict()
     found = templates_of_worlds(config.template)
     own = {key: plug(key, name, args) for key, name, args in found}
 
@@ -429,8 +430,8 @@ def make_grader(config: Any, parts: Parts) -> grading.Grader:
     q, a = config.questioning, config.attributing
     judged = q.enabled and replaces_outcome(config)
     return grading.Grader(
-        outcomes=plugged("questioning.judge", q.judge)(parts) if judged else None,
-        turns=plugged("attributing.judge", a.judge)(parts) if a.enabled else None,
+        outcomes=plugged(config, "questioning.judge")(parts) if judged else None,
+        turns=plugged(config, "attributing.judge")(parts) if a.enabled else None,
     )
 
 
@@ -457,8 +458,8 @@ def make_tasks(
         )
     explorer = None
     if not c.tasks or c.every:
-        explorer = plugged("questioning.explorer", c.explorer)(replace(parts, task_pool=pool))
-    return Tasks(originals, held_out, pool, explorer, plugged("questioning.words", c.words)(parts))
+        explorer = plugged(config, "questioning.explorer")(replace(parts, task_pool=pool))
+    return Tasks(originals, held_out, pool, explorer, plugged(config, "questioning.words")(parts))
 
 
 def make_navigating(config: Any, tasks: Sequence[Task], parts: Parts) -> Navigating | None:
@@ -469,13 +470,13 @@ def make_navigating(config: Any, tasks: Sequence[Task], parts: Parts) -> Navigat
         return None
     splits = {"train", *(task.split for task in tasks)} - {config.eval.split}
     parts = replace(parts, splits=tuple(sorted(splits)))
-    pool = ExperiencePool(plugged("navigating.embedder", c.embedder)(parts))
+    pool = ExperiencePool(plugged(config, "navigating.embedder")(parts))
     if c.pool:
         pool.load(resolve(c.pool))
     return Navigating(
         pool,
-        plugged("navigating.extractor", c.extractor)(parts),
-        plugged("navigating.refine", c.refine)(parts),
+        plugged(config, "navigating.extractor")(parts),
+        plugged(config, "navigating.refine")(parts),
         share=c.share,
         top_k=c.top_k,
         min_similarity=c.min_similarity,

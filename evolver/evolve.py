@@ -34,12 +34,7 @@ from envs.probed import probed
 from envs.renamed import renamed
 from envs.world import Task, World
 from evolver import loop, modes
-from evolver.build import (
-    RunError,
-    load_tokenizer,
-    make_source,
-    plugged,
-)  # fmt: skip
+from evolver.build import RunError, load_tokenizer, make_source, plugged
 from evolver.config.checks.workdir import RESUMABLE, expanded
 from evolver.config.checks.world import TASK_FILE, held_out_tasks
 from evolver.config.paths import model_folder
@@ -128,15 +123,15 @@ def claim(config: Any, folder: Path) -> None:
     before = files.config("evolve")
     if before is None and any(path.name != "lock" for path in folder.iterdir()):
         raise RunError(f"--workdir={folder} is not empty; choose a new directory")
-    then, now = (expanded(before["config"]) if before else {}), expanded(config)
-    other = [
-        f"{name}: {then.get(name)!r} then, {now.get(name)!r} now"
+    now = expanded(config)
+    then = expanded(before["config"]) if before else now
+    other = "".join(
+        f"  {name}: {then.get(name)!r} then, {now.get(name)!r} now\n"
         for name in sorted({*then, *now})
-        if before and then.get(name) != now.get(name) and not name.startswith(RESUMABLE)
-    ]
+        if then.get(name) != now.get(name) and not name.startswith(RESUMABLE)
+    )
     if other:
-        lines = "\n".join(f"  {line}" for line in other)
-        raise RunError(f"--workdir={folder} holds another config:\n{lines}\nchoose a new directory")
+        raise RunError(f"--workdir={folder} holds another config:\n{other}choose a new directory")
     files.claim(config.to_dict(), config.seed, "evolve")
 
 
@@ -173,8 +168,13 @@ def start(config: Any, folder: Path, world: World) -> None:
     """Give a world without tasks one to start from, which demands nothing."""
     if not config.env.tasks and not world.tasks(config.env.split):
         config.env.tasks = str(folder / "starts.jsonl")
-        only = Task("start/0", world.name, START, config.env.split)
-        write_atomically(config.env.tasks, json.dumps(only.to_dict()) + "\n")
+        write_tasks(config.env.tasks, [Task("start/0", world.name, START, config.env.split)])
+
+
+def write_tasks(path: str | Path, tasks: Sequence[Task]) -> None:
+    """Write tasks as JSON lines."""
+    lines = [json.dumps(task.to_dict(), ensure_ascii=False) + "\n" for task in tasks]
+    write_atomically(path, "".join(lines))
 
 
 def starts_of(config: Any, world: World) -> list[Task]:
@@ -203,8 +203,7 @@ def explored(config: Any, folder: Path, world: World) -> None:
             task.meta[TRIED] = as_tried(world, task)
         training, probes = probes_of(training, c.evolve.probes, c.seed)
         for name, chosen in zip(parts, (training, held_out, probes)):
-            lines = [json.dumps(task.to_dict(), ensure_ascii=False) + "\n" for task in chosen]
-            write_atomically(folder / f"{name}{TASK_FILE}", "".join(lines))
+            write_tasks(folder / f"{name}{TASK_FILE}", chosen)
     if not own:
         config.eval.split = str(folder / f"held_out{TASK_FILE}")
     training, held_out = (read_tasks(folder / f"{name}{TASK_FILE}") for name in parts[:2])
@@ -264,7 +263,7 @@ def fit(config: Any, tasks: Sequence[Task], world: World) -> None:
     """
     c, tokenizer, said = config.rollout, load_tokenizer(config), config.template.args.get("most")
     while True:
-        template = plugged("template", config.template)
+        template = plugged(config, "template")
         sizes = [size_of(task, tokenizer, template, world) for task in tasks]
         fitting = [size for size in sizes if size.tokens <= FULL * c.context]
         if len(fitting) >= MOSTLY * len(tasks) or not shortened(config.template):
@@ -314,7 +313,7 @@ def check_room(config: Any, world: World) -> None:
     if "most" in c.template.args:
         c.template.args.most = min(c.template.args.most, LEAST_SAID)
     empty = replace(starts_of(c, world)[0], reference=["done"])
-    template, tokenizer = plugged("template", c.template), load_tokenizer(c)
+    template, tokenizer = plugged(c, "template"), load_tokenizer(c)
     try:
         needed = size_of(empty, tokenizer, template, world).tokens
     except Exception as error:  # whatever code of a world raises
@@ -451,7 +450,7 @@ def imitated(
     shuffled.sort(key=lambda task: task.difficulty)
     # The easiest tasks alone need not call every tool.
     chosen = shuffled[:: max(2, -(-len(tasks) // max(1, e.solutions)))]
-    template, tokenizer = plugged("template", c.template), load_tokenizer(c)
+    template, tokenizer = plugged(c, "template"), load_tokenizer(c)
     episodes = demonstrations(config, world, chosen, number)
     samples = samples_of(episodes, tokenizer, c.learner.row, template)
     source = model_folder(c.model.path, weights=True)
@@ -487,14 +486,13 @@ def trained(config: Any, folder: Path, probes: Scores) -> None:
         return
     c = config.copy_and_resolve_references()
     c.questioning.tasks = str(folder / f"train{TASK_FILE}")
+    solved = read_tasks(c.questioning.tasks)
     if c.evolve.renames:
-        solved = [renamed(task, task.id) for task in read_tasks(c.questioning.tasks)]
-        lines = [json.dumps(task.to_dict(), ensure_ascii=False) + "\n" for task in solved]
         c.questioning.tasks = str(folder / f"renamed{TASK_FILE}")
-        write_atomically(c.questioning.tasks, "".join(lines))
+        write_tasks(c.questioning.tasks, [renamed(task, task.id) for task in solved])
     c.eval.update(at(temperature(probes)))
     c.rollout.temperature = hottest(probes)
-    c.rollout.tasks = min(c.rollout.tasks, len(read_tasks(c.questioning.tasks)))
+    c.rollout.tasks = min(c.rollout.tasks, len(solved))
     tell(f"\ntraining for {c.steps} steps at temperature {c.rollout.temperature:g}")
     loop.train(c, folder / "trained")
 

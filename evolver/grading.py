@@ -105,11 +105,11 @@ def alike(
 ) -> set[tuple[str, int]]:
     """Return the groups whose rollouts are alike in all that the estimator reads, so that they have
     no signal, whatever its advantages are. Void rollouts do not count."""
-    found = set()
-    for key, group in groups_of(trajectories).items():
-        if not tells_apart(estimator, Batch.of(counted(config, group), 0)):
-            found.add(key)
-    return found
+    return {
+        key
+        for key, group in groups_of(trajectories).items()
+        if not tells_apart(estimator, Batch.of(counted(config, group), 0))
+    }
 
 
 def counted(config: Any, trajectories: Sequence[Trajectory]) -> list[Trajectory]:

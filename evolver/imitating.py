@@ -6,6 +6,7 @@ makes the prompts, and the agent's turns train.
 """
 
 import asyncio
+import functools
 import itertools
 import json
 import random
@@ -52,15 +53,13 @@ def make_optimizer(config: Any) -> optax.GradientTransformation:
     """Return Muon for the matrices of the layers and Adam for all other weights, with their
     schedules; Adam alone for a checkpoint, which has the circuits that Muon finds sooner."""
     c = config
-    muon_lr, adam_lr = (
-        optim.schedule(
-            lr=peak, schedule=c.schedule, warmup=c.warmup, steps=c.steps, final=c.final_lr
-        )
-        for peak in (c.muon_lr, c.lr)
+    schedule = functools.partial(
+        optim.schedule, schedule=c.schedule, warmup=c.warmup, steps=c.steps, final=c.final_lr
     )
+    lr = schedule(lr=c.lr)
     if c.model.path:
-        return optim.optimizer(lr=adam_lr, b2=c.b2, weight_decay=0.0, clip=c.clip)
-    return optim.muon(lr=muon_lr, adam_lr=adam_lr, b2=c.b2, clip=c.clip)
+        return optim.optimizer(lr=lr, b2=c.b2, weight_decay=0.0, clip=c.clip)
+    return optim.muon(lr=schedule(lr=c.muon_lr), adam_lr=lr, b2=c.b2, clip=c.clip)
 
 
 def train(
@@ -69,10 +68,10 @@ def train(
     params: Any,
     careful: Sequence[Sample],
     careless: Sequence[Sample],
-    checkpoints: Checkpoints | None = None,
+    checkpoints: Checkpoints,
 ) -> Any:
     """Return the weights after `config.steps` updates on packed rows of demonstrations, in shuffled
-    passes. With `checkpoints` it goes on where it was interrupted. Raises Diverged.
+    passes. It goes on from the checkpoints where it was interrupted. Raises Diverged.
 
     The first updates show no slips, because copying is learned several times sooner from sources
     that are always right. Careless samples are then added gradually: added all at once, after a
@@ -84,7 +83,7 @@ def train(
     update = learner.make_update(forward, optimizer=optimizer, loss=nll)
     state = learner.init_state(shape, params, optimizer)
     done = 0
-    if checkpoints is not None and (found := checkpoints.restore(state)):
+    if found := checkpoints.restore(state):
         done, state, _ = found
         print(f"resuming after update {done}", flush=True)
     started = said = saved = time.monotonic()
@@ -94,13 +93,9 @@ def train(
     first, second = round(c.lists * c.steps), round(c.whole * c.steps)
     careless_shares = itertools.islice(shares(c.careful, c.steps), first, None)
     lists = lists_of_pairs(careful, c.rows, c.row, c.seed)
-    whole = batches(
-        careful, careless, careless_shares, c.rows, c.row, c.seed, pairs=c.pairs, whole=True
-    )
-    agent = batches(
-        careful, careless, careless_shares, c.rows, c.row, c.seed + (second > 0), pairs=c.pairs,
-        share=c.share_prompts,
-    )  # fmt: skip
+    data = careful, careless, careless_shares, c.rows, c.row
+    whole = batches(*data, c.seed, pairs=c.pairs, whole=True)
+    agent = batches(*data, c.seed + (second > 0), pairs=c.pairs, share=c.share_prompts)
     stream = itertools.chain(itertools.islice(lists, first), itertools.islice(whole, second), agent)
     for step, packed in enumerate(itertools.islice(stream, done, c.steps), done + 1):
         seed = seed_of(c.seed, "rounding", step) % 2**32
@@ -126,7 +121,7 @@ def train(
                 f"{speed:,.0f} tokens/s  {left:.0f} s left",
                 flush=True,
             )
-        if checkpoints is not None and time.monotonic() - saved > SAVE_EVERY:
+        if time.monotonic() - saved > SAVE_EVERY:
             saved = time.monotonic()
             checkpoints.save(step, state, {})
     return state["params"]

@@ -35,13 +35,13 @@ class Learner:
     layout: learner.Layout
     update: learner.Update
     logp: learner.LogP
-    # The policy of an earlier step that is compared with, or its adapters. None: nothing needs one,
-    # or it is the initial policy, which the state of adapters holds as their base.
-    reference: qwen.Params | None
+    alarm: Alarm
     needs_reference: bool
     renews: bool  # the reference changes with time
     offloaded: bool  # it is in host memory between uses
-    alarm: Alarm
+    # The policy of an earlier step that is compared with, or its adapters. None: nothing needs one,
+    # or it is the initial policy, which the state of adapters holds as their base.
+    reference: qwen.Params | None = None
 
     def reference_policy(self) -> qwen.Params:
         """Return the reference as `LogP` takes it. Not to be kept: an update consumes the state
@@ -56,9 +56,8 @@ class Learner:
     def renew_reference(self) -> None:
         """Make the current policy the reference."""
         kept = self.state["params"]
-        self.reference = (
-            _in_memory("pinned_host", kept) if self.offloaded else jax.tree.map(jnp.copy, kept)
-        )
+        copied = _in_memory("pinned_host", kept) if self.offloaded else jax.tree.map(jnp.copy, kept)
+        self.reference = copied
 
     @property
     def saved(self) -> learner.State:
@@ -102,18 +101,17 @@ def make_learner(config: Any, shape: qwen.Config, params: qwen.Params, mesh: Mes
     seed = seed_of(config.seed, "adapters") % 2**31
     state = learner.init_state(shape, params, optimizer, mesh, layout, seed=seed)
     coarsest = max(FLOOR[config.model.dtype], FLOOR[weight_dtype(config)])
-    alarm = Alarm(config.loss.mismatch_alarm, coarsest)
+    needed = needs_reference(config)
     made = Learner(
-        shape=shape,
-        state=state,
-        layout=layout,
-        update=update,
-        logp=logp,
-        reference=None,
-        needs_reference=needs_reference(config),
-        renews=needs_reference(config) and config.loss.renew_reference > 0,
+        shape,
+        state,
+        layout,
+        update,
+        logp,
+        alarm=Alarm(config.loss.mismatch_alarm, coarsest),
+        needs_reference=needed,
+        renews=needed and config.loss.renew_reference > 0,
         offloaded=config.loss.reference == "host",
-        alarm=alarm,
     )
     # The state of adapters holds the initial policy as their base.
     if made.renews or (made.needs_reference and not config.lora.rank):

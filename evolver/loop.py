@@ -56,7 +56,7 @@ def iterate(run: Run, recorder: Recorder, step: int) -> None:
     extra = recipe.extra(run, trajectories, step)
     batches, reasons, ledger = recipe.select(run, trajectories, extra, step)  # 6 samples
     remembered = recipe.remember(run, trajectories, step)  # 7 memory
-    stop_together(run)
+    hosts.together(run.stop.check)  # ends all processes if one of them was asked to end
     learned = recipe.learn(run, batches, step)  # 8 update
     recorder.write_rollouts(step, trajectories, reasons, extra)
     metrics = explored | played | ledger | learned | remembered | recipe.metrics()
@@ -65,11 +65,6 @@ def iterate(run: Run, recorder: Recorder, step: int) -> None:
     recorder.complete(step, metrics)
     synced = learning.sync(run, step)  # 9 sync
     recorder.finish_step(synced)  # 10 records
-
-
-def stop_together(run: Run) -> None:
-    """Raise Interrupted in every process if one of them was asked to end: stopping is safe here."""
-    hosts.together(run.stop.check)
 
 
 def asked(run: Run) -> Metrics:

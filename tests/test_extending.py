@@ -2,13 +2,14 @@
 them."""
 
 import inspect
+import itertools
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
-import run
+from envs.source import Source
 from evolver.config import plugs
 from evolver.files.rollout_files import read_rollouts
 from evolver.files.workdir import Workdir
@@ -17,21 +18,24 @@ from evolver.sampling import Draw
 from rl.advantages import Batch
 from rl.contexts import Opening
 from rl.losses import Tokens
+from tests.evolver.runs import go
 
 ROOT = Path(__file__).parents[1]
 DOC = (ROOT / "docs/extending.md").read_text()
+SHORT = ("--config.navigating.enabled=False", "--config.steps=1")
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", DOC, re.DOTALL))
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path):
+    """Write the examples into a folder. What is imported from there is forgotten afterwards."""
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     before = list(sys.path)
     yield tmp_path
     sys.path[:] = before
-    for name in FILES:
-        sys.modules.pop(name.removesuffix(".py"), None)
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
 
 
 def call(folder: Path, *words: str) -> int:
@@ -41,9 +45,7 @@ def call(folder: Path, *words: str) -> int:
         "eval.every": 0, "engine.slots": 4, "engine.prefill": 64, "rollout.context": 256,
     }  # fmt: skip
     values = [f"--config.{name}={value}" for name, value in small.items()]
-    return run.main(
-        ["run.py", f"--config={folder}/my_ideas.py", f"--workdir={folder}/run", *values, *words]
-    )
+    return go(folder / "my_ideas.py", folder / "run", *values, *words)
 
 
 def test_there_is_an_example_of_each_kind_under_forty_lines():
@@ -72,21 +74,16 @@ def test_the_document_lists_all_that_a_plug_is_given(kind):
 def test_all_examples_train_together(folder, capsys):
     assert call(folder) == 0, capsys.readouterr().err
     metrics = Workdir(folder / "run").metrics()
-    assert (
-        metrics[0]["questioning/walks"] > 0 and metrics[0]["questioning/pool"] >= 2
-    )  # the random walk
+    assert metrics[0]["questioning/walks"] > 0  # the random walk
+    assert metrics[0]["questioning/pool"] >= 2
     assert metrics[0]["navigating/pool"] > 0  # the extractor and the embedder
     assert metrics[1]["rollout/count/guided"] > 0  # the refiner
     assert "negative" in metrics[1] or "negative" in metrics[2]  # the loss
-    turns = [
-        turn
-        for path in (folder / "run/trajectories").glob("*.jsonl.gz")
-        for record in read_rollouts(path)
-        for turn in record["turns"]
-    ]
-    assert "the world refused it" in {turn["reason"] for turn in turns}  # the judge of turns
-    pool = (folder / "run/experience/experiences.jsonl").read_text()
-    assert " fails: " in pool
+    paths = (folder / "run/trajectories").glob("*.jsonl.gz")
+    records = itertools.chain.from_iterable(map(read_rollouts, paths))
+    reasons = {turn["reason"] for record in records for turn in record["turns"]}
+    assert "the world refused it" in reasons  # the judge of turns
+    assert " fails: " in (folder / "run/experience/experiences.jsonl").read_text()
 
 
 @pytest.mark.parametrize(
@@ -113,10 +110,8 @@ def test_a_plug_that_cannot_be_used_is_one_message(folder, capsys, override, wor
 def test_a_plan_prints_the_calls_with_their_defaults(folder, capsys):
     assert call(folder, "--mode=plan") == 0
     out = capsys.readouterr().out
-    assert (
-        "max_normalised:max_normalised(floor=0.1, bonus=0.2)" in out
-        and "last_turns:LastTurns(keep=6)" in out
-    )
+    assert "max_normalised:max_normalised(floor=0.1, bonus=0.2)" in out
+    assert "last_turns:LastTurns(keep=6)" in out
 
 
 def test_another_plug_on_the_command_line_starts_from_its_own_defaults(folder, capsys):
@@ -130,13 +125,11 @@ def test_a_config_may_import_its_neighbour(folder, capsys):
         "import my_ideas\n\n\ndef get_config(arg=None):\n    config = my_ideas.get_config()\n"
         "    config.advantage.args.floor = 0.5\n    return config\n"
     )
-    assert run.main(["run.py", f"--config={folder}/second.py", "--mode=plan"]) == 0
+    assert go(folder / "second.py", folder / "run", "--mode=plan") == 0
     assert "max_normalised(floor=0.5, bonus=0.2)" in capsys.readouterr().out
 
 
 def test_a_world_beside_the_config_is_found_by_workers(folder):
-    from envs.source import Source
-
     (folder / "room.py").write_text(
         "from envs.world import Task\nfrom tests.tiny import Parity\n\n\nclass Room(Parity):\n"
         "    def tasks(self, split):\n        return [Task('beside/the/config', 'room', 'Wait.', split)]\n"
@@ -158,7 +151,6 @@ def test_an_estimator_that_cannot_read_labels_is_refused_where_labels_are_made(
     code = call(folder, "--config.advantage.name=whole:whole", "--mode=plan")
     assert code == (2 if refused else 0)
     assert ("ignores them" in capsys.readouterr().err) == refused
-    sys.modules.pop("whole")
 
 
 @pytest.mark.parametrize(
@@ -180,16 +172,8 @@ def test_an_estimator_that_cannot_read_labels_is_refused_where_labels_are_made(
 )
 def test_a_plug_that_returns_the_wrong_thing_is_named(folder, override, source, words):
     (folder / "broken.py").write_text(source)
-    try:
-        with pytest.raises((TypeError, ValueError), match=re.escape(words)):
-            call(
-                folder,
-                f"--config.{override}.name=broken:f",
-                "--config.navigating.enabled=False",
-                "--config.steps=1",
-            )
-    finally:
-        sys.modules.pop("broken", None)
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+        call(folder, f"--config.{override}.name=broken:f", *SHORT)
 
 
 def test_a_template_that_breaks_ends_the_run_with_its_line(folder, capsys):
@@ -197,15 +181,9 @@ def test_a_template_that_breaks_ends_the_run_with_its_line(folder, capsys):
         "from rl.contexts.causal import Causal\n\n\nclass Broken(Causal):\n"
         "    def __init__(self, opening):\n        raise KeyError('turn')\n"
     )
-    words = (
-        "--config.template.name=broken:Broken",
-        "--config.navigating.enabled=False",
-        "--config.steps=1",
-    )
-    assert call(folder, *words) == 3
+    assert call(folder, "--config.template.name=broken:Broken", *SHORT) == 3
     err = capsys.readouterr().err
     assert "the context template failed in every rollout" in err and "(broken.py, line 6)" in err
-    sys.modules.pop("broken", None)
 
 
 def test_an_outcome_judge_that_keeps_the_worlds_evaluation_fits_a_judge_that_replays(
@@ -218,7 +196,4 @@ def test_an_outcome_judge_that_keeps_the_worlds_evaluation_fits_a_judge_that_rep
     replay = ("--config.attributing.judge.name=replay", "--mode=plan")
     assert call(folder, *replay) == 2
     assert "has to reproduce an outcome" in capsys.readouterr().err
-    assert call(folder, *replay, "--config.questioning.judge.name=own:Own") == 0, (
-        capsys.readouterr().err
-    )
-    sys.modules.pop("own")
+    assert call(folder, *replay, "--config.questioning.judge.name=own:Own") == 0

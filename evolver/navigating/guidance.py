@@ -1,8 +1,9 @@
 """Self-navigating: retrieving experience that guides rollouts, and learning new experience from
 them."""
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,9 +19,7 @@ _NEAR = 4
 _GAIN_WEIGHT = 0.1  # of the gain of an experience, beside the cosine of its key
 
 
-def _meter() -> Meter:
-    rates = ("guided_rate", "empty_rate", "similarity")
-    return Meter("navigating", *rates, "extracted", "added", "pruned")
+_METRICS = ("guided_rate", "empty_rate", "similarity", "extracted", "added", "pruned")
 
 
 @dataclass
@@ -34,7 +33,9 @@ class Navigating:
     share: float  # of a group's rollouts that are guided
     top_k: int  # most experiences per rollout
     min_similarity: float  # least cosine of a retrieved experience
-    _meter: Meter = field(default_factory=_meter, init=False)
+
+    def __post_init__(self) -> None:
+        self._meter = Meter("navigating", *_METRICS)
 
     def retrieve(self, queries: Sequence[str]) -> list[list[Experience]]:
         """Return the experiences for each query: at most `top_k`, [] if none is near enough."""
@@ -68,11 +69,10 @@ class Navigating:
         retrieved: list[list[Experience]] = [[] for _ in tasks]
         if guided_NG.any():
             retrieved = self.retrieve([task.query for task in tasks])
-        guidance = []
-        for guided_G, experiences in zip(guided_NG, retrieved, strict=True):
-            guidance.append([list(experiences) if guided else [] for guided in guided_G])
-            for given in guidance[-1]:
-                self._meter.average("guided_rate", bool(given))
+        pairs = zip(guided_NG, retrieved, strict=True)
+        guidance = [[list(found) if guided else [] for guided in row] for row, found in pairs]
+        for given in itertools.chain(*guidance):
+            self._meter.average("guided_rate", bool(given))
         return guidance
 
     def record(self, trajectories: Sequence[Trajectory]) -> None:

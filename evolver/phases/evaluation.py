@@ -26,13 +26,12 @@ def evaluate(run: Run, *, keep: str = "", repetition: int = 0, sweep: bool = Fal
     if repetition:
         seed = seed_of(seed, "evaluation", repetition)
     guidance: dict[str, list[tuple[str, str]]] = {}
-    if c.experience and run.navigating:
+    if c.experience and (navigating := run.navigating):
         queries = [task.query for task in held_out]
-        retrieve = run.navigating.retrieve
-        retrieved = hosts.on_first(run.navigating.pool, lambda: retrieve(queries))
+        retrieved = hosts.on_first(navigating.pool, lambda: navigating.retrieve(queries))
         for task, found in zip(held_out, retrieved):
             guidance[task.id] = [(e.id, e.content) for e in found]
-        run.navigating.metrics()  # evaluation leaves no trace in the counters of the next step
+        navigating.metrics()  # evaluation leaves no trace in the counters of the next step
 
     def jobs_at(temperature: float, count: int, purpose: str) -> list[Job]:
         jobs = jobs_of(held_out, count, sampling_of(run.config, temperature), seed, purpose)

@@ -4,7 +4,6 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -20,7 +19,7 @@ from rl import mismatch
 from rl.learner import whole
 from rl.losses.terms import LOG_RATIO_LIMIT
 from rl.packing import Packed, pack
-from rl.samples import REASONS, drop_reasons, samples
+from rl.samples import REASONS, Sample, drop_reasons, samples
 from rl.seeds import seed_of
 from rl.trajectory import Trajectory, groups_of
 
@@ -44,9 +43,8 @@ def select(
     that has no signal although others of its group may have some; None = True for all.
     """
     c = config.learner
-    gates = arguments(drop_reasons, c)
-    reason_N = drop_reasons(trajectories, version=version, **gates)
-    extra_reasons = drop_reasons(extra, version=version, **gates)
+    gates = {"version": version, **arguments(drop_reasons, c)}
+    reason_N, extra_reasons = (drop_reasons(part, **gates) for part in (trajectories, extra))
     if trains:
         pairs = zip(trajectories, reason_N)
         reason_N = [reason or (None if trains(t) else "no_signal") for t, reason in pairs]
@@ -59,18 +57,10 @@ def select(
     for rollouts, reasons in ((trajectories, reason_N), (extra, extra_reasons)):
         trained = [t for t, reason in zip(rollouts, reasons) if reason is None]
         groups += groups_of(trained).values()
-    batches = []
-    for i in range(min(c.updates, len(groups))):
-        chosen = [trajectory for group in groups[i :: c.updates] for trajectory in group]
-        parts = [samples(trajectory) for trajectory in chosen]
-        packed = list(itertools.chain(*parts))
-        in_rows = partial(pack, row=c.row, share=c.share_prompts, most=c.most_segments)
-        batch, guided = in_rows(packed), [sample for sample in packed if sample.guided]
-        if guided and _scored_alone(config.loss):
-            batch.guided_alone = in_rows(guided)
-        batch.rollouts = tuple(np.repeat(np.arange(len(parts)), [len(part) for part in parts]))
-        batch.turns = tuple(turn for t in chosen for turn in t.turns if turn.trains)
-        batches.append(batch)
+    batches = [
+        mini_batch(config, list(itertools.chain(*groups[i :: c.updates])))
+        for i in range(min(c.updates, len(groups)))
+    ]
     names = {name for batch in batches for name in batch.channels}
     # All alike, so that one program serves them.
     for part in itertools.chain(batches, filter(None, (batch.guided_alone for batch in batches))):
@@ -81,6 +71,25 @@ def select(
         fill = np.average([batch.fill for batch in batches], weights=rows)
         metrics |= {"learner/rows": sum(rows), "learner/fill": float(fill)}
     return batches, [*reason_N, *extra_reasons], metrics
+
+
+def mini_batch(config: Any, trajectories: Sequence[Trajectory]) -> Packed:
+    """Return the samples of rollouts in rows, and the turns that they are of."""
+    parts = [samples(trajectory) for trajectory in trajectories]
+    packed = list(itertools.chain(*parts))
+    batch, guided = in_rows(config, packed), [sample for sample in packed if sample.guided]
+    # Where `score` takes the log-probabilities of guided samples only, it needs no other rows.
+    if guided and config.loss.guided_prompt == "stripped" and config.loss.old_logp == "sampled":
+        batch.guided_alone = in_rows(config, guided)
+    batch.rollouts = tuple(np.repeat(np.arange(len(parts)), [len(part) for part in parts]))
+    batch.turns = tuple(turn for t in trajectories for turn in t.turns if turn.trains)
+    return batch
+
+
+def in_rows(config: Any, chosen: Sequence[Sample]) -> Packed:
+    """Return samples packed into rows as `config.learner` says."""
+    c = config.learner
+    return pack(chosen, c.row, share=c.share_prompts, most=c.most_segments)
 
 
 def learn(
@@ -127,11 +136,6 @@ def learn(
     if warning:
         run.progress.say(f"step {step}: {warning}")
     return metrics | {"alarm/weights": float(bool(warning))}
-
-
-def _scored_alone(loss: Any) -> bool:
-    """Return True if guided rollouts are the only ones whose old log-probabilities are computed."""
-    return loss.guided_prompt == "stripped" and loss.old_logp == "sampled"
 
 
 def balance(learner: Learner, batch: Packed) -> float:

@@ -38,9 +38,8 @@ class Recorder:
         planned = before["config"].get("steps", c.steps) if before else c.steps
         states(run)  # a fault shows now
         run.workdir.claim(c.to_dict(), c.seed)
-        keep, milestones = c.checkpoint.keep, c.checkpoint.milestones
-        folder = run.workdir / "checkpoints"
-        self.checkpoints = Checkpoints(folder, keep=keep, milestones=milestones)
+        kept = {"keep": c.checkpoint.keep, "milestones": c.checkpoint.milestones}
+        self.checkpoints = Checkpoints(run.workdir / "checkpoints", **kept)
         self.manifest: dict[str, Any] = {"pending_metrics": None, "wandb": "", "clock": 0.0}
         self.system = ""  # message with which the policy trains, "" if it is not one
         self._updates = -1  # those of the last complete step
@@ -72,8 +71,8 @@ class Recorder:
         run.workdir.rewind(run.step, finished=self.pending_metrics is None)
         self._history = run.workdir.metrics()
         run.progress.begin(run.step)
-        id = self.manifest["wandb"]
-        self.sinks = Sinks(run.workdir.path, c, id=id, writes=run.workdir.writes)
+        writes = run.workdir.writes
+        self.sinks = Sinks(run.workdir.path, c, id=self.manifest["wandb"], writes=writes)
 
     def __enter__(self) -> Self:
         return self
@@ -120,7 +119,7 @@ class Recorder:
         run, pool = self.run, self.run.tasks.pool
         run.step = step
         self._updates = learner.updates(run.learner.state)
-        manifest = {
+        self.manifest = plain({
             "step": step,
             "pending_metrics": metrics,
             "questioning": pool.state() if pool is not None else None,
@@ -130,8 +129,7 @@ class Recorder:
             "wandb": self.sinks.id,
             "system": self.system,
             "clock": self.elapsed,
-        }
-        self.manifest = plain(manifest)
+        })  # fmt: skip
 
     def finish_step(self, synced: Metrics | None = None) -> None:
         """Evaluate if it is time, write the pending metrics, and save if it is time. synced: the
@@ -204,12 +202,13 @@ class Recorder:
         run = self.run
         if run.navigating is not None and hosts.first():
             run.navigating.pool.save(run.workdir / "experience")
-        synthetic = run.tasks.pool.tasks.values() if run.tasks.pool else ()
-        if run.tasks.pool:
-            run.workdir.log_card(run.tasks.pool.card())
-        run.workdir.log_tasks([*run.tasks.originals, *synthetic])
-        state, manifest = run.learner.saved, self.manifest
-        self.checkpoints.save(run.step, state, manifest, metric=metric, replace=replace)
+        tasks = list(run.tasks.originals)
+        if pool := run.tasks.pool:
+            run.workdir.log_card(pool.card())
+            tasks += pool.tasks.values()
+        run.workdir.log_tasks(tasks)
+        checkpoint = run.step, run.learner.saved, self.manifest
+        self.checkpoints.save(*checkpoint, metric=metric, replace=replace)
         self._saved_at = time.monotonic()
 
     def write_rollouts(
@@ -225,8 +224,7 @@ class Recorder:
         c, fates = self.run.config, [reason or "trained" for reason in reasons]
         if c.log.trajectories and step % c.log.trajectories == 0:
             pairs = zip([*trajectories, *extra], fates)
-            records = [record_of(t, fate=fate) for t, fate in pairs]
-            count = len(trajectories)
+            records, count = [record_of(t, fate=fate) for t, fate in pairs], len(trajectories)
             self.run.workdir.log_trajectories(step, records[:count])
             if extra:
                 self.run.workdir.log_trajectories(f"extra_{step:06d}", records[count:])

@@ -76,14 +76,9 @@ def look_at(run: Run, task: Task) -> None:
     except Exception:  # a fault of the world or of the template, which the rollouts will show
         return
     found = alarms.foreseen(
-        len(seen.tools),
-        prompt,
-        bare,
-        shown=shown,
-        learned=trained_in(world_of, c.model.path),
-        context=c.rollout.context,
-        max_tokens=c.rollout.max_tokens,
-    )
+        len(seen.tools), prompt, bare, shown=shown, learned=trained_in(world_of, c.model.path),
+        context=c.rollout.context, max_tokens=c.rollout.max_tokens,
+    )  # fmt: skip
     if prompt >= c.rollout.context:
         raise RunError(found[0])
     for role, question in policy_prompts(c):

@@ -30,6 +30,8 @@ RECIPES = {
     "demonstrated": "evolver.recipes.demonstrated:Demonstrated",
 }
 
+Chosen = dict[int, list[Task]]  # the tasks of a step, by its number
+
 
 class Recipe:
     """The standard step. `step` is the number of the training step, from 1."""
@@ -40,14 +42,13 @@ class Recipe:
 
     def __init__(self, parts: Parts):
         self.parts = parts
+        self.figures = Metrics()  # the recipe's own metrics since the last call of `metrics`
 
-    def choose(self, run: Run, step: int) -> tuple[dict[int, list[Task]], Metrics]:
+    def choose(self, run: Run, step: int) -> tuple[Chosen, Metrics]:
         """Return {step: its tasks}, and metrics; see `tasks.choose`."""
         return tasks.choose(run, step)
 
-    def roll_out(
-        self, run: Run, chosen: dict[int, list[Task]], step: int
-    ) -> tuple[list[Trajectory], Metrics]:
+    def roll_out(self, run: Run, chosen: Chosen, step: int) -> tuple[list[Trajectory], Metrics]:
         """Return the step's rollouts, judged, and metrics."""
         trajectories, metrics = rollouts.roll_out(run, chosen, step)
         rollouts.show_faults(run, trajectories, step)
@@ -92,8 +93,9 @@ class Recipe:
         return {}
 
     def metrics(self) -> Metrics:
-        """Return the recipe's own metrics since the last call."""
-        return {}
+        """Return `figures`, and begin new ones."""
+        figures, self.figures = self.figures, Metrics()
+        return figures
 
     def state(self) -> Any:
         """Return everything that later steps depend on, as JSON values."""

@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from envs.toolcalls import parse
-from envs.world import Task
 from evolver.build import Run
 from evolver.metrics import Metrics
 from evolver.parts import Parts
-from evolver.recipes import Recipe
+from evolver.recipes import Chosen, Recipe
 from rl.bounds import Count, Fraction
 from rl.trajectory import Trajectory, groups_of
 
@@ -48,9 +47,8 @@ class CoEvolve(Recipe):
         self.history: dict[str, list[float]] = {}  # task id -> success in its latest draws
         self.pairs: Counter[str] = Counter()  # "search lend": times of one call after the other
         self.weak: dict[str, str] = {}  # id of the original task -> the signal of it
-        self.figures = Metrics()
 
-    def choose(self, run: Run, step: int) -> tuple[dict[int, list[Task]], Metrics]:
+    def choose(self, run: Run, step: int) -> tuple[Chosen, Metrics]:
         """Return the tasks of a step, after a refresh where one is due."""
         pool = run.tasks.pool
         if pool is None:
@@ -88,10 +86,6 @@ class CoEvolve(Recipe):
         few = self.rare * self.pairs.total()
         rare = any(0 < self.pairs[pair] < few for t in failed for pair in pairs_of(t))
         return "rare" if rare else ""
-
-    def metrics(self) -> Metrics:
-        figures, self.figures = self.figures, Metrics()
-        return figures
 
     def state(self) -> Any:
         return {"history": self.history, "pairs": dict(self.pairs), "weak": self.weak}

@@ -25,13 +25,14 @@ from evolver import grading
 from evolver.build import Run
 from evolver.metrics import Metrics
 from evolver.parts import Parts
+from evolver.phases.learning import in_rows
 from evolver.recipes import Recipe
 from rl.advantages.batch import Batch
 from rl.advantages.returns import Rewards, turn_rewards
 from rl.bounds import Fraction, Positive
 from rl.forward import Forward, Rows, device_batch, hidden
 from rl.learner import whole
-from rl.packing import Packed, pack
+from rl.packing import Packed
 from rl.samples import samples
 from rl.trajectory import Trajectory
 
@@ -60,17 +61,12 @@ class Critic(Recipe):
         super().__init__(parts)
         self.discount, self.decay, self.ridge, self.rewards = discount, decay, ridge, rewards
         self.weight_D: np.ndarray | None = None  # and the bias, last
-        self.figures = Metrics()
 
     def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
-        self.figures = Metrics()
         grading.shape(run.config, run.reward, trajectories, step)
         row = run.config.learner.row
-        fit = [
-            t
-            for t in grading.counted(run.config, trajectories)
-            if all(len(sample) <= row for sample in samples(t))
-        ]
+        counted = grading.counted(run.config, trajectories)
+        fit = [t for t in counted if all(len(sample) <= row for sample in samples(t))]
         batch = Batch.of(fit, step)
         on_NK = np.zeros(batch.on_NK.shape, bool)
         for n, trajectory in enumerate(fit):
@@ -103,9 +99,6 @@ class Critic(Recipe):
             for batch in batches:
                 batch.head_D = self.weight_D.astype(np.float32)
         return {}
-
-    def metrics(self) -> Metrics:
-        return self.figures
 
     def state(self) -> Any:
         return None if self.weight_D is None else self.weight_D.tolist()
@@ -150,12 +143,7 @@ def states(run: Run, trajectories: Sequence[Trajectory]) -> np.ndarray:
     """Return the policy's last hidden state before each turn that trains, (n, D) float32: what it
     knows when it begins to speak, without experience."""
     forward, learner = run.learner.logp.forward, run.learner
-    packed = pack(
-        list(itertools.chain.from_iterable(map(samples, trajectories))),
-        run.config.learner.row,
-        share=run.config.learner.share_prompts,
-        most=run.config.learner.most_segments,
-    )
+    packed = in_rows(run.config, list(itertools.chain.from_iterable(map(samples, trajectories))))
     turns = [turn for t in trajectories for turn in t.turns if turn.trains]
     ends = np.cumsum([len(turn.completion.tokens) for turn in turns])
     width = packed.tokens_RT.shape[1]

@@ -22,7 +22,6 @@ from typing import Any
 from envs.world import Evaluation, Task
 from evolver.build import Run
 from evolver.imitating import turns_of, with_other_ids
-from evolver.metrics import Metrics
 from evolver.parts import Parts
 from evolver.processes import hosts
 from evolver.questioning.tried import solution_of
@@ -56,7 +55,6 @@ class Demonstrated(Recipe):
         no better than their group; 0 trains only on what did better."""
         super().__init__(parts)
         self.solutions, self.weight, self.negative = solutions, weight, negative
-        self.counts = Metrics()
 
     def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
         """Write rewards and advantages, and scale the negative ones."""
@@ -83,9 +81,8 @@ class Demonstrated(Recipe):
         for t in shown:
             if not t.evaluation.success:
                 run.progress.once("demonstrations", f"step {step}: a solution fails: {t.error}")
-        self.counts = Metrics(
-            {"demonstrated/failed": len(failed), "demonstrated/lost": len(shown) - len(found)}
-        )
+        self.figures["demonstrated/failed"] = len(failed)
+        self.figures["demonstrated/lost"] = len(shown) - len(found)
         return found
 
     def demonstrations(self, run: Run, tasks: Sequence[Task], step: int) -> list[Trajectory]:
@@ -118,6 +115,3 @@ class Demonstrated(Recipe):
             Evaluation(float(won), won), experience=["demonstration"], injected=[SAID],
             tools=episode["tools"], error="" if won else OTHERWISE,
         )  # fmt: skip
-
-    def metrics(self) -> Metrics:
-        return self.counts

@@ -11,24 +11,23 @@ learnable theirs are, and solutions with others of their task, by the plug `adva
     config.questioning.enabled = True
 """
 
-import contextlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from envs.toolcalls import parse
-from envs.world import Evaluation, Task, World, WorldError
+from envs.world import Evaluation, Task
 from evolver import grading
 from evolver.build import Run
 from evolver.metrics import Metrics
 from evolver.parts import Parts
 from evolver.phases.rollouts import gather_rollouts, sampling_of
-from evolver.processes import hosts
-from evolver.questioning.played import replayer, verified_task
-from evolver.questioning.tasks import Rejected, probe_of
-from evolver.recipes import Recipe
+from evolver.questioning.tasks import probe_of
+from evolver.recipes import Chosen, Recipe
+from evolver.recipes.proposals import grow
+from evolver.recipes.tree import numbered
 from rl.advantages.outcome import grpo
 from rl.bounds import Count, Positive
 from rl.rollout import jobs_of
@@ -61,9 +60,8 @@ class DualRole(Recipe):
         super().__init__(parts)
         self.examples, self.proposals, self.weight, self.query = examples, proposals, weight, query
         self.proposed: list[tuple[Trajectory, str]] = []  # and the id of its task, "" without one
-        self.figures = Metrics()
 
-    def choose(self, run: Run, step: int) -> tuple[dict[int, list[Task]], Metrics]:
+    def choose(self, run: Run, step: int) -> tuple[Chosen, Metrics]:
         """Return the tasks of a step: those of new proposals, then others."""
         chosen, metrics = super().choose(run, step)
         pool, seed = run.tasks.pool, seed_of(run.config.seed, "dual_role", step)
@@ -80,19 +78,15 @@ class DualRole(Recipe):
         for job in jobs:
             job.draw = step
         played = gather_rollouts(run, jobs, "proposals")
-        sources = [pool.tasks[id].meta["source"] for id in asked for _ in range(self.proposals)]
-        made = Played([(starts[id], t) for id, t in zip(sources, played, strict=True)])
-
-        def kept() -> dict[int, str]:
-            ids = {task.id for task in pool.grow(made, run.make_world, len(played), seed)}
-            return {n: id for id, n in made.first.items() if id in ids}
-
-        ids = hosts.on_first(pool, kept)
-        pool.shrink()
+        acting = [n for n, t in enumerate(played) if actions_of(t)]
+        proposals = [(starts[played[n].task.meta["entry"]], actions_of(played[n])) for n in acting]
+        new = grow(run, lambda *_: proposals, len(played), "dual_role", step)
+        # Whoever repeats a proposal has proposed nothing.
+        ids = {acting[n]: task.id for n, task in new.items()}
         self.proposed = [(t, ids.get(n, "")) for n, t in enumerate(played) if not t.broken]
-        new = [pool.tasks[id] for id in ids.values() if id in pool.tasks]
+        first = [task for task in new.values() if task.id in pool.tasks]
         others = [task for task in chosen[step] if task.id not in ids.values()]
-        chosen[step] = (new + others)[: run.config.rollout.tasks]
+        chosen[step] = (first + others)[: run.config.rollout.tasks]
         return chosen, metrics
 
     def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
@@ -106,16 +100,13 @@ class DualRole(Recipe):
             reward = self.reward(t, id, solved.get(id, []))
             t.evaluation = Evaluation(reward, reward > 0, low=UNREADABLE, high=1.0)
         proposals = [t for t, _ in self.proposed]
-        groups = {key: n for n, key in enumerate(dict.fromkeys(t.group for t in proposals))}
         reward_N = np.array([t.outcome for t in proposals])
-        value_N = self.compare(reward_N, np.array([groups[t.group] for t in proposals], np.int64))
+        value_N = self.compare(reward_N, numbered([t.group for t in proposals]))
         for t, value in zip(proposals, value_N):
             for turn in t.turns:
                 turn.advantage = self.weight * float(value)
-        self.figures = Metrics({
-            "dual_role/tasks": sum(bool(id) for _, id in self.proposed),
-            "dual_role/proposals": len(proposals),
-        })  # fmt: skip
+        self.figures["dual_role/tasks"] = sum(bool(id) for _, id in self.proposed)
+        self.figures["dual_role/proposals"] = len(proposals)
         if proposals:
             self.figures["dual_role/reward"] = float(reward_N.mean())
 
@@ -137,29 +128,6 @@ class DualRole(Recipe):
     def extra(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> list[Trajectory]:
         """Return the proposals."""
         return [t for t, _ in self.proposed]
-
-    def metrics(self) -> Metrics:
-        return self.figures
-
-
-class Played:
-    """An explorer that makes a task of each of some rollouts from original tasks. first: {task id:
-    number of the first rollout that it was made of}; whoever repeats it has proposed nothing."""
-
-    def __init__(self, played: Sequence[tuple[Task, Trajectory]]):
-        self.played = played
-        self.first: dict[str, int] = {}
-
-    def explore(
-        self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random
-    ) -> Iterator[Task]:
-        walker = replayer()
-        for n, (start, trajectory) in enumerate(self.played):
-            with contextlib.suppress(Rejected, WorldError):
-                if actions := actions_of(trajectory):
-                    task = verified_task(world, start, actions, rng, walker=walker)
-                    self.first.setdefault(task.id, n)
-                    yield task
 
 
 def actions_of(trajectory: Trajectory) -> list[str]:

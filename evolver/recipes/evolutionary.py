@@ -11,23 +11,19 @@ fitness of a task is its learnability, and every combination of goals is a niche
     config.questioning.enabled = True
 """
 
-import contextlib
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import partial
 
 from envs.toolcalls import parse
-from envs.world import Task, World, WorldError
+from envs.world import Task
 from evolver.build import Run
 from evolver.metrics import Metrics
 from evolver.parts import Parts
-from evolver.processes import hosts
 from evolver.questioning import TaskPool
-from evolver.questioning.played import replayer, verified_task
-from evolver.questioning.tasks import Rejected
-from evolver.recipes import Recipe
+from evolver.recipes import Chosen, Recipe
+from evolver.recipes.proposals import Proposal, Starts, grow
 from rl.bounds import Count, Fraction
-from rl.seeds import seed_of
 
 
 class Evolutionary(Recipe):
@@ -49,60 +45,42 @@ class Evolutionary(Recipe):
         super().__init__(parts)
         self.every, self.children = every, children
         self.tournament, self.crossover = tournament, crossover
-        self.figures = Metrics()
 
-    def choose(self, run: Run, step: int) -> tuple[dict[int, list[Task]], Metrics]:
+    def choose(self, run: Run, step: int) -> tuple[Chosen, Metrics]:
         """Return the tasks of a step, which may be children."""
         pool = run.tasks.pool
         if pool and step > 1 and (step - 1) % self.every == 0:
-            parents = Parents(pool, self.tournament, self.crossover)
-            seed = seed_of(run.config.seed, "evolutionary", step)
-            new = hosts.on_first(
-                pool, lambda: pool.grow(parents, run.make_world, self.children, seed)
-            )
-            pool.shrink()
+            new = grow(run, partial(self.offspring, pool), self.children, "evolutionary", step)
             self.figures["evolutionary/children"] = len(new)
         return super().choose(run, step)
 
-    def metrics(self) -> Metrics:
-        figures, self.figures = self.figures, Metrics()
-        return figures
-
-
-class Parents:
-    """An explorer that makes tasks of those of a pool."""
-
-    def __init__(self, pool: TaskPool, tournament: int, crossover: float):
-        self.pool, self.tournament, self.crossover = pool, tournament, crossover
-
-    def explore(
-        self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random
-    ) -> Iterator[Task]:
-        walker, starts = replayer(), {task.id: task for task in seeds}
+    def offspring(
+        self, pool: TaskPool, starts: Starts, budget: int, rng: random.Random
+    ) -> Iterator[Proposal]:
+        """Yield joined or shortened solutions of tasks of the pool, which may grow meanwhile."""
         for _ in range(4 * budget):  # most proposals are refused
-            tasks = [t for t in self.pool.tasks.values() if t.meta.get("source") in starts]
-            one = self.parent(rng, tasks)
+            tasks = [t for t in pool.tasks.values() if t.meta.get("source") in starts]
+            one = self.parent(pool, rng, tasks)
             if one is None:
                 return
             start, actions = starts[one.meta["source"]], calls_of(one)
             kin = [t for t in tasks if t.meta["source"] == start.id and t.id != one.id]
-            other = self.parent(rng, kin) if rng.random() < self.crossover else None
+            other = self.parent(pool, rng, kin) if rng.random() < self.crossover else None
             if other:
                 actions += calls_of(other)
             elif len(actions) > 1:
                 del actions[rng.randrange(len(actions))]
-            with contextlib.suppress(Rejected, WorldError):
-                yield verified_task(world, start, actions, rng, walker=walker)
+            yield start, actions
 
-    def parent(self, rng: random.Random, tasks: Sequence[Task]) -> Task | None:
+    def parent(self, pool: TaskPool, rng: random.Random, tasks: Sequence[Task]) -> Task | None:
         """Return the fittest task of some niches, None if there are no tasks."""
-        niches: dict[Any, list[Task]] = {}
+        niches: dict[str, list[Task]] = {}
         for task in tasks:
             if task.reference:
                 niches.setdefault(task.meta.get("template", task.id), []).append(task)
         drawn = rng.sample(list(niches.values()), min(self.tournament, len(niches)))
         members = [rng.choice(niche) for niche in drawn]
-        return max(members, key=lambda task: self.pool.learnability(task.id), default=None)
+        return max(members, key=lambda task: pool.learnability(task.id), default=None)
 
 
 def calls_of(task: Task) -> list[str]:

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from envs.world import Task
 from evolver.build import Run
 from evolver.llm.policy import trajectory_of
 from evolver.llm.prompts import prompt
@@ -26,6 +25,7 @@ from evolver.metrics import Metrics
 from evolver.parts import Parts
 from evolver.processes import hosts
 from evolver.questioning.judges import PERCENT, judgement
+from evolver.recipes import Chosen
 from evolver.recipes.dual_role import ASK, DualRole
 from evolver.transcripts import quoted, tool_list
 from rl.bounds import Count, Positive
@@ -56,26 +56,22 @@ class MultiAgent(DualRole):
         self.schema = judgement(analysis, range(PERCENT + 1))
         self.quality: dict[str, float] = {}  # of the tasks of the step's proposals, by id
 
-    def choose(self, run: Run, step: int) -> tuple[dict[int, list[Task]], Metrics]:
+    def choose(self, run: Run, step: int) -> tuple[Chosen, Metrics]:
         """Return the tasks of a step, and let the judge rate those of proposals."""
         self.chat.said()  # what was asked before, such as by an explorer, is not this step's
         chosen, metrics = super().choose(run, step)
-        pool, made = run.tasks.pool, [(t, id) for t, id in self.proposed if id]
+        pool = run.tasks.pool
         assert pool is not None  # the config has self-questioning
+        made = [(t, pool.tasks[id]) for t, id in self.proposed if id in pool.tasks]
+        rate, limit = prompt("rate_task").question, 2 * self.max_chars
         asked = [
-            prompt("rate_task").question(
-                "judge",
-                self.schema,
-                task=quoted(pool.tasks[id].query),
-                tools=tool_list(t.tools, 2 * self.max_chars),
-            )
-            for t, id in made
-            if id in pool.tasks
+            rate("judge", self.schema, task=quoted(task.query), tools=tool_list(t.tools, limit))
+            for t, task in made
         ]
         answers = hosts.on_first(pool, lambda: self.chat.ask(asked))
         self.quality = {
-            id: answer.parsed["score"] / PERCENT
-            for (_, id), answer in zip(made, answers)
+            task.id: answer.parsed["score"] / PERCENT
+            for (_, task), answer in zip(made, answers)
             if isinstance(answer, Reply)
         }
         return chosen, metrics

@@ -16,7 +16,6 @@ from dataclasses import replace
 
 from evolver import grading
 from evolver.build import Run
-from evolver.metrics import Metrics
 from evolver.parts import Parts
 from evolver.phases.rollouts import gather_rollouts, sampling_of
 from evolver.recipes import Recipe
@@ -43,7 +42,6 @@ class Sirius(Recipe):
         the place of experience; "{solution}" is the reference."""
         super().__init__(parts)
         self.attempts, self.feedback = attempts, feedback
-        self.failed = self.repaired = 0
 
     def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
         for trajectory in trajectories:
@@ -59,7 +57,7 @@ class Sirius(Recipe):
         played, _ = grading.grade_all(replace(run.grader, turns=None), played)
         self.credit(run, played, step)
         kept = [t for t in played if succeeded(t)]
-        self.failed, self.repaired = len(failed), len(kept)
+        self.figures |= {"sirius/failed": len(failed), "sirius/repaired": len(kept)}
         return kept
 
     def repair(self, run: Run, failure: Trajectory, number: int, step: int) -> Job:
@@ -69,6 +67,3 @@ class Sirius(Recipe):
         place = self.attempts * failure.rollout + number
         shown = [("sirius/feedback", words)]
         return Job(failure.task, place, seed, sampling_of(run.config), shown, failure.draw)
-
-    def metrics(self) -> Metrics:
-        return {"sirius/failed": self.failed, "sirius/repaired": self.repaired}

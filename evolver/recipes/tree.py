@@ -13,13 +13,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from envs.world import Task
 from evolver import grading
 from evolver.build import Run
 from evolver.metrics import Metrics
 from evolver.parts import Parts
 from evolver.phases.rollouts import gather_rollouts, sampling_of
-from evolver.recipes import Recipe
+from evolver.recipes import Chosen, Recipe
 from rl.advantages.outcome import grpo
 from rl.bounds import Count
 from rl.rollout import Job, branch
@@ -39,9 +38,7 @@ class Tree(Recipe):
         self.branches, self.rounds = branches, rounds
         self.parent: dict[Place, Place] = {}  # branch -> the rollout that it left
 
-    def roll_out(
-        self, run: Run, chosen: dict[int, list[Task]], step: int
-    ) -> tuple[list[Trajectory], Metrics]:
+    def roll_out(self, run: Run, chosen: Chosen, step: int) -> tuple[list[Trajectory], Metrics]:
         trajectories, metrics = super().roll_out(run, chosen, step)
         self.parent, first = {}, len(trajectories)
         for number in range(self.rounds):
@@ -108,8 +105,10 @@ def place_of(trajectory: Trajectory) -> Place:
 def advantages(reward_N: np.ndarray, roots: Sequence[Place]) -> np.ndarray:
     """Return A_intra-tree + A_inter-tree: the rewards standardised among the rollouts of their tree
     and among those of all trees of the task, (N,)."""
-
-    def numbered(keys: Sequence[tuple[object, ...]]) -> np.ndarray:
-        return np.array([list(dict.fromkeys(keys)).index(key) for key in keys], np.int64)
-
     return grpo(reward_N, numbered(roots)) + grpo(reward_N, numbered([r[:2] for r in roots]))
+
+
+def numbered(groups: Sequence[tuple[object, ...]]) -> np.ndarray:
+    """Return the numbers of groups in the order in which they come first, (N,)."""
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(groups))}
+    return np.array([numbers[key] for key in groups], np.int64)

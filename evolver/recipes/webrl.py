@@ -13,21 +13,17 @@ has the advantage 1.
     config.learner.max_staleness = 10**6  # replayed rollouts are old
 """
 
-import contextlib
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from envs.world import Task, World, WorldError
 from evolver.build import Run
 from evolver.metrics import Metrics
 from evolver.parts import Parts
-from evolver.processes import hosts
-from evolver.questioning.played import replayer, verified_task
-from evolver.questioning.tasks import Rejected
-from evolver.recipes import Recipe
+from evolver.recipes import Chosen, Recipe
+from evolver.recipes.proposals import Proposal, Starts, grow
 from evolver.recipes.replay import ReplayBuffer
 from rl.bounds import Count, CountOrZero, Fraction
 from rl.learner import whole
@@ -59,19 +55,20 @@ class WebRL(Recipe):
         self.every, self.proposals, self.replays = every, proposals, replays
         self.least, self.most, self.buffer = least, most, ReplayBuffer(capacity)
         self.failed: list[Any] = []  # [id of the original task, actions] of the phase
-        self.figures = Metrics()
 
-    def choose(self, run: Run, step: int) -> tuple[dict[int, list[Task]], Metrics]:
+    def choose(self, run: Run, step: int) -> tuple[Chosen, Metrics]:
         """Return the tasks of a step, which may be new ones: a phase begins with its curriculum."""
         pool = run.tasks.pool
         if pool and step > 1 and (step - 1) % self.every == 0 and self.failed and self.proposals:
-            failures, seed = Failures(self.failed), seed_of(run.config.seed, "webrl", step)
-            new = hosts.on_first(
-                pool, lambda: pool.grow(failures, run.make_world, self.proposals, seed)
-            )
-            pool.shrink()
+            new = grow(run, self.failures, self.proposals, "webrl", step)
             self.figures["webrl/proposed"], self.failed = len(new), []
         return super().choose(run, step)
+
+    def failures(self, starts: Starts, budget: int, rng: random.Random) -> Iterator[Proposal]:
+        """Yield what failed rollouts did, in random order."""
+        for start, actions in rng.sample(self.failed, len(self.failed)):
+            if start in starts:
+                yield starts[start], actions
 
     def extra(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> list[Trajectory]:
         """Return the successes that train again."""
@@ -93,32 +90,12 @@ class WebRL(Recipe):
                 self.failed.append([start, [turn.action for turn in t.turns]])
         return super().remember(run, trajectories, step)
 
-    def metrics(self) -> Metrics:
-        figures, self.figures = self.figures, Metrics()
-        return figures
-
     def state(self) -> Any:
         return {"failed": self.failed, "buffer": self.buffer.state()}
 
     def load_state(self, state: Any) -> None:
         self.failed = state["failed"]
         self.buffer.load_state(state["buffer"])
-
-
-class Failures:
-    """An explorer that makes tasks of what failed rollouts did reach."""
-
-    def __init__(self, failed: Sequence[Any]):
-        self.failed = failed
-
-    def explore(
-        self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random
-    ) -> Iterator[Task]:
-        walker, starts = replayer(), {task.id: task for task in seeds}
-        for start, actions in rng.sample(self.failed, len(self.failed)):
-            with contextlib.suppress(Rejected, WorldError):
-                if start in starts:
-                    yield verified_task(world, starts[start], actions, rng, walker=walker)
 
 
 def confidence(run: Run, trajectory: Trajectory) -> float:

@@ -36,8 +36,7 @@ class Quotas(Sampler):
         numbers = apportioned(n, {world: self.weights.get(world, 1) for world in by_world}, sizes)
         chosen = []
         for world, number in numbers.items():
-            seed = seed_of(draw.seed, kind, world)
-            own = by_world[world]
+            own, seed = by_world[world], seed_of(draw.seed, kind, world)
             chosen += mixture(own, [], step=draw.place, n=number, share=0.0, seed=seed)
         return chosen
 
@@ -47,17 +46,16 @@ def apportioned(n: int, weights: Mapping[str, float], sizes: Mapping[str, int]) 
     more than its size. What a world cannot give, the others do; with no weight left, all alike."""
     given = dict.fromkeys(weights, 0)
     while (rest := n - sum(given.values())) > 0:
-        free = {world for world in weights if given[world] < sizes[world]}
+        free = [world for world in weights if given[world] < sizes[world]]
         if not free:
             raise ValueError(f"{n} tasks are needed, and there are {sum(sizes.values())}")
         total = sum(weights[world] for world in free)
         exact = {w: rest * weights[w] / total if total else rest / len(free) for w in free}
-        # The order of `weights` breaks ties, and somebody gets a task in every round.
         floors = {world: int(exact[world]) for world in free}
-        left = rest - sum(floors.values())
-        order = sorted((w for w in weights if w in free), key=lambda w: floors[w] - exact[w])
-        for world in order[:left]:
-            floors[world] += 1
-        for world, number in floors.items():
-            given[world] = min(given[world] + number, sizes[world])
+        # The order of `weights` breaks ties, and somebody gets a task in every round.
+        largest = sorted(free, key=lambda world: floors[world] - exact[world])
+        rounded_up = largest[: rest - sum(floors.values())]
+        for world in free:
+            number = given[world] + floors[world] + (world in rounded_up)
+            given[world] = min(number, sizes[world])
     return given

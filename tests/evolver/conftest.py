@@ -11,6 +11,7 @@ from evolver.llm.client import Chat, Limits
 from evolver.llm.questions import Role
 from evolver.llm.roles import ROLES
 from tests.evolver.chat_server import ChatServer
+from tests.evolver.runs import go
 from tests.tiny import config_file, tiny_policy
 
 
@@ -23,6 +24,17 @@ def policy(tmp_path_factory):
 def tiny(policy):
     """The config of short runs of the tiny policy."""
     return config_file(policy.parent, policy)
+
+
+@pytest.fixture
+def finish(tiny, tmp_path):
+    """Play a run of the tiny policy to its end, and return its workdir, which has this name."""
+
+    def play(name, *words) -> Path:
+        assert go(tiny, tmp_path / name, *words) == 0
+        return tmp_path / name
+
+    return play
 
 
 @pytest.fixture

@@ -16,20 +16,29 @@ from evolver.attributing import ABSTAIN, BAD, GOOD, Label, TurnJudge
 from evolver.attributing.replay import ReplayJudge
 from evolver.parts import Parts
 from rl.trajectory import Completion, StopReason, Turn
-from tests.evolver.toy import BOOKS, Library, attempt, call, task
+from tests.evolver.toy import (
+    BLUE,
+    BOOKS,
+    GREEN,
+    LEND,
+    LEND_11,
+    LEND_15,
+    MARK_11,
+    RED,
+    WON,
+    Library,
+    NoSnapshots,
+    attempt,
+    call,
+    task,
+    tried,
+)
 
-LEND = task("Lend Solaris.", lent=["B15"])
 BOTH = task("Lend Solaris and mark Dune.", lent=["B15"], mark=["B11"])
-GREEN, RED, BLUE = call("shelf", "green"), call("shelf", "red"), call("shelf", "blue")
-LEND_15, LEND_11, MARK_11 = call("lend", "B15"), call("lend", "B11"), call("mark", "B11")
 
 
 def judge_of(make_world=Library, **options) -> ReplayJudge:
     return ReplayJudge(Parts(make_world=make_world), **options)
-
-
-def tried(*actions: str, of=LEND, world=Library, **options):
-    return attempt(world(), of, actions, **options)
 
 
 def values(judge, trajectories):
@@ -42,10 +51,6 @@ def label(trajectory, make_world):
 
 def labels(the_task, *actions, make_world=Library):
     return label(tried(*actions, of=the_task, world=make_world), make_world)
-
-
-class NoSnapshots(Library):
-    snapshots = False
 
 
 class Fickle(Library):
@@ -82,43 +87,27 @@ class Door(ActionWorld):
 ASKED = task("What is the green book?", answer="Solaris")
 COUNTED = task("How many red books are there?", answer="2")
 RULES = {
-    "needed steps of a success are good": (LEND, [GREEN, LEND_15, "done"], [GOOD] * 3),
-    "a superfluous look-up is bad": (LEND, [RED, GREEN, LEND_15, "done"], [BAD, GOOD, GOOD, GOOD]),
-    "of two equal look-ups the first is good": (
-        LEND,
-        [GREEN, GREEN, LEND_15, "done"],
-        [GOOD, BAD, GOOD, GOOD],
-    ),
-    "a refused call is bad": (LEND, [LEND_15, GREEN, LEND_15, "done"], [BAD, GOOD, GOOD, GOOD]),
+    "needed steps of a success are good": (LEND, WON, [GOOD] * 3),
+    "a superfluous look-up is bad": (LEND, [RED, *WON], [BAD, GOOD, GOOD, GOOD]),
+    "of two equal look-ups the first is good": (LEND, [GREEN, *WON], [GOOD, BAD, GOOD, GOOD]),
+    "a refused call is bad": (LEND, [LEND_15, *WON], [BAD, GOOD, GOOD, GOOD]),
     "a refused call of a failure is bad": (LEND, [LEND_15, GREEN], [BAD, ABSTAIN]),
-    "harm in a failure is bad and the rest is judged without it": (
-        LEND,
-        [GREEN, RED, LEND_11, LEND_15, "done"],
-        [GOOD, BAD, BAD, GOOD, ABSTAIN],
-    ),
-    "in a failure only what advanced is good": (
-        BOTH,
-        [GREEN, LEND_15, BLUE],
-        [GOOD, GOOD, ABSTAIN],
-    ),
+    "harm in a failure is bad and the rest is judged without it":
+        (LEND, [GREEN, RED, LEND_11, LEND_15, "done"], [GOOD, BAD, BAD, GOOD, ABSTAIN]),
+    "in a failure only what advanced is good":
+        (BOTH, [GREEN, LEND_15, BLUE], [GOOD, GOOD, ABSTAIN]),
     "a failure that advanced nothing": (LEND, [GREEN, RED], [ABSTAIN, ABSTAIN]),
     "an end before anything went wrong is bad": (LEND, [GREEN, "done"], [ABSTAIN, BAD]),
     "no turn": (LEND, [], []),
     "doing nothing": (LEND, ["done"], [BAD]),
     "the look-up behind an answer is good": (ASKED, [GREEN, "Solaris"], [GOOD, GOOD]),
-    "only one look-up is behind an answer": (
-        ASKED,
-        [RED, GREEN, GREEN, "Solaris"],
-        [BAD, GOOD, BAD, GOOD],
-    ),
+    "only one look-up is behind an answer":
+        (ASKED, [RED, GREEN, GREEN, "Solaris"], [BAD, GOOD, BAD, GOOD]),
     "a wrong answer is bad": (ASKED, [GREEN, "Dune"], [ABSTAIN, BAD]),
-    "an answer that quotes nothing leaves look-ups undecided": (
-        COUNTED,
-        [RED, "2"],
-        [ABSTAIN, GOOD],
-    ),
+    "an answer that quotes nothing leaves look-ups undecided":
+        (COUNTED, [RED, "2"], [ABSTAIN, GOOD]),
     "but not equal ones": (COUNTED, [RED, RED, BLUE, "2"], [ABSTAIN, BAD, ABSTAIN, GOOD]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("the_task, actions, expected", RULES.values(), ids=RULES)
@@ -185,7 +174,8 @@ class TestWorlds:
         judge = judge_of(Fickle)
         trajectory = tried(GREEN, LEND_15, of=BOTH, world=Fickle)
         Fickle.luck = 1
-        assert values(judge, [trajectory]) == [[ABSTAIN, ABSTAIN]]
+        why = "the replay did not reproduce the outcome"
+        assert judge.label([trajectory]) == [[Label(ABSTAIN, why)] * 2]
         assert judge.metrics()["attributing/not_reproduced"] == 1
 
     def test_an_episode_that_forfeits_is_compared_by_what_it_reached(self):
@@ -197,7 +187,8 @@ class TestWorlds:
 
     def test_a_world_that_breaks_costs_only_its_labels(self):
         judge = judge_of(Broken)
-        assert values(judge, [tried(GREEN)]) == [[ABSTAIN]]
+        why = "the replay failed: RuntimeError"
+        assert judge.label([tried(GREEN)]) == [[Label(ABSTAIN, why)]]
         assert judge.metrics()["attributing/errors"] == 1
 
     def test_the_live_world_is_left_alone(self):
@@ -211,19 +202,16 @@ class TestWorlds:
         "stop", [StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.CANCELLED]
     )
     def test_broken_episodes_are_abstained_on(self, stop):
-        trajectory = tried(GREEN, LEND_15, "done")
+        trajectory = tried(*WON)
         trajectory.stop = stop
-        judge = judge_of()
-        assert values(judge, [trajectory]) == [[ABSTAIN] * 3]
+        judge, why = judge_of(), "the environment ended the episode"
+        assert judge.label([trajectory]) == [[Label(ABSTAIN, why)] * 3]
         assert judge.metrics()["attributing/skipped"] == 1
-
-
-LONG = [*[RED] * 30, GREEN, LEND_15, "done"]
 
 
 class TestReasons:
     def test_each_label_has_a_reason(self):
-        actions = [RED, GREEN, call("lend", "B99"), GREEN, LEND_15, "done"]
+        actions = [RED, GREEN, call("lend", "B99"), *WON]
         (row,) = judge_of().label([tried(*actions)])
         assert [label.reason for label in row] == [
             "the goal is reached without the turn",
@@ -233,20 +221,6 @@ class TestReasons:
             "the episode is worth less without the turn",
             "the turn ended the episode in success",
         ]
-
-    def test_abstaining_has_reasons_too(self):
-        def reasons(judge, *tries):
-            return {label.reason for row in judge.label(tries) for label in row}
-
-        flat = [tried(GREEN, rollout=n) for n in range(2)]
-        assert reasons(judge_of(skip_flat=True), *flat) == {"the group's outcomes are equal"}
-        broken, changed = tried(GREEN), tried(GREEN)
-        broken.stop, changed.evaluation.score = StopReason.ENV_ERROR, 0.5
-        assert reasons(judge_of(), broken) == {"the environment ended the episode"}
-        assert reasons(judge_of(), changed) == {"the replay did not reproduce the outcome"}
-        limit = "the limit of replayed steps was reached"
-        assert limit in reasons(judge_of(max_replayed=40), tried(*LONG))
-        assert reasons(judge_of(Broken), tried(GREEN)) == {"the replay failed: RuntimeError"}
 
     def test_a_judge_of_a_few_lines_has_the_optional_members(self):
         class LastIsGood(TurnJudge):
@@ -263,14 +237,15 @@ class TestReasons:
 
 class TestCost:
     def test_groups_without_spread_can_be_skipped(self):
-        same = [tried(GREEN, LEND_15, "done", rollout=g) for g in range(2)]
+        same = [tried(*WON, rollout=g) for g in range(2)]
         mixed = [tried(GREEN, of=BOTH), tried(GREEN, LEND_15, RED, MARK_11, of=BOTH)]
-        found = values(judge_of(skip_flat=True), same + mixed)
-        assert found[:2] == [[ABSTAIN] * 3] * 2 and found[3] == [GOOD] * 4
+        found = judge_of(skip_flat=True).label(same + mixed)
+        assert found[:2] == [[Label(ABSTAIN, "the group's outcomes are equal")] * 3] * 2
+        assert [label.value for label in found[3]] == [GOOD] * 4
 
     def test_rollouts_alike_are_replayed_once(self):
         judge = judge_of()
-        one = tried(RED, GREEN, LEND_15, "done")
+        one = tried(RED, *WON)
         judge.label([one])
         steps = judge.metrics()["attributing/env_steps"]
         judge.label([one] * 8)
@@ -290,9 +265,10 @@ class TestCost:
 
     def test_the_bound_leaves_the_first_steps_undecided(self):
         judge = judge_of(max_replayed=40)
-        found = values(judge, [tried(*LONG)])[0]
+        (found,) = judge.label([tried(*[RED] * 30, *WON)])
         figures = judge.metrics()
-        assert found[-3:] == [GOOD] * 3 and found[0] == ABSTAIN
+        assert found[0] == Label(ABSTAIN, "the limit of replayed steps was reached")
+        assert [label.value for label in found[-3:]] == [GOOD] * 3
         assert figures["attributing/over_budget"] == 1 and figures["attributing/env_steps"] < 100
 
     def test_rates_add_up(self):

@@ -14,9 +14,10 @@ from evolver import grading
 from evolver.questioning import OutcomeJudge
 from rl.advantages import estimators
 from rl.trajectory import StopReason
-from tests.evolver.toy import Library, attempt, call, task
+from tests.evolver.toy import GREEN, tried
+from tests.evolver.toy import LEND as ORIGINAL
 
-LEND = dataclasses.replace(task("Lend Solaris.", lent=["B15"]), origin="synthetic")
+LEND = dataclasses.replace(ORIGINAL, origin="synthetic")
 
 
 class Generous(OutcomeJudge):
@@ -31,7 +32,7 @@ class Generous(OutcomeJudge):
 
 @pytest.mark.parametrize("forfeits,counts", [(False, (0.8, True)), (True, (0.0, False))])
 def test_an_episode_that_forfeits_does_so_whoever_scores_it(forfeits, counts):
-    trajectory = attempt(Library(), LEND, [call("shelf", "green")])
+    trajectory = tried(GREEN, of=LEND)
     trajectory.stop = StopReason.MAX_TURNS
     if forfeits:
         trajectory.forfeit()
@@ -42,7 +43,7 @@ def test_an_episode_that_forfeits_does_so_whoever_scores_it(forfeits, counts):
 
 
 def test_an_episode_without_a_verdict_is_broken():
-    trajectory = attempt(Library(), LEND, [call("shelf", "green")])
+    trajectory = tried(GREEN, of=LEND)
     grading.grade(grading.Grader(outcomes=Generous("no answer")), [trajectory])
     assert trajectory.broken and trajectory.error == f"{grading.UNJUDGED}: no answer"
 
@@ -51,7 +52,7 @@ def group_of(draw, outcomes, labels=(1, 1)):
     """Return a group of rollouts of one turn each."""
     members = []
     for outcome, label in zip(outcomes, labels):
-        trajectory = attempt(Library(), LEND, [call("shelf", "green")])
+        trajectory = tried(GREEN, of=LEND)
         trajectory.draw, trajectory.evaluation = draw, Evaluation(outcome, outcome == 1)
         trajectory.stop, trajectory.turns[0].label = StopReason.DONE, label
         trajectory.turns[0].completion.tokens = [1]

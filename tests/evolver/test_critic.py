@@ -19,9 +19,8 @@ from rl.forward import Forward, device_batch, token_logp
 from rl.losses.actor_critic import actor_critic
 from rl.packing import pack
 from rl.samples import samples
-from tests.evolver.runs import figures, go
+from tests.evolver.runs import figures
 from tests.rl.test_samples import trajectory, turn
-from tests.tiny import config_file, tiny_policy
 
 CONFIG = qwen.Config(vocab=40, d_model=16, layers=2, heads=4, kv_heads=2, head_dim=8, d_ff=32)
 ROW = 32
@@ -51,11 +50,7 @@ def test_the_reward_of_a_turn_that_does_not_train_belongs_to_the_one_before():
 
 def test_the_head_is_the_ridge_solution_around_the_head_before():
     draw = np.random.default_rng(1)
-    state_nD, return_n, before_D = (
-        draw.normal(size=(7, 4)),
-        draw.normal(size=7),
-        draw.normal(size=4),
-    )
+    state_nD, return_n, before_D = (draw.normal(size=size) for size in ((7, 4), 7, 4))
     normal_DD = state_nD.T @ state_nD + 0.3 * np.eye(4)
     right_D = state_nD.T @ return_n + 0.3 * before_D
     expected_D = np.linalg.solve(normal_DD, right_D)
@@ -69,13 +64,13 @@ def made(share=False):
     params = jax.jit(lambda: qwen.init(CONFIG, 0))()
     logp = learner.make_logp(Forward(CONFIG, micro=2))
     state, layout = {"params": params}, learner.PLAIN
-    return SimpleNamespace(
-        config=config, learner=SimpleNamespace(logp=logp, state=state, layout=layout, shape=CONFIG)
-    )
+    parts = SimpleNamespace(logp=logp, state=state, layout=layout, shape=CONFIG)
+    return SimpleNamespace(config=config, learner=parts, reward=lambda batch: batch.outcome_N)
 
 
 def played():
-    """Return rollouts of 2, 1, 2 and 3 turns, one with a context that was rewritten."""
+    """Return rollouts of 2, 1, 2 and 3 turns, one with a context that was rewritten. Those of three
+    turns succeed."""
     first = trajectory(turn([1, 2, 3], [4, 5]), turn([1, 2, 3, 4, 5, 6], [7]))
     second = trajectory(turn([1, 2, 3], [9, 8, 7]))
     rewritten = trajectory(turn([1, 2, 3], [4]), turn([1, 2, 9, 9], [5, 5]))
@@ -85,7 +80,17 @@ def played():
         turn([7, 1, 2, 3, 8, 9, 9, 9, 4], [6], stripped=[1, 2, 3, 8, 9, 9, 9, 4]),
     )
     guided.experience = ["e"]
-    return [first, second, rewritten, guided] * 3
+    rollouts = [first, second, rewritten, guided]
+    for rollout in rollouts:
+        rollout.evaluation = Evaluation(float(rollout is guided), rollout is guided)
+    return rollouts * 3
+
+
+def expected_state(params, one):
+    """Return the last hidden state of a turn's prompt, by the model written plainly."""
+    prompt = jnp.array([one.training_prompt])
+    places, segments = jnp.arange(prompt.shape[1])[None], jnp.ones_like(prompt)
+    return qwen.hidden(CONFIG, params, prompt, places, segments)[0, -1]
 
 
 @pytest.mark.parametrize("share", [False, True])
@@ -95,21 +100,15 @@ def test_states_are_what_the_policy_knows_before_each_turn(share):
     turns = [one for rollout in rollouts for one in rollout.turns]
     assert found_nD.shape == (len(turns), CONFIG.d_model)
     for state_D, one in zip(found_nD, turns):
-        prompt = jnp.array([one.training_prompt])
-        places, segments = jnp.arange(prompt.shape[1])[None], jnp.ones_like(prompt)
-        h_RTD = qwen.hidden(CONFIG, run.learner.state["params"], prompt, places, segments)
-        np.testing.assert_allclose(state_D, h_RTD[0, -1], atol=2e-5)
+        expected_D = expected_state(run.learner.state["params"], one)
+        np.testing.assert_allclose(state_D, expected_D, atol=2e-5)
 
 
 def test_the_critic_learns_what_states_are_worth_and_resumes():
-    """Rollouts of three turns succeed. The values of a step do not know its own outcomes."""
-    run, critic = made(), Critic(Parts(), ridge=0.01)
-    run.reward = lambda batch: batch.outcome_N
-    rollouts = played()
-    for rollout in rollouts:
-        rollout.evaluation = Evaluation(float(len(rollout.turns) == 3), len(rollout.turns) == 3)
+    """The values of a step do not know its own outcomes."""
+    run, critic, rollouts = made(), Critic(Parts(), ridge=0.01), played()
     critic.credit(run, rollouts, 1)
-    assert critic.metrics()["critic/value"] == 0.0 and critic.metrics()["critic/explained"] == 0.0
+    assert critic.metrics() == {"critic/value": 0.0, "critic/explained": 0.0}
     again = Critic(Parts(), ridge=0.01)
     again.load_state(critic.state())
     for _ in range(2):
@@ -124,9 +123,6 @@ def test_the_loss_finds_the_values_that_the_critic_gave(share):
     """In the mini-batches of an update, the value at the first token of a turn is that of its state
     under the head, and the gradient of the critic's loss is that of the model written plainly."""
     run, rollouts = made(share), played()
-    run.reward = lambda batch: batch.outcome_N
-    for rollout in rollouts:
-        rollout.evaluation = Evaluation(float(len(rollout.turns) == 3), len(rollout.turns) == 3)
     critic = Critic(Parts(), ridge=0.01, decay=1.0)
     critic.credit(run, rollouts, 1)
     packed = pack(list(itertools.chain.from_iterable(map(samples, rollouts))), ROW, share=share)
@@ -139,8 +135,7 @@ def test_the_loss_finds_the_values_that_the_critic_gave(share):
         found = []
         for i in range(len(batch["tokens"])):
             rows = {name: x[i] for name, x in batch.items()}
-            value_RT = token_logp(forward, params, rows, head_D=packed.head_D)[2]
-            found.append(value_RT)
+            found.append(token_logp(forward, params, rows, head_D=packed.head_D)[2])
         return jnp.concatenate(found)[: packed.rows]
 
     value_n = packed.trained(np.asarray(judged(params)))
@@ -153,10 +148,10 @@ def test_the_loss_finds_the_values_that_the_critic_gave(share):
         error = 0.0
         for rollout in rollouts:
             for one in rollout.turns:
-                prompt = jnp.array([one.training_prompt])
-                places, segments = jnp.arange(prompt.shape[1])[None], jnp.ones_like(prompt)
-                h_D = qwen.hidden(CONFIG, params, prompt, places, segments)[0, -1]
-                value = h_D @ packed.head_D[:-1] / np.sqrt(CONFIG.d_model) + packed.head_D[-1]
+                value = (
+                    expected_state(params, one) @ packed.head_D[:-1] / np.sqrt(CONFIG.d_model)
+                    + packed.head_D[-1]
+                )
                 error += (value - rollout.evaluation.score) ** 2
         return error
 
@@ -199,12 +194,11 @@ def test_features_have_a_length_near_one_and_a_constant():
 
 
 @pytest.mark.parametrize("loss", ["ppo", "actor_critic"])
-def test_a_run_with_a_critic_resumes_bit_for_bit(tmp_path, loss):
-    config = config_file(tmp_path, tiny_policy(tmp_path / "policy"))
+def test_a_run_with_a_critic_resumes_bit_for_bit(loss, finish):
     words = ["--config.recipe.name=critic", f"--config.loss.name={loss}", "--config.eval.every=0"]
-    assert go(config, tmp_path / "whole", *words) == 0
-    assert go(config, tmp_path / "parts", *words, "--config.steps=2") == 0
-    assert go(config, tmp_path / "parts", *words) == 0
-    whole, parts = figures(tmp_path / "whole"), figures(tmp_path / "parts")
+    whole = finish("whole", *words)
+    parts = finish("parts", *words, "--config.steps=2")
+    finish("parts", *words)
+    whole, parts = figures(whole), figures(parts)
     assert whole == parts and all("critic/value" in line for line in whole[1:])
     assert ("critic/error" in whole[-1]) == (loss == "actor_critic")

@@ -9,7 +9,6 @@ import pytest
 
 from configs import base
 from envs.world import Evaluation
-from evolver.config import plugs
 from evolver.config.checks.contradictions import recipe_contradictions
 from evolver.llm.questions import CURRENT_POLICY, ChatError, Question, Reply, Said
 from evolver.parts import Parts
@@ -17,9 +16,9 @@ from evolver.questioning import TaskPool
 from evolver.recipes import dual_role
 from evolver.recipes.dual_role import DualRole
 from evolver.recipes.multi_agent import MultiAgent, agreements, standardised
-from evolver.recipes.webrl import Failures
+from evolver.recipes.proposals import Proposer
 from rl.trajectory import Completion, StopReason
-from tests.evolver.toy import GREEN, LOST, WON, Library, task, tried
+from tests.evolver.toy import GREEN, LEND_11, LOST, RED, WON, Library, task, tried
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def played(monkeypatch):
     other tasks."""
     seed = task("Lend Dune.", lent=["B11"])
     pool, asked = TaskPool([seed], overlap=1.0, capacity=9), []
-    pool.grow(Failures([[seed.id, [GREEN]]]), Library, 1, 0)
+    pool.grow(Proposer(lambda *_: [(seed, [GREEN])]), Library, 1, 0)
     actions: list[list[str]] = []
 
     def gather(run, jobs, phase):
@@ -156,6 +155,16 @@ def test_a_rating_without_an_answer_is_worth_nothing(played):
     assert standardised(np.array([])).size == 0 and agreements([tried(*WON)]) == []
 
 
+def test_a_task_that_left_the_pool_is_not_rated(played):
+    pool, before = played.tasks.pool, set(played.tasks.pool.tasks)
+    pool.shrink = lambda: pool.tasks.pop(next(id for id in pool.tasks if id not in before))
+    played.said[:] = [[*WON], [RED, LEND_11, "done"]]
+    recipe = MultiAgent(Parts(client=Judge(40)), examples=1, proposals=2)
+    recipe.choose(played, 1)
+    (left,) = pool.tasks.keys() - before
+    assert recipe.quality == {left: 0.4}
+
+
 def test_the_judge_must_be_the_policy_if_it_is_to_train():
     config = base.get_config()
     config.recipe.name, config.questioning.enabled = "multi_agent", True
@@ -163,5 +172,3 @@ def test_the_judge_must_be_the_policy_if_it_is_to_train():
     assert problem.endswith("set config.llm.judge.url=policy")
     config.llm.judge.url = CURRENT_POLICY
     assert not list(recipe_contradictions(config))
-    for name in ("dual_role", "multi_agent"):
-        assert plugs.problems("recipe", name, {"query": "{example}"}) == []

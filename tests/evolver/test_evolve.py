@@ -34,6 +34,14 @@ SMALL = [
 
 
 @pytest.fixture
+def config(tmp_path):
+    """Return the config of the desk, for the tiny policy."""
+    config = evolve_config.get_config("lending:Lending")
+    config.model.path = str(tiny_policy(tmp_path / "policy"))
+    return config
+
+
+@pytest.fixture
 def desk(monkeypatch):
     """Return the world of docs/examples, from which the agent is to learn."""
     monkeypatch.syspath_prepend("docs/examples")
@@ -110,20 +118,18 @@ def invented(start: int, template: str, number: int) -> Task:
     return Task(f"syn/{start}/{template}/{number}", "desk", f"Do {number}.", seed=start, meta=meta)
 
 
+TEMPLATES = ("pay", "lend", "pay+lend", "lend+lend", "pay+pay", "pay+?card")
+
+
 def test_held_out_tasks_have_other_starts_or_other_combinations():
-    templates = ["pay", "lend", "pay+lend", "lend+lend", "pay+pay", "pay+?card"]
-    tasks = [invented(start, name, 0) for start in range(12) for name in templates]
+    tasks = [invented(start, name, 0) for start in range(12) for name in TEMPLATES]
     training, held_out = split(tasks, 0.25, seed=0)
     starts = {start_of(task) for task in training}
     combinations = {combination_of(task) for task in training}
-    assert (
-        len(starts) == 9
-        and len(combinations) == 4
-        and {t.id for t in training} < {t.id for t in tasks}
-    )
+    assert (len(starts), len(combinations)) == (9, 4)
     for task in held_out:
-        known = start_of(task) in starts and combination_of(task) in combinations
-        assert not known
+        assert start_of(task) not in starts or combination_of(task) not in combinations
+    assert {t.id for t in training} | {t.id for t in held_out} == {t.id for t in tasks}
     assert len(training) + len(held_out) == len(tasks)
     assert {"pay", "lend"} <= {task.meta["template"] for task in training}
 
@@ -147,8 +153,7 @@ def test_a_combination_of_very_many_tasks_is_trained_on(seed):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_probes_are_of_starts_or_combinations_that_nothing_trains_on(seed):
-    templates = ["pay", "lend", "pay+lend", "lend+lend", "pay+pay", "pay+?card"]
-    tasks = [invented(start, name, n) for start in range(12) for n, name in enumerate(templates)]
+    tasks = [invented(start, name, n) for start in range(12) for n, name in enumerate(TEMPLATES)]
     training, probes = evolve.probes_of(tasks, 5, seed)
     assert len(probes) == 5 and not {t.id for t in training} & {t.id for t in probes}
     starts, combinations = set(map(start_of, training)), set(map(combination_of, training))
@@ -174,17 +179,15 @@ def scores(**sweep: list[list[int]]) -> Scores:
     return Scores(["a", "b"], [1, 1], zeros, zeros, [0, 0], temperature=1.0, sweep=degrees)
 
 
-def test_two_processes_do_not_use_one_workdir(tmp_path):
-    config = evolve_config.get_config("lending:Lending")
+def test_two_processes_do_not_use_one_workdir(config, tmp_path):
     with Workdir(tmp_path / "run").locked():
         with pytest.raises(RunError, match="is in use by process"):
             evolve.evolve(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_an_interrupted_imitation_goes_on_where_it_was(desk, tmp_path, monkeypatch, capsys):
+def test_an_interrupted_imitation_goes_on_where_it_was(desk, config, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(imitating, "SAVE_EVERY", 0.0)
-    config = command_config(tiny_policy(tmp_path / "policy"))
     config.learner.row, config.learner.micro = 1024, 1
     config.evolve.updates, config.evolve.rows, config.evolve.other_ids = 4, 1, 1
 
@@ -217,15 +220,16 @@ def test_temperatures_are_those_of_probes():
 
 
 @pytest.mark.parametrize("after, chosen", [(0.5, "old"), (0.75, "new"), (1.0, "new")])
-def test_a_policy_that_training_made_worse_is_not_chosen(tmp_path, monkeypatch, after, chosen):
+def test_a_policy_that_training_made_worse_is_not_chosen(
+    config, tmp_path, monkeypatch, after, chosen
+):
     def scores(success):
         solved = [int(n < 4 * success) for n in range(4)]
         nothing = [[0]] * 4
         return Scores(list("abcd"), [1] * 4, nothing, nothing, solved)
 
-    folders = {"old": str(tmp_path / "old"), "new": str(tmp_path / "trained/policy")}
+    folders = {"old": config.model.path, "new": str(tmp_path / "trained/policy")}
     monkeypatch.setattr(evolve, "measured", lambda *_: scores(after))
-    config = command_config(folders["old"])
     policy, why = evolve.better(config, tmp_path, scores(0.75))
     assert policy == folders[chosen] and config.model.path == folders["old"]
     assert f"success is 75.0% before training and {100 * after}% after it" in why
@@ -234,9 +238,8 @@ def test_a_policy_that_training_made_worse_is_not_chosen(tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("after, rounds", [((0.9,), 1), ((0.7, 0.8), 2), ((0.1, 0.2, 0.3, 0.9), 3)])
 def test_rounds_of_imitation_end_when_the_policy_solves_enough(
-    desk, tmp_path, monkeypatch, after, rounds
+    desk, config, tmp_path, monkeypatch, after, rounds
 ):
-    config = command_config(tiny_policy(tmp_path / "policy"))
     config.evolve.rounds, config.evolve.enough = 3, 0.8
     from_which, success = [], iter(after)
 
@@ -262,25 +265,16 @@ def test_a_call_that_another_is_refused_without_is_a_hidden_rule(desk):
     assert set(rules) == {("pay", "lend")} and 0 < rules["pay", "lend"] == len(fined)
 
 
-def test_the_solutions_of_the_example_solve_its_tasks(desk):
-    for name in ("train", "dev"):
-        for task in desk.tasks(name):
-            desk.reset(task)
-            assert not desk.evaluate().success
-            for action in task.reference:
-                desk.step(action)
-            assert desk.evaluate().success
+def test_the_solutions_of_the_example_solve_its_tasks_and_their_last_words_end_episodes(desk):
+    for task in desk.tasks("train") + desk.tasks("dev"):
+        solved = play(desk, task, task.seed, task.reference)
+        assert solved["success"] and solved["ended"]
+        assert not play(desk, task, task.seed, task.reference[:-1])["ended"]
+        assert not play(desk, task, task.seed, [])["success"]
 
 
-def test_an_episode_ends_by_the_words_that_close_a_solution(desk):
-    task = desk.tasks("train")[0]
-    assert play(desk, task, task.seed, task.reference)["ended"]
-    assert not play(desk, task, task.seed, task.reference[:-1])["ended"]
-
-
-def test_a_world_without_tasks_gets_a_start(desk, tmp_path, monkeypatch):
+def test_a_world_without_tasks_gets_a_start(desk, config, tmp_path, monkeypatch):
     monkeypatch.setattr(desk, "tasks", lambda split: [])
-    config = command_config(tmp_path)
     evolve.start(config, tmp_path, desk)
     (task,) = read_tasks(config.env.tasks)
     assert task.split == "train" and not task.verifier
@@ -289,21 +283,18 @@ def test_a_world_without_tasks_gets_a_start(desk, tmp_path, monkeypatch):
     assert not desk.step(call_text("pay", {"member": "M0"})).terminated
 
 
-def test_less_is_said_about_tools_where_a_context_would_be_full(
-    desk, tmp_path, monkeypatch, capsys
-):
+def test_less_is_said_about_tools_where_a_context_would_be_full(desk, config, monkeypatch, capsys):
     import lending
 
-    config, tasks = command_config(tmp_path), desk.tasks("train")[:9]
-    config.model.path = str(tiny_policy(tmp_path / "policy"))
-    demands = []
-    monkeypatch.setattr(
-        desk, "evaluate", lambda: demands.append(desk._goal) or Evaluation(0.0, False)
-    )
+    tasks, demands, other = desk.tasks("train")[:9], [], config.copy_and_resolve_references()
+
+    def evaluate():
+        demands.append(desk._goal)
+        return Evaluation(0.0, False)
+
+    monkeypatch.setattr(desk, "evaluate", evaluate)
     evolve.check_room(config, desk)
-    assert demands == [
-        tasks[0].verifier["lent"]
-    ]  # the task is whole: some worlds cannot do without
+    assert demands == [tasks[0].verifier["lent"]]  # the task is whole: some worlds need that
     evolve.fit(config.copy_and_resolve_references(), tasks, desk)
     assert "cut to" not in capsys.readouterr().out
     about = " at the desk" * 40
@@ -314,47 +305,36 @@ def test_less_is_said_about_tools_where_a_context_would_be_full(
     assert config.template.args.most < 300 and "cut to" in capsys.readouterr().out
     monkeypatch.setattr(lending, "TOOLS", lending.TOOLS + 40 * long)
     with pytest.raises(RunError, match=r"of the 2048 tokens of config\.rollout\.context"):
-        evolve.check_room(command_config(tmp_path / "policy"), desk)
+        evolve.check_room(other, desk)
     monkeypatch.setattr(desk, "reset", lambda *_: 1 / 0)
     with pytest.raises(RunError, match="lending:Lending cannot play an episode: division by zero"):
-        evolve.check_room(command_config(tmp_path / "policy"), desk)
+        evolve.check_room(other, desk)
 
 
 @pytest.mark.parametrize("starts, rounds", [(1, 1024), (32, 32), (1024, 16)])
 def test_a_world_of_few_starts_is_visited_as_often_as_others(
-    desk, tmp_path, monkeypatch, starts, rounds
+    desk, config, tmp_path, monkeypatch, starts, rounds
 ):
+    solved = desk.tasks("train")
     monkeypatch.setattr(desk, "tasks", lambda split: [desk._task(split, n) for n in range(starts)])
     given = []
 
     def invented(config, *_):
         given.append(config.questioning.explorer.args.rounds)
-        return Lending.tasks(desk, "train")
-
-    from lending import Lending
+        return solved
 
     monkeypatch.setattr(evolve, "invented", invented)
-    evolve.explored(command_config(tmp_path), tmp_path, desk)
+    evolve.explored(config, tmp_path, desk)
     assert given == [rounds]
 
 
-def command_config(folder: Path):
-    from configs import evolve as settings
-
-    config = settings.get_config("lending:Lending")
-    config.model.path = str(folder)
-    return config
-
-
-def test_a_solution_that_does_not_fit_is_the_short_one_or_left_out(desk, tmp_path, capsys):
+def test_a_solution_that_does_not_fit_is_the_short_one_or_left_out(desk, config, capsys):
     tasks = desk.tasks("train")[:9]
     for task in tasks[:2]:
         task.meta[evolve.TRIED] = [call_text("find", {})] * 12 + task.reference
     tasks[0].reference = tasks[0].meta[evolve.TRIED]  # long in both orders
-    config = command_config(tmp_path)
-    config.model.path = str(tiny_policy(tmp_path / "policy"))
     config.template.args.most = evolve.LEAST_SAID
-    template, tokenizer = plugged("template", config.template), load_tokenizer(config)
+    template, tokenizer = plugged(config, "template"), load_tokenizer(config)
     lengths = [evolve.size_of(task, tokenizer, template, desk).tokens for task in tasks]
     config.rollout.context = min(lengths[:2]) - 1
     assert max(lengths[2:]) <= config.rollout.context
@@ -367,8 +347,7 @@ def test_a_solution_that_does_not_fit_is_the_short_one_or_left_out(desk, tmp_pat
         evolve.fit(config, tasks, desk)
 
 
-def test_guided_demonstrations_begin_with_what_guides_rollouts_and_go_the_short_way(desk, tmp_path):
-    config = command_config(tmp_path)
+def test_guided_demonstrations_begin_with_what_guides_rollouts_and_go_the_short_way(desk, config):
     config.evolve.other_ids = 8
     tasks = desk.tasks("train")[:4]
     for task in tasks:

@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 from configs import base, quickstart
-from envs.world import Evaluation, Task
 from evolver.learner import make_optimizer
 from evolver.phases import learning
 from rl import optim
 from rl.losses.terms import aggregation_weights
 from rl.packing import pack
 from rl.samples import Sample
-from rl.trajectory import Completion, StopReason, Trajectory, Turn
 from tests.rl.test_learner import batch
+from tests.rl.test_samples import trajectory, turn
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
@@ -33,14 +32,9 @@ def test_a_decaying_schedule_ends_with_the_run_however_few_updates_were_made(mon
         return state, {"logp_RT": 0, "tokens": 1}
 
     update.weights = lambda packed: packed.mask_RT
-    silent = types.SimpleNamespace(phase=lambda *_: None, say=lambda *_: None)
-    trained = types.SimpleNamespace(
-        update=update, state={}, alarm=types.SimpleNamespace(check=lambda _: ""), renews=False
-    )
-    engine = types.SimpleNamespace(version=0)
-    run = types.SimpleNamespace(
-        config=config, learner=trained, progress=silent, actor=types.SimpleNamespace(engine=engine)
-    )
+    run = mock.Mock(config=config)
+    run.learner.update, run.learner.renews, run.actor.engine.version = update, False, 0
+    run.learner.alarm.check.return_value = ""
     for step, made in enumerate((2, 0, 1, 1), 1):
         learning.learn(run, [batch(rows=1)] * made, step)
     planned = 2 * epochs
@@ -70,8 +64,7 @@ def test_the_balance_is_that_of_tokens_or_of_rollouts():
         def weights(packed):
             return aggregation_weights(packed.mask_RT, packed.rollout_RT, aggregate=aggregate)
 
-        learner = types.SimpleNamespace(update=types.SimpleNamespace(weights=weights))
-        return learning.balance(learner, packed)
+        return learning.balance(mock.Mock(**{"update.weights": weights}), packed)
 
     assert balance("token-mean") == pytest.approx(-0.5)
     assert balance("seq-mean-token-mean") == pytest.approx(0.0, abs=1e-6)
@@ -81,18 +74,12 @@ def test_the_balance_is_that_of_tokens_or_of_rollouts():
 @pytest.mark.parametrize("share", [False, True])
 def test_old_log_probabilities_of_guided_tokens_alone_are_those_of_all_rows(share, monkeypatch):
     """They take a pass over the guided samples, and no more."""
-    draw = np.random.default_rng(0)
+    draw, rows, samples = np.random.default_rng(0), [], []
     prompts = draw.integers(1, 99, (3, 7))
-    samples = [
-        Sample(
-            tokens := np.concatenate([prompts[i % 3], draw.integers(1, 99, 3 + i)]),
-            np.arange(len(tokens)) > 6,
-            logp=-np.arange(len(tokens), dtype=np.float32) * (np.arange(len(tokens)) > 6),
-            guided=i % 2 == 1,
-        )
-        for i in range(9)
-    ]
-    rows = []
+    for i in range(9):
+        tokens = np.concatenate([prompts[i % 3], draw.integers(1, 99, 3 + i)])
+        place = np.arange(len(tokens))
+        samples.append(Sample(tokens, place > 6, logp=-place * (place > 6), guided=i % 2 == 1))
 
     def logp(params, packed):
         rows.append(packed.rows)
@@ -118,16 +105,10 @@ def test_old_log_probabilities_of_guided_tokens_alone_are_those_of_all_rows(shar
 def test_guided_rollouts_are_packed_apart_where_they_alone_are_scored(old_logp, alone):
     config = base.get_config()
     config.loss.old_logp, config.learner.updates = old_logp, 1
-    played = []
-    for number in range(4):
-        turn = Turn([1, 2], Completion([3, 4], [-1.0, -1.0], "stop", 0), "", [])
-        turn.advantage = 1.0 - number
-        played.append(
-            Trajectory(
-                Task("a", "toy", "q"), number, 0, [], [turn], StopReason.DONE, Evaluation(0.0, False),
-                experience=["e"] * (number % 2),
-            )
-        )  # fmt: skip
+    played = [
+        trajectory(turn([1, 2], [3, 4], 1.0 - n, version=0), experience=["e"] * (n % 2))
+        for n in range(4)
+    ]
     (packed,), _, _ = learning.select(config, played, 0)
     found = packed.guided_alone
     assert (0 if found is None else found.sample_RT.max() + 1) == alone

@@ -1,7 +1,7 @@
 """Invented tasks teach: hidden rules are not named, and no guess solves a task."""
 
 import dataclasses
-import types
+from unittest import mock
 
 import pytest
 
@@ -143,18 +143,14 @@ def test_poor_words_are_said_once_and_a_language_model_is_offered():
             self.place += {1: 1, 2: -1}.get(arguments.get("action"), 0)
             return f"light {self.place}", True
 
-    said, pool = [], Questioning(Curiosity, Numbers, Lending().tasks("train")).pool
+    pool = Questioning(Curiosity, Numbers, Lending().tasks("train")).pool
     poor = synthetic_task(pool.seeds[0], "Act 1.", identity=[1], meta={"undescribed": True})
-    run = types.SimpleNamespace(
-        config=base.get_config(),
-        make_world=Numbers,
-        progress=types.SimpleNamespace(once=lambda kind, text: said.append(text)),
-        tasks=types.SimpleNamespace(words=None),
-        stop=Stop(),
-    )
+    run = mock.Mock(config=base.get_config(), make_world=Numbers, stop=Stop())
+    run.tasks.words = None
     pool.grow = lambda *args: pool.tasks.update({poor.id: poor})
     invent(run, pool, None, 0)
-    assert "'Act 1.'" in said[0] and "config.questioning.words.name=model" in said[0]
+    _, said = run.progress.once.call_args.args
+    assert "'Act 1.'" in said and "config.questioning.words.name=model" in said
     operations = operations_of(Numbers(), Numbers().reset(pool.seeds[0]))
     assert set(operations) == {"act 1", "act 2"}
     goal = Goal([Event("act 1", {})], [0], None)

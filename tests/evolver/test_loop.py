@@ -1,8 +1,10 @@
 """The program itself, small: it learns the same thing twice, survives kill -9 and Ctrl-C, and its
 records add up."""
 
+import asyncio
 import contextlib
 import dataclasses
+import inspect
 import json
 import re
 import signal
@@ -14,54 +16,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import run
 from envs.source import serving
 from evolver import loop
-from evolver.files.rollout_files import read_rollouts
+from evolver.config import cli
 from evolver.files.workdir import Workdir, read_tasks
 from evolver.phases import evaluation, extraction, learning, rollouts
-from evolver.processes.interrupt import Interrupted
+from evolver.processes.interrupt import Interrupted, Stop
 from models import chat, hf
 from models.tokenizer import Tokenizer
 from rl.engines import EngineFault
-from tests.tiny import Parity, config_file, tiny_policy
+from tests.evolver import runs
+from tests.evolver.runs import command, rollouts_of
+from tests.evolver.runs import figures as lines
+from tests.tiny import Parity
 
 ROOT = Path(__file__).parents[2]
+RESUMED = "--config.checkpoint.every=2"
 RARELY = "--config.checkpoint.every=10"
 FATES = ("trained", "no_signal", "overlong", "stale", "parse_error", "env_error", "cancelled")
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    return config_file(folder, tiny_policy(folder / "policy"))
-
-
-def command(tiny: Path, workdir: Path, *words: str) -> list[str]:
-    return [
-        "run.py",
-        f"--config={tiny}",
-        f"--workdir={workdir}",
-        "--config.checkpoint.every=2",
-        *words,
-    ]
-
-
-def go(tiny: Path, workdir: Path, *words: str) -> int:
-    return run.main(command(tiny, workdir, *words))
-
-
-def lines(workdir: Path) -> list[dict]:
-    return [
-        {k: v for k, v in line.items() if not k.startswith("time/")}
-        for line in Workdir(workdir).metrics()
-    ]
-
-
-def rollouts_of(workdir: Path, name: int | str) -> list[dict]:
-    """The recorded rollouts of a step, or of an evaluation."""
-    name = name if isinstance(name, str) else f"step_{name:06d}"
-    return read_rollouts(workdir / f"trajectories/{name}.jsonl.gz")
+def go(tiny, workdir, *words) -> int:
+    return runs.go(tiny, workdir, RESUMED, *words)
 
 
 def same(first: Path, second: Path) -> None:
@@ -69,6 +45,11 @@ def same(first: Path, second: Path) -> None:
     assert lines(first) == lines(second)
     for path in sorted((first / "trajectories").iterdir()):
         assert path.read_bytes() == (second / "trajectories" / path.name).read_bytes()
+
+
+@pytest.fixture
+def finish(finish):
+    return lambda name, *words: finish(name, RESUMED, *words)
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +65,13 @@ def test_a_run_leaves_what_it_promises(straight):
     assert [("eval/avg@2" in line) for line in metrics] == [True, False, True, False, True]
     assert sum(line.get("updates", 0) for line in metrics) > 2
     assert all(abs(line["mismatch/max"]) < 1e-4 for line in metrics if line.get("updates"))
-    for name in (
+    for name in [
         "config.json",
         "summary.md",
         "curve.png",
         "checkpoints",
         "policy/model.safetensors",
-    ):
+    ]:
         assert (straight / name).exists(), name
     shape, _ = hf.load(straight / "policy")
     assert shape.vocab >= Tokenizer.load(straight / "policy").vocab_size
@@ -107,9 +88,9 @@ class Ruled(Parity):
         return dataclasses.replace(opened, messages=[rules, *opened.messages])
 
 
-def test_a_policy_is_saved_with_the_system_message_of_its_training(tiny, tmp_path):
+def test_a_policy_is_saved_with_the_system_message_of_its_training(tmp_path, finish):
     words = ["--config.env.name=tests.evolver.test_loop:Ruled", "--config.steps=1"]
-    assert go(tiny, tmp_path / "run", *words) == 0
+    finish("run", *words)
     assert chat.system_message(tmp_path / "run/policy") == "Count. "
     assert chat.SYSTEM_FILE in (tmp_path / "run/policy/README.md").read_text()
 
@@ -123,25 +104,20 @@ def test_the_ledger_adds_up_and_names_the_fate_of_every_rollout(straight):
         assert written == Counter({fate: line[f"ledger/{fate}"] for fate in FATES})
 
 
-def test_two_runs_of_one_seed_write_the_same(straight, tiny, tmp_path):
-    assert go(tiny, tmp_path / "run") == 0
-    same(straight, tmp_path / "run")
-
-
 @pytest.mark.parametrize("mode", ["worker", "http"])
-def test_a_run_is_the_same_wherever_its_worlds_live(mode, straight, tiny, tmp_path):
+def test_a_run_is_the_same_wherever_its_worlds_live(mode, straight, finish):
+    words = [f"--config.env.mode={mode}"]
     with contextlib.ExitStack() as stack:
-        words = [f"--config.env.mode={mode}"]
         if mode == "http":
             pytest.importorskip("starlette", reason="pip install -r requirements/service.txt")
             words.append(f"--config.env.url={stack.enter_context(serving('tests.tiny:Parity'))}")
-        assert go(tiny, tmp_path / "run", *words) == 0
-    for ours, theirs in zip(lines(straight), lines(tmp_path / "run"), strict=True):
+        run = finish("run", *words)
+    for ours, theirs in zip(lines(straight), lines(run), strict=True):
         # Turns meet others in the engine's batch when their worlds answer: that is in the last
         # digits of logprobs.
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4)
     for step in range(1, 5):
-        assert said(rollouts_of(straight, step)) == said(rollouts_of(tmp_path / "run", step))
+        assert said(rollouts_of(straight, step)) == said(rollouts_of(run, step))
 
 
 def said(rollouts: list[dict]) -> list:
@@ -151,24 +127,18 @@ def said(rollouts: list[dict]) -> list:
     return [ends, turns]
 
 
-def started(tiny: Path, workdir: Path) -> subprocess.Popen:
-    words = [sys.executable, *command(tiny, workdir)]
-    return subprocess.Popen(
-        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def wait_for(process: subprocess.Popen, words: str) -> None:
-    for line in process.stdout:
-        if line.startswith(words):
-            return
-    raise AssertionError(f"the run ended before it said {words!r}")
+def started(tiny: Path, workdir: Path, until: str) -> subprocess.Popen:
+    """Start a run in a process of its own, and return when it says `until`."""
+    words = [sys.executable, *command(tiny, workdir, RESUMED)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(words, cwd=ROOT, **pipes)
+    assert any(line.startswith(until) for line in process.stdout)
+    return process
 
 
 def test_killed_and_resumed_is_bit_for_bit_as_never_stopped(straight, tiny, tmp_path, capsys):
     workdir = tmp_path / "run"
-    process = started(tiny, workdir)
-    wait_for(process, "step 3/4")
+    process = started(tiny, workdir, "step 3/4")
     process.kill()
     process.wait()
     assert len(lines(workdir)) >= 4
@@ -180,8 +150,7 @@ def test_killed_and_resumed_is_bit_for_bit_as_never_stopped(straight, tiny, tmp_
 
 def test_ctrl_c_saves_the_last_step_and_says_how_to_go_on(straight, tiny, tmp_path):
     workdir = tmp_path / "run"
-    process = started(tiny, workdir)
-    wait_for(process, "step 1/4")
+    process = started(tiny, workdir, "step 1/4")
     process.send_signal(signal.SIGINT)
     rest = process.stdout.read()
     assert process.wait() == 130 and "Traceback" not in rest
@@ -194,7 +163,7 @@ def test_ctrl_c_saves_the_last_step_and_says_how_to_go_on(straight, tiny, tmp_pa
     "phase,done", [("evaluation", 2), pytest.param("evaluation", 0, marks=pytest.mark.slow)]
 )
 def test_interrupted_anywhere_goes_on_as_if_never_stopped(
-    straight, tiny, tmp_path, monkeypatch, phase, done
+    straight, tiny, tmp_path, monkeypatch, phase, done, finish
 ):
     play = rollouts.gather_rollouts
 
@@ -208,8 +177,8 @@ def test_interrupted_anywhere_goes_on_as_if_never_stopped(
         monkeypatch.setattr(phase_module, "gather_rollouts", interrupt)
     assert go(tiny, tmp_path / "run") == 130
     monkeypatch.undo()
-    assert go(tiny, tmp_path / "run") == 0
-    same(straight, tmp_path / "run")
+    run = finish("run")
+    same(straight, run)
 
 
 def test_a_finished_run_says_so_and_shows_its_table(straight, tiny, capsys):
@@ -220,17 +189,11 @@ def test_a_finished_run_says_so_and_shows_its_table(straight, tiny, capsys):
     assert lines(straight) == before
 
 
-def test_more_steps_go_on_where_a_run_ended(straight, tiny, tmp_path):
-    assert go(tiny, tmp_path / "run", "--config.steps=2") == 0
-    assert go(tiny, tmp_path / "run") == 0
-    assert lines(tmp_path / "run") == lines(straight)
-
-
 def test_the_exported_policy_can_be_evaluated(straight, tiny, tmp_path, capsys):
     words = [f"--config.model.path={straight}/policy", "--mode=eval"]
     assert go(tiny, tmp_path, *words) == 0
     assert "avg@2" in capsys.readouterr().out
-    (record,) = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
+    (record,) = Workdir(tmp_path).evaluations()
     kept = rollouts_of(tmp_path, "eval")
     sampled = [rollout["success"] for rollout in kept if rollout["fate"] == "sampled"]
     assert np.mean(sampled) == record["avg@2"]
@@ -238,7 +201,7 @@ def test_the_exported_policy_can_be_evaluated(straight, tiny, tmp_path, capsys):
     assert record["avg@2"] == last["eval/avg@2"] and record["score"] == last["eval/score"]
     assert go(tiny, tmp_path, *words, "--config.eval.seeds=3") == 0
     assert "sd of 3 seeds" in capsys.readouterr().out
-    record = json.loads((tmp_path / "eval.jsonl").read_text().splitlines()[1])
+    record = Workdir(tmp_path).evaluations()[1]
     repeated = [rollouts_of(tmp_path, name) for name in ("eval", "eval_1", "eval_2")]
     seeds = [tuple(rollout["seed"] for rollout in found) for found in repeated]
     assert repeated[0] == kept and len(set(seeds)) == 3
@@ -257,58 +220,38 @@ ALL = (
 )  # fmt: skip
 
 
-def test_all_mechanisms_run_together(tiny, tmp_path):
-    workdir = tmp_path / "run"
-    assert go(tiny, workdir, *ALL) == 0
-    metrics = lines(workdir)
-    assert metrics[0]["questioning/pool"] >= 2
-    assert metrics[1]["rollout/count/synthetic"] > 0 and metrics[1]["rollout/count/original"] > 0
-    assert (
-        any(key.startswith("attributing/") for key in metrics[1])
-        and "navigating/pool" in metrics[1]
-    )
-    assert any(task.origin == "synthetic" for task in read_tasks(workdir / "tasks.jsonl"))
-    assert (workdir / "experience/experiences.jsonl").exists()
-
-
-def test_what_explore_and_pool_leave_can_be_trained_on(tiny, tmp_path, capsys):
-    assert go(tiny, tmp_path / "explored", *ALL, "--mode=explore") == 0
-    assert go(tiny, tmp_path / "pooled", *ALL, "--mode=pool") == 0
-    found = read_tasks(tmp_path / "explored/tasks.jsonl")
+def test_what_explore_and_pool_leave_can_be_trained_on(tiny, tmp_path, capsys, finish):
+    explored = finish("explored", *ALL, "--mode=explore")
+    pooled = finish("pooled", *ALL, "--mode=pool")
+    found = read_tasks(explored / "tasks.jsonl")
     assert found and all(task.origin == "synthetic" for task in found)
     given = [
-        f"--config.questioning.tasks={tmp_path}/explored/tasks.jsonl",
-        f"--config.navigating.pool={tmp_path}/pooled/experience",
+        f"--config.questioning.tasks={explored}/tasks.jsonl",
+        f"--config.navigating.pool={pooled}/experience",
     ]
-    assert go(tiny, tmp_path / "run", *ALL, "--config.steps=1", *given) == 0
-    assert lines(tmp_path / "run")[0]["questioning/pool"] == len(found)
+    run = finish("run", *ALL, "--config.steps=1", *given)
+    first, second = lines(run)
+    assert first["questioning/pool"] == len(found)
+    assert second["rollout/count/synthetic"] > 0 and second["rollout/count/original"] > 0
+    assert "attributing/good_rate" in second and "navigating/pool" in second
+    kept = read_tasks(run / "tasks.jsonl")
+    assert {task.id for task in found} <= {task.id for task in kept}
+    assert (run / "experience/experiences.jsonl").exists()
     capsys.readouterr()
     assert go(tiny, tmp_path / "none", "--mode=explore") == 1
     assert "needs config.questioning.enabled=True" in capsys.readouterr().err
 
 
-def test_adapters_train_against_the_weights_that_they_are_added_to(tiny, tmp_path):
+def test_adapters_train_against_the_weights_that_they_are_added_to(finish):
     words = [
-        "--config.lora.rank=2",
-        "--config.loss.kl_coef=0.1",
-        "--config.steps=2",
-        "--config.eval.every=0",
-        "--config.checkpoint.minutes=0.001",
-    ]
-    assert go(tiny, tmp_path / "run", RARELY, *words) == 0
-    assert {path.name for path in (tmp_path / "run/checkpoints").glob("[0-9]")} == {"1", "2"}
-    metrics = lines(tmp_path / "run")
+        "--config.lora.rank=2", "--config.loss.kl_coef=0.1", "--config.steps=2",
+        "--config.eval.every=0", "--config.checkpoint.minutes=0.001",
+    ]  # fmt: skip
+    run = finish("run", RARELY, *words)
+    assert {path.name for path in (run / "checkpoints").glob("[0-9]")} == {"1", "2"}
+    metrics = lines(run)
     assert metrics[1]["updates"] and metrics[2]["updates"] and metrics[2]["kl_ref"] > 0
-    assert (tmp_path / "run" / "adapter").is_dir()
-
-
-def tasks_of(path: Path, split: str, count: int) -> str:
-    tasks = [
-        {"id": f"mine/{i}", "env": "parity", "query": f"Write {i}.", "split": split}
-        for i in range(count)
-    ]
-    path.write_text("".join(json.dumps(task) + "\n" for task in tasks))
-    return f"--config.env.tasks={path}"
+    assert (run / "adapter").is_dir()
 
 
 BATCHES: list[int] = []  # the steps of the batches that `whitened` was given
@@ -324,16 +267,16 @@ def whitened(batch):
     "estimator",
     ["grpo", pytest.param("tests.evolver.test_loop:whitened", marks=pytest.mark.slow)],
 )
-def test_groups_without_signal_are_replaced_by_other_tasks(tiny, tmp_path, estimator):
+def test_groups_without_signal_are_replaced_by_other_tasks(estimator, finish):
     words = [
         "--config.rollout.group=2",
         "--config.eval.every=0",
         f"--config.advantage.name={estimator}",
     ]
     BATCHES.clear()
-    assert go(tiny, tmp_path / "plain", *words) == 0
-    assert go(tiny, tmp_path / "refilled", *words, "--config.rollout.refill=9") == 0
-    before, after = lines(tmp_path / "plain")[1:], lines(tmp_path / "refilled")[1:]
+    plain = finish("plain", *words)
+    refilled = finish("refilled", *words, "--config.rollout.refill=9")
+    before, after = lines(plain)[1:], lines(refilled)[1:]
     if estimator == "grpo":
         trained = [sum(line["ledger/trained"] for line in steps) for steps in (before, after)]
         assert trained[0] < min(6 * len(before), trained[1])  # some tasks had no signal
@@ -342,7 +285,7 @@ def test_groups_without_signal_are_replaced_by_other_tasks(tiny, tmp_path, estim
     assert any(line["rollout/refills"] for line in after)
     for line in after:
         groups = {}
-        for rollout in rollouts_of(tmp_path / "refilled", line["step"]):
+        for rollout in rollouts_of(refilled, line["step"]):
             groups.setdefault(rollout["task"], []).append(rollout["fate"])
         assert all(len(fates) == 2 for fates in groups.values())  # no task twice
         assert line["ledger/rollouts"] == 2 * len(groups)
@@ -352,37 +295,40 @@ def test_groups_without_signal_are_replaced_by_other_tasks(tiny, tmp_path, estim
         assert (len(groups) > 3) == (line["rollout/refills"] > 0)
 
 
-def test_experience_is_made_of_the_tasks_that_train_whatever_their_split_is_called(tiny, tmp_path):
+def test_experience_is_made_of_the_tasks_that_train_whatever_their_split_is_called(
+    tmp_path, finish
+):
+    task = {"env": "parity", "query": "Write.", "split": "mine"}
+    tasks = [json.dumps(task | {"id": f"mine/{i}"}) + "\n" for i in range(3)]
+    (tmp_path / "tasks.jsonl").write_text("".join(tasks))
     words = [
         "--config.navigating.enabled=True", "--config.navigating.rollouts=2", "--config.navigating.every=1",
-        "--config.steps=1", "--config.eval.every=0", tasks_of(tmp_path / "tasks.jsonl", "mine", 3),
+        "--config.steps=1", "--config.eval.every=0", f"--config.env.tasks={tmp_path}/tasks.jsonl",
     ]  # fmt: skip
-    assert go(tiny, tmp_path / "run", *words) == 0
-    assert {task.split for task in read_tasks(tmp_path / "run" / "tasks.jsonl")} == {"mine"}
+    run = finish("run", *words)
+    assert {task.split for task in read_tasks(run / "tasks.jsonl")} == {"mine"}
 
 
 def test_a_world_that_fails_in_every_rollout_ends_the_run_and_in_some_is_shown(
-    tiny, tmp_path, monkeypatch, capsys
+    tiny, tmp_path, monkeypatch, capsys, finish
 ):
-    from tests import tiny as world
-
     def reset(self, task, seed=0):
         if broken(task):
             raise RuntimeError("the database is gone")
         return plain(self, task, seed)
 
-    plain = world.Parity.reset
-    monkeypatch.setattr(world.Parity, "reset", reset)
+    plain = Parity.reset
+    monkeypatch.setattr(Parity, "reset", reset)
     broken = lambda task: task.id.endswith("/3")
     words = ["--config.steps=1", "--config.rollout.tasks=6", "--config.eval.every=0"]
-    assert go(tiny, tmp_path / "some", *words) == 0
+    some = finish("some", *words)
     out = capsys.readouterr().out
     assert (
         out.count("the environment failed in 4 of 24 rollouts") == 1
         and "the database is gone" in out
     )
-    assert [line["ledger/env_error"] for line in lines(tmp_path / "some")[1:]] == [4]
-    assert [line["rollout/restarts"] for line in lines(tmp_path / "some")[1:]] == [4]
+    assert [line["ledger/env_error"] for line in lines(some)[1:]] == [4]
+    assert [line["rollout/restarts"] for line in lines(some)[1:]] == [4]
     assert out.count("4 of 24 rollouts were started again in another world") == 1
     broken = lambda task: True
     assert go(tiny, tmp_path / "all", *words) == 3
@@ -394,14 +340,10 @@ def test_a_world_that_fails_in_every_rollout_ends_the_run_and_in_some_is_shown(
 
 
 def test_a_deadline_that_passes_in_every_rollout_ends_the_run(tiny, tmp_path, capsys):
-    assert (
-        go(tiny, tmp_path / "run", "--config.eval.every=0", "--config.rollout.timeout=0.001") == 3
-    )
-    err = capsys.readouterr().err
-    assert (
-        "step 1: rollout.timeout was exceeded in every rollout: the episode took longer than 0.001 s"
-        in err
-    )
+    words = ["--config.eval.every=0", "--config.rollout.timeout=0.001"]
+    assert go(tiny, tmp_path / "run", *words) == 3
+    said = "rollout.timeout was exceeded in every rollout: the episode took longer than 0.001 s"
+    assert f"step 1: {said}" in capsys.readouterr().err
 
 
 def test_workers_with_fewer_tasks_than_a_step_takes(tiny, tmp_path, capsys):
@@ -411,43 +353,38 @@ def test_workers_with_fewer_tasks_than_a_step_takes(tiny, tmp_path, capsys):
     assert "needs 9 different original tasks, and there are 6" in err and "Traceback" not in err
 
 
-def test_the_policy_before_training_is_evaluated_at_every_temperature(tiny, tmp_path, capsys):
+def test_the_policy_before_training_is_evaluated_at_every_temperature(capsys, finish):
     words = ["--config.steps=2", "--config.eval.temperatures=(0.01,1.0,2.0)"]
-    assert go(tiny, tmp_path / "run", *words) == 0
-    before, after = Workdir(tmp_path / "run").scores().values()
+    run = finish("run", *words)
+    before, after = Workdir(run).scores().values()
     assert (
         list(before.sweep) == ["0.01", "2"] and after.sweep == {}
     )  # 1.0 is that of the evaluation itself
     assert np.shape(before.sweep["2"]) == np.shape(before.success_NR)
-    first = Workdir(tmp_path / "run").metrics()[0]
+    first = Workdir(run).metrics()[0]
     assert first["eval/temperature/2"] == np.mean(before.sweep["2"])
     shown = capsys.readouterr().out
     assert "before, at T=" in shown and "sharpening" in shown
     words = [
-        f"--config.model.path={tmp_path}/run/policy",
+        f"--config.model.path={run}/policy",
         "--mode=eval",
         "--config.eval.temperatures=(0.5,)",
     ]
-    assert go(tiny, tmp_path / "eval", *words) == 0
+    evaluated = finish("eval", *words)
     assert "success by temperature: " in capsys.readouterr().out
-    (record,) = Workdir(tmp_path / "eval").evaluations()
+    (record,) = Workdir(evaluated).evaluations()
     assert list(record["scores"][0]["sweep"]) == ["0.5"]
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_a_file_in_the_way_is_one_message(tiny, tmp_path, capsys, mode):
     workdir = tmp_path / "run"
-    Workdir(workdir).claim(setup_of(tiny), 0)
+    words = command(tiny, workdir, "--config.steps=1")
+    Workdir(workdir).claim(cli.parse(words).config.to_dict(), 0)
     (workdir / "trajectories").write_text("")
-    assert run.main([*command(tiny, workdir, "--config.steps=1"), f"--mode={mode}"]) == 1
+    assert runs.go(tiny, workdir, "--config.steps=1", f"--mode={mode}") == 1
     err = capsys.readouterr().err
     assert "trajectories" in err and "Traceback" not in err
-
-
-def setup_of(tiny: Path) -> dict:
-    from evolver.config import cli
-
-    return cli.parse(command(tiny, Path("x"), "--config.steps=1")).config.to_dict()
 
 
 @pytest.mark.parametrize(
@@ -459,7 +396,7 @@ def setup_of(tiny: Path) -> dict:
     ],
 )
 def test_whatever_ends_a_run_its_complete_steps_are_saved(
-    module, name, step, saved, error, straight, tiny, tmp_path, monkeypatch, capsys
+    module, name, step, saved, error, straight, tiny, tmp_path, monkeypatch, capsys, finish
 ):
     def broken(*args, **kwargs):
         calls.append(name)
@@ -478,13 +415,13 @@ def test_whatever_ends_a_run_its_complete_steps_are_saved(
         told = "\n".join([str(caught.value), *caught.value.__notes__])
     assert f"it is lost\nStep {saved} of 4 is saved. The same command resumes from there." in told
     monkeypatch.undo()
-    assert go(tiny, tmp_path / "run") == 0
+    run = finish("run")
     assert f"resuming after step {saved} of 4" in capsys.readouterr().out
-    same(straight, tmp_path / "run")
+    same(straight, run)
 
 
 def test_an_update_that_is_cut_short_says_which_step_comes_back(
-    straight, tiny, tmp_path, monkeypatch, capsys
+    straight, tiny, tmp_path, monkeypatch, capsys, finish
 ):
     def broken(*args):
         if len(noted) == 4:
@@ -497,24 +434,18 @@ def test_an_update_that_is_cut_short_says_which_step_comes_back(
     assert go(tiny, tmp_path / "run", RARELY) == 1
     assert "Step 2 of 4 could not be saved: it has been updated since." in capsys.readouterr().err
     monkeypatch.undo()
-    assert go(tiny, tmp_path / "run") == 0
+    run = finish("run")
     assert "resuming after step" not in capsys.readouterr().out.replace("step 0", "")
-    same(straight, tmp_path / "run")
+    same(straight, run)
 
 
 def test_the_loop_fits_on_one_screen():
-    import inspect
-
     source = inspect.getsource(loop.train) + inspect.getsource(loop.iterate)
     assert source.count("\n") < 50
 
 
 def test_a_second_ctrl_c_ends_at_once():
-    from evolver.processes.interrupt import Stop
-
     async def forever():
-        import asyncio
-
         signal.raise_signal(signal.SIGINT)
         async with asyncio.timeout(60):
             await asyncio.Event().wait()

@@ -1,7 +1,6 @@
 """Several worlds in one run: each has a quota, a template, an advantage factor and an evaluation of
 its own, and every figure is by world, too."""
 
-import dataclasses
 import sys
 
 import numpy as np
@@ -20,8 +19,8 @@ from evolver.llm.roles import roles_of
 from evolver.metrics import rollout_metrics
 from evolver.phases.tasks import trained_in
 from rl.contexts import Context, Opening
-from rl.trajectory import StopReason, Trajectory
 from tests.evolver.runs import figures, go, rollouts_of
+from tests.rl.test_samples import trajectory, turn
 
 PARITY = "tests.tiny:Parity"
 WORLDS = {"a": {"name": PARITY}, "b": {"name": PARITY, "splits": {"dev": "train", "train": "dev"}}}
@@ -102,17 +101,15 @@ def test_numbers_and_keys_of_worlds_have_bounds(key, value, words, tmp_path):
 
 def test_a_task_of_another_world_and_a_name_without_a_world_are_found(tmp_path):
     path = tmp_path / "tasks.jsonl"
-    path.write_text('{"id": "x", "env": "travel", "query": "q"}\n' * 1)
+    path.write_text('{"id": "x", "env": "travel", "query": "q"}\n')
     config = mixed()
     config.env.tasks = str(path)
-    assert "tasks of travel are given, which the mixture does not have" in problems(
-        config, tmp_path
-    )
+    said = problems(config, tmp_path)
+    assert "tasks of travel are given, which the mixture does not have" in said
     config = base.get_config()
     config.advantage.worlds = {"home": 0.5}  # the world is travel
-    assert "config.advantage.worlds names the world 'home'; there are travel" in problems(
-        config, tmp_path
-    )
+    said = problems(config, tmp_path)
+    assert "config.advantage.worlds names the world 'home'; there are travel" in said
 
 
 def test_the_command_line_reaches_what_is_said_of_one_world(tmp_path):
@@ -164,30 +161,23 @@ def test_an_evaluation_takes_the_tasks_that_are_said_of_each_world():
     assert len(evaluated(tasks, config)) == 2
 
 
-def rollout(world, index, success, origin="original"):
-    task = Task(f"{world}1", world, "q", origin=origin)
-    evaluation = Evaluation(float(success), success)
-    return Trajectory(task, index, 0, [], stop=StopReason.DONE, evaluation=evaluation)
+def rollout(world, success=True, origin="original"):
+    made = trajectory(turn([1], [2]))
+    made.task = Task(f"{world}1", world, "q", origin=origin)
+    made.evaluation = Evaluation(float(success), success)
+    return made
 
 
-def test_advantages_are_scaled_by_world(monkeypatch):
+def test_advantages_are_scaled_by_world():
     config = base.get_config()
     config.advantage.worlds, config.advantage.synthetic = {"b": 0.5}, 0.5
-    played = [rollout(w, n, n == 0) for w in "ab" for n in range(2)]
-    played += [rollout("b", n, n == 0, "synthetic") for n in range(2)]
-    for number, t in enumerate(played):
-        t.draw = number // 2
-        t.turns = [dataclasses.make_dataclass("T", [("advantage", float, 0.0)])()]
-    monkeypatch.setattr(grading, "void_reason", lambda *_: "")
-    monkeypatch.setattr(grading.Batch, "of", lambda trajectories, step: None)
-    monkeypatch.setattr(grading, "estimate", lambda *_: np.ones((6, 1)))
-    monkeypatch.setattr(grading, "of_outcomes", lambda *_: None)
-    grading.assign(config, None, played, 1)
-    assert [t.turns[0].advantage for t in played] == [1, 1, 0.5, 0.5, 0.25, 0.25]
+    played = [rollout("a"), rollout("b"), rollout("b", origin="synthetic")]
+    grading.assign(config, lambda batch: np.ones(3), played, 1)
+    assert [t.turns[0].advantage for t in played] == [1, 0.5, 0.25]
 
 
 def test_figures_of_rollouts_are_by_world_too():
-    played = [rollout("a", 0, True), rollout("a", 1, False), rollout("b", 0, True)]
+    played = [rollout("a"), rollout("a", False), rollout("b")]
     found = rollout_metrics(played, [None, "no_signal", None], ["a", "b", "c"])
     assert (found["rollout/count/world_a"], found["rollout/count/world_c"]) == (2, 0)
     assert (found["rollout/success/world_a"], found["rollout/success/world_b"]) == (0.5, 1)
@@ -202,7 +192,7 @@ def test_a_card_names_each_world(tmp_path):
 
 
 def test_a_run_of_several_worlds_under_several_interpreters_resumes(tiny, tmp_path, capsys):
-    config, words = tmp_path / "mixed.py", []
+    config = tmp_path / "mixed.py"
     config.write_text(
         f"""import importlib.util
 spec = importlib.util.spec_from_file_location("tiny_of_mixed", {str(tiny)!r})

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,41 +33,15 @@ from evolver.questioning import TaskPool, synthetic_task
 from evolver.sampling import Epochs
 from models.files import BrokenFile
 from rl.trajectory import StopReason
-from tests.evolver.toy import Library, attempt, call, task
+from tests.evolver.toy import GREEN, LEND, LEND_15, MARK_11, RED, WON, Library, call, task, tried
 
-LEND = task("Lend Solaris.", lent=["B15"])
 BOTH = task("Lend Solaris and put a mark on Dune.", lent=["B15"], mark=["B11"])
-GREEN, RED, LENDING = call("shelf", "green"), call("shelf", "red"), call("lend", "B15")
-SOLVED = (GREEN, LENDING, "done")
 BASE = "configs/assets/travel_base"
 TEXTS = [
-    "Lend the red book.",
-    "Mark the blue book.",
-    "Book a flight to Oslo for Ann.",
-    "Cancel order O12.",
-    "Which day is it?",
-]
+    "Lend the red book.", "Mark the blue book.", "Book a flight to Oslo for Ann.",
+    "Cancel order O12.", "Which day is it?",
+]  # fmt: skip
 PARTS = Parts(make_world=Library, splits=("train",))
-
-
-THINGS = [
-    "book",
-    "card",
-    "shelf",
-    "fine",
-    "desk",
-    "lamp",
-    "chair",
-    "table",
-    "door",
-    "key",
-    "room",
-    "wall",
-    "clock",
-    "plate",
-    "cup",
-    "spoon",
-]
 
 
 def lesson(when: str, content: str = "Use shelf, then lend.", source: str = "t") -> Experience:
@@ -89,19 +64,14 @@ def nearest(pool: ExperiencePool, query: str, k: int = 1, **options) -> list:
     return pool.search([query], k, **options)[0]
 
 
-def tried(*actions: str, of=LEND, **options):
-    return attempt(Library(), of, actions, **options)
-
-
 def extract(*trajectories, step=0, **options) -> list[Experience]:
     return Contrast(PARTS, **options).extract(trajectories, step=step)
 
 
-def navigating_of(
-    pool: ExperiencePool, *, share=0.5, top_k=1, min_similarity=0.3, refiner=None
-) -> Navigating:
-    settings = {"share": share, "top_k": top_k, "min_similarity": min_similarity}
-    return Navigating(pool, Contrast(PARTS), refiner or Unrefined(), **settings)
+def navigating_of(*lessons: Experience, refiner=None, **settings) -> Navigating:
+    """Return self-navigating with a pool of these lessons."""
+    settings = {"share": 0.5, "top_k": 1, "min_similarity": 0.3} | settings
+    return Navigating(pool_of(*lessons), Contrast(PARTS), refiner or Unrefined(), **settings)
 
 
 def retrieve(navigating: Navigating, query: str) -> list[Experience]:
@@ -130,10 +100,8 @@ class TestEmbedding:
         assert vectors.shape == (5, 64) and vectors.dtype == np.float32
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, rtol=1e-6)
         assert not embed(["", "  ?! "]).any() and embed([]).shape == (0, 64)
-
-    def test_they_are_the_same_on_every_machine(self):
-        vector = HashedNgrams(dims=64)(["Lend the red book."])[0]
-        assert float(vector @ np.arange(64)) == pytest.approx(5.84578, abs=1e-4)
+        # They are the same on every machine.
+        assert float(vectors[0] @ np.arange(64)) == pytest.approx(5.84578, abs=1e-4)
 
     def test_names_and_numbers_say_which_and_not_what(self):
         queries = ["Book the flight to Oslo for Ann.", "Book the flight to Rome for Ben."]
@@ -150,10 +118,8 @@ class TestEmbedding:
         assert not vectors[5].any() and embed([]).shape == (0, embed.dims)
         alone = embed(TEXTS[2:3])[0]  # whatever else is asked for
         np.testing.assert_allclose(alone, vectors[2], atol=1e-5)
-        again, short = (
-            PolicyEmbedder(Parts(policy=""), path=BASE),
-            PolicyEmbedder(Parts(policy=BASE), tokens=4),
-        )
+        again = PolicyEmbedder(Parts(policy=""), path=BASE)
+        short = PolicyEmbedder(Parts(policy=BASE), tokens=4)
         np.testing.assert_array_equal(again(TEXTS), vectors[:5])
         assert (short(TEXTS) != vectors[:5]).any()
         with pytest.raises(ValueError, match=r"set config\.model\.path or"):
@@ -169,15 +135,18 @@ actions = st.tuples(st.sampled_from(["add", "remove", "save"]), st.integers(0, 9
 
 class TestPool:
     def test_a_pool_that_grew_and_shrank_finds_each_experience_by_its_key(self):
-        said = [f"{word} the {thing}" for word in ("lend", "pay", "find") for thing in THINGS]
+        words, things = "lend pay find", "book card shelf fine desk lamp chair table door key room"
+        said = [f"{word} the {thing}" for word in words.split() for thing in things.split()]
         pool = pool_of(*(lesson(text, content=text) for text in said))
         gone = [e.id for e in pool.all()[::3]]
         pool.remove(gone)
         pool.add([lesson("return all of it", content="another")])
-        assert len(pool) == len(said) - len(gone) + 1
+        assert len(pool) == len(said) - len(gone) + 1 and not any(id in pool for id in gone)
         for experience in pool.all():
             (found, cosine), *_ = nearest(pool, experience.key)
             assert found is experience and cosine > 0.999
+        with pytest.raises(KeyError):
+            pool.remove(gone)
 
     def test_the_nearest_comes_first(self):
         pool = pool_of(*map(lesson, TEXTS))
@@ -202,16 +171,6 @@ class TestPool:
         pool = pool_of(lesson(**first))
         assert len(pool.add([lesson(**first | other | {"source": "b"})])) == 1
         assert [e.sources for e in pool.all()] == [["a"], ["b"]]
-
-    def test_what_is_removed_is_not_found(self):
-        pool = pool_of(*map(lesson, TEXTS))
-        gone = pool.all()[1]
-        pool.remove([gone.id])
-        assert gone.id not in pool
-        assert len(nearest(pool, TEXTS[1], 9, min_similarity=-1.0)) == 4
-        with pytest.raises(KeyError):
-            pool.remove([gone.id])
-        assert pool.add([gone]) == [gone.id] and nearest(pool, TEXTS[1])[0][0] == gone
 
     def test_useless_advice_is_deleted(self):
         pool = pool_of(*map(lesson, TEXTS[:4]))
@@ -250,17 +209,7 @@ class TestPool:
             assert other.search(TEXTS, 4, min_similarity=-1.0) == found
 
 
-def changed(text: str):
-    """A change of a pool's `experiences.jsonl`: all of it is replaced by `text`."""
-    return lambda lines: text
-
-
-def line_4(change):
-    """A change of the fourth line of `experiences.jsonl`."""
-    return lambda lines: "\n".join([*lines[:3], change(lines[3]), *lines[4:]]) + "\n"
-
-
-LINE_1, LINE_4 = r"experiences\.jsonl, line 1: ", r"experiences\.jsonl, line 4: "
+LINE_1, LINE_4 = "line 1: ", "line 4: "
 
 
 class TestDisk:
@@ -294,43 +243,39 @@ class TestDisk:
         assert sorted(p.suffix for p in tmp_path.iterdir()) == [".jsonl"]
 
     @pytest.mark.parametrize(
-        "change, message",
+        "line, old, new, message",
         [
-            (changed(""), "its first line says nothing"),
-            *((changed(text), LINE_1) for text in ("hello\n", "[1]\n", "\ud800")),
-            (changed('{"format": "something else"}\n'), LINE_1),
-            *(
-                (line_4(lambda line, it=it: it), LINE_4)
-                for it in ('{"id": "x"', '{"id": "x"}', "3")
-            ),
-            (line_4(lambda line: line.replace('"uses": 0', '"uses": "many"')), LINE_4),
-            (line_4(lambda line: line.replace('"id": "', '"id": "\\ud800')), LINE_4),
-            (
-                lambda lines: "\n".join(lines[:3]),
-                "cut or edited: 2 experiences, its first line says 5",
-            ),
-            *(
-                (
-                    lambda lines, key=key: "\n".join(lines).replace(f'"{key}"', f'"{key}s"', 1),
-                    rf"experiences\.jsonl, line 1: {words}",
-                )
-                for key, words in (
-                    ("size", "size: Field required"),
-                    ("splits", "it does not say which splits .* make the pool again"),
-                )
-            ),
+            (None, "", "", "its first line says nothing"),
+            *((None, "", text, LINE_1) for text in ("hello\n", "[1]\n", "\ud800")),
+            (None, "", '{"format": "something else"}\n', LINE_1),
+            *((3, ".*", text, LINE_4) for text in ('{"id": "x"', '{"id": "x"}', "3")),
+            (3, '"uses": 0', '"uses": "many"', LINE_4),
+            (3, '"id": "', '"id": "\\\\ud800', LINE_4),
+            (0, '"size"', '"sizes"', f"{LINE_1}size: Field required"),
+            (0, '"splits"', '"s"', f"{LINE_1}it does not say which splits .* make the pool again"),
         ],
     )
-    def test_what_cannot_be_read_is_named(self, tmp_path, change, message):
+    def test_what_cannot_be_read_is_named(self, tmp_path, line, old, new, message):
         pool_of(*map(lesson, TEXTS)).save(tmp_path)
         path = tmp_path / "experiences.jsonl"
-        text = change(path.read_text().splitlines())
-        path.write_bytes(text.encode(errors="surrogatepass"))
-        with pytest.raises(BrokenFile, match=message):
+        lines = path.read_text().splitlines(keepends=True)
+        if line is None:  # all of them
+            lines = [new]
+        else:
+            lines[line] = re.sub(old, new, lines[line], count=1)
+        path.write_bytes("".join(lines).encode(errors="surrogatepass"))
+        with pytest.raises(BrokenFile, match=rf"experiences\.jsonl.*{message}"):
+            loaded(tmp_path)
+        path.unlink()
+        with pytest.raises(BrokenFile, match=r"experiences\.jsonl does not exist"):
             loaded(tmp_path)
 
-    def test_a_missing_file_is_named(self, tmp_path):
-        with pytest.raises(BrokenFile, match=r"experiences\.jsonl does not exist"):
+    def test_a_pool_that_was_cut_is_refused(self, tmp_path):
+        pool_of(*map(lesson, TEXTS)).save(tmp_path)
+        path = tmp_path / "experiences.jsonl"
+        path.write_text("\n".join(path.read_text().splitlines()[:3]))
+        message = "cut or edited: 2 experiences, its first line says 5"
+        with pytest.raises(BrokenFile, match=message):
             loaded(tmp_path)
 
     def test_another_embedder_reads_it_too(self, tmp_path):
@@ -342,7 +287,7 @@ class TestDisk:
 
 class TestExtraction:
     def test_the_shortest_success_is_the_lesson(self):
-        tries = tried(RED, *SOLVED), tried(*SOLVED, rollout=1), tried(RED, rollout=2)
+        tries = tried(RED, *WON), tried(*WON, rollout=1), tried(RED, rollout=2)
         (found,) = extract(*tries, step=3)
         assert found.when == found.key == LEND.query
         assert found.sources == [LEND.id] and found.step == 3
@@ -352,7 +297,7 @@ class TestExtraction:
 
     def test_what_failed_attempts_did_instead_is_told(self):
         LESSONS.clear()
-        extract(tried(*SOLVED), tried(LENDING, "done"), tried(LENDING, GREEN), **KEEP)
+        extract(tried(*WON), tried(LEND_15, "done"), tried(LEND_15, GREEN), **KEEP)
         errors = [("lend", "error: look at the shelf first")]
         assert LESSONS == [Lesson("Lend Solaris.", ["shelf", "lend"], (0, "lend"), errors)]
         assert render(LESSONS[0]) == (
@@ -361,13 +306,13 @@ class TestExtraction:
         )
 
     def test_steps_judged_bad_are_no_lesson(self):
-        trajectory = tried(RED, *SOLVED)
-        trajectory.turns[0].label = -1
+        trajectory = tried(RED, *WON)
+        trajectory.turns[0].label = BAD
         assert extract(trajectory, **KEEP)[0].content == "shelf lend"
 
     def test_nothing_is_learnt_without_a_success_that_repeats(self):
         assert extract(tried(GREEN, "done")) == []
-        trajectory = tried(*SOLVED)
+        trajectory = tried(*WON)
         assert len(extract(trajectory)) == 1
         trajectory.turns.pop(0)
         assert extract(trajectory) == []
@@ -376,25 +321,25 @@ class TestExtraction:
     def test_held_out_tasks_teach_nothing(self, split):
         held_out = task("Lend Solaris.", lent=["B15"], split=split)
         with pytest.raises(ValueError, match=f"split '{split}'.*train tasks only"):
-            extract(tried(*SOLVED, of=held_out))
+            extract(tried(*WON, of=held_out))
 
     def test_injected_text_never_comes_back(self):
         plain = "Use SECRET, then lend."
         secret = f"<EXP>{plain}</EXP>\n"
-        solved = tried(GREEN, secret + LENDING, "done", experience=["exp/1"])
+        solved = tried(GREEN, secret + LEND_15, "done", experience=["exp/1"])
         solved.messages = [{"role": "user", "content": secret + LEND.query}]
         failed = tried(secret + call("lend", "B11"), "done", experience=["exp/1"])
         failed.turns[0].observation[0]["content"] = f"error: {secret}"
-        also = tried(plain + call("mark", "B11"), "done", experience=["exp/1"])
+        also = tried(plain + MARK_11, "done", experience=["exp/1"])
         also.turns[0].observation[0]["content"] = f"error: no tool is named {plain}"
         solved.injected = failed.injected = also.injected = [plain]
-        injected_call = tried(f"<EXP>{call('mark', 'B15')}</EXP>" + GREEN, LENDING, "done")
+        injected_call = tried(f"<EXP>{call('mark', 'B15')}</EXP>" + GREEN, LEND_15, "done")
         for experience in extract(solved, failed, also) + extract(injected_call):
             assert "SECRET" not in experience.when + experience.content
             assert "mark" not in experience.content
 
     def test_calls_behind_a_tag_of_experience_are_executed_and_learnt(self):
-        hidden = tried("<EXP>" + GREEN, LENDING, "done")
+        hidden = tried("<EXP>" + GREEN, LEND_15, "done")
         assert extract(hidden, **KEEP)[0].content == "shelf lend"
 
     def test_wording_that_cannot_be_loaded_is_named(self):
@@ -424,10 +369,9 @@ class TestGuidance:
     def test_guided_is_only_who_gets_something(self):
         tasks = [LEND, task("What time is it in Peru, and why do we ask?")]
         nobody = [[[]] * 4] * 2
-        assert navigating_of(pool_of()).guide(tasks, 4, seed=0) == nobody
-        pool = pool_of(lesson("Lend Dune."))
-        assert navigating_of(pool, share=0.0).guide(tasks, 4, seed=0) == nobody
-        navigating = navigating_of(pool, min_similarity=0.5)
+        assert navigating_of().guide(tasks, 4, seed=0) == nobody
+        assert navigating_of(lesson("Lend Dune."), share=0.0).guide(tasks, 4, seed=0) == nobody
+        navigating = navigating_of(lesson("Lend Dune."), min_similarity=0.5)
         lists = navigating.guide(tasks, 4, seed=0)
         assert [sum(bool(found) for found in of_task) for of_task in lists] == [2, 0]
         figures = navigating.metrics()
@@ -438,33 +382,32 @@ class TestGuidance:
             def refine(self, queries, candidates, top_k):
                 return [[lesson("Lend Dune.")], []]
 
-        navigating = navigating_of(pool_of(), refiner=Own())
+        navigating = navigating_of(refiner=Own())
         navigating.guide([LEND, task("What time is it?")], 4, seed=0)
         figures = navigating.metrics()
         assert figures["navigating/guided_rate"] == 0.25 and figures["navigating/empty_rate"] == 0.5
 
     def test_at_most_k_and_no_content_twice(self):
-        pool = pool_of(lesson("Lend Dune."), lesson("Lend Dune to me."))
-        pool.add([lesson("Lend Dune now.", "Use mark.")])
-        contents = [e.content for e in retrieve(navigating_of(pool, top_k=3), "Lend Emma.")]
+        lessons = [lesson("Lend Dune."), lesson("Lend Dune to me."), lesson("Lend Kim.", "Use b.")]
+        contents = [e.content for e in retrieve(navigating_of(*lessons, top_k=3), "Lend Emma.")]
         assert len(contents) == 2 == len(set(contents))
-        assert len(retrieve(navigating_of(pool), "Lend Emma.")) == 1
+        assert len(retrieve(navigating_of(*lessons), "Lend Emma.")) == 1
 
     def test_what_helped_is_preferred_among_equals(self, monkeypatch):
         monkeypatch.setattr(experience_pool, "DUPLICATE", 1.0)
-        pool = pool_of(lesson("Lend Dune.", "Use a."), lesson("Lend Emma.", "Use b."))
+        navigating = navigating_of(lesson("Lend Dune.", "Use a."), lesson("Lend Emma.", "Use b."))
         for _ in range(5):
-            for n, experience in enumerate(pool.all()):
-                pool.record([experience.id], success=n == 1, expected=0.5)
-        assert retrieve(navigating_of(pool), "Lend Kim.")[0].content == "Use b."
+            for n, experience in enumerate(navigating.pool.all()):
+                navigating.pool.record([experience.id], success=n == 1, expected=0.5)
+        assert retrieve(navigating, "Lend Kim.")[0].content == "Use b."
 
     def test_learning_keeps_what_is_new_and_deletes_what_never_helped(self):
-        navigating = navigating_of(pool_of(lesson("Lend Dune.")))
+        navigating = navigating_of(lesson("Lend Dune."))
         (id,) = (e.id for e in navigating.pool.all())
-        solved = tried(*SOLVED)
+        solved = tried(*WON)
         assert navigating.learn([solved, tried(GREEN)], step=1) == []  # the same lesson again
         assert navigating.pool[id].sources == ["t", LEND.id]
-        both = tried(GREEN, LENDING, RED, call("mark", "B11"), "done", of=BOTH)
+        both = tried(GREEN, LEND_15, RED, MARK_11, "done", of=BOTH)
         (new,) = navigating.learn([both], step=1)
         assert navigating.pool[new].when == BOTH.query
         for _ in range(5):
@@ -473,12 +416,12 @@ class TestGuidance:
         assert id not in navigating.pool and navigating.metrics()["navigating/pruned"] == 1
 
     def test_guided_rollouts_are_compared_with_the_others_of_their_groups(self):
-        navigating = navigating_of(pool_of(lesson("Lend Dune.")))
+        navigating = navigating_of(lesson("Lend Dune."))
         (e,) = navigating.pool.all()
-        group = [tried(*a, experience=[e.id]) for a in (SOLVED, SOLVED, SOLVED, (GREEN,))]
-        group += [tried(*SOLVED), tried(GREEN)]
+        group = [tried(*a, experience=[e.id]) for a in (WON, WON, WON, (GREEN,))]
+        group += [tried(*WON), tried(GREEN)]
         other = [tried(GREEN, of=BOTH, experience=[e.id]), tried(GREEN, of=BOTH)]
-        later = tried(*SOLVED)  # another draw of the task: no comparison for the first
+        later = tried(*WON)  # another draw of the task: no comparison for the first
         later.draw = 1
         navigating.record([*group, *other, later])
         assert (e.uses, e.wins, e.expected) == (5, 3, 4 * 0.5 + 0)
@@ -493,21 +436,13 @@ class TestGuidance:
         assert not {"navigating/win_rate", "navigating/expected_rate"} & set(navigating.metrics())
 
     def test_uses_are_counted_in_steps_without_extraction(self):
-        navigating = navigating_of(pool_of(lesson("Lend Dune.")))
+        navigating = navigating_of(lesson("Lend Dune."))
         (e,) = navigating.pool.all()
         run = run_of([], [], every=0)
         run.navigating = navigating
-        step = [tried(*SOLVED, experience=[e.id]), tried()]
+        step = [tried(*WON, experience=[e.id]), tried()]
         assert extraction.remember(run, step, 1)["navigating/win_rate"] == 1.0
         assert (e.uses, e.wins, e.expected) == (1, 1, 0.0)
-
-    def test_a_reloaded_state_goes_on_as_the_one_that_was_saved(self):
-        first = navigating_of(pool_of(*map(lesson, TEXTS)), top_k=2)
-        first.pool.record([first.pool.all()[0].id], success=True, expected=0.5)
-        second = navigating_of(pool_of(), top_k=2)
-        second.pool.load_state(json.loads(json.dumps(first.pool.state())))
-        assert second.pool.state() == first.pool.state()
-        assert second.guide([LEND], 8, seed=3) == first.guide([LEND], 8, seed=3)
 
     def test_a_refiner_of_a_few_lines_sees_its_candidates(self):
         class Last(Refiner):
@@ -517,23 +452,11 @@ class TestGuidance:
                 return [list(found)[-top_k:] for found in candidates]
 
         advice = ("Use shelf.", "Use mark of books.", "Use nothing at all.")
-        pool = pool_of(*(lesson("Lend Dune.", text) for text in advice))
-        plain = navigating_of(pool, min_similarity=0.1)
-        last = navigating_of(pool, min_similarity=0.1, refiner=Last())
-        assert len(retrieve(last, "Lend Emma.")) == 1 != len(pool)
-        assert retrieve(last, "Lend Emma.") != retrieve(plain, "Lend Emma.")
-        assert "navigating/pool" in last.metrics()
-
-    def test_what_a_refiner_adds_is_not_an_empty_retrieval(self):
-        class Elsewhere(Refiner):
-            def refine(self, queries, candidates, top_k):
-                return [[lesson("Lend Dune.", "Ask.")] for _ in candidates]
-
-        navigating = navigating_of(pool_of(), refiner=Elsewhere())
-        navigating.guide([LEND], 8, seed=3)
-        figures = navigating.metrics()
-        assert figures["navigating/empty_rate"] == 0.0
-        assert figures["navigating/guided_rate"] == 0.5
+        lessons = [lesson("Lend Dune.", text) for text in advice]
+        first, last = (navigating_of(*lessons, refiner=refiner) for refiner in (None, Last()))
+        assert len(retrieve(last, "Lend Emma.")) == 1
+        assert retrieve(last, "Lend Emma.") != retrieve(first, "Lend Emma.")
+        assert last.metrics()["navigating/pool"] == 3
 
 
 def run_of(originals, synthetic, share=None, **settings) -> SimpleNamespace:
@@ -542,13 +465,11 @@ def run_of(originals, synthetic, share=None, **settings) -> SimpleNamespace:
     config = base.get_config()
     config.questioning.share = share or 0.0
     config.navigating.update(settings)
-    tasks = SimpleNamespace(originals=originals, pool=None)
-    if share is not None:
-        tasks.pool = TaskPool(originals, overlap=1.0, capacity=100, tasks=synthetic)
-    sampler = Epochs(Parts(task_pool=tasks.pool))
-    return SimpleNamespace(
-        config=config, tasks=tasks, sampler=sampler, navigating=None, grader=None
+    pool = (
+        None if share is None else TaskPool(originals, overlap=1.0, capacity=100, tasks=synthetic)
     )
+    tasks, sampler = SimpleNamespace(originals=originals, pool=pool), Epochs(Parts(task_pool=pool))
+    return SimpleNamespace(config=config, tasks=tasks, sampler=sampler, make_world=Library)
 
 
 class TestFirstExperience:
@@ -584,8 +505,8 @@ class TestFirstExperience:
         fields = {"verifier": LEND.verifier, "reference": list(actions)}
         return synthetic_task(LEND, query, identity=[query], **fields)
 
-    @pytest.mark.parametrize("reads", [True, False])
-    def test_only_an_extractor_that_reads_labels_has_them_paid_for(self, reads, monkeypatch):
+    @pytest.mark.parametrize("kind, label", [(Contrast, BAD), (LlmExtractor, 0)])
+    def test_only_an_extractor_that_reads_labels_has_them_paid_for(self, kind, label, monkeypatch):
         class AllBad(TurnJudge):
             def label(self, trajectories):
                 return [[Label(BAD)] * len(t.turns) for t in trajectories]
@@ -594,14 +515,12 @@ class TestFirstExperience:
         monkeypatch.setattr(extraction, "gather_rollouts", played)
         run = run_of([LEND], [], tasks=0, rollouts=2)
         run.grader = Grader(turns=AllBad())
-        run.navigating = SimpleNamespace(extractor=SimpleNamespace(reads_labels=reads))
-        attempts = extraction.first_attempts(run, run.navigating)
-        assert [[turn.label for turn in t.turns] for t in attempts] == [[-1 if reads else 0]] * 2
+        attempts = extraction.first_attempts(run, SimpleNamespace(extractor=kind))
+        assert [[turn.label for turn in t.turns] for t in attempts] == [[label]] * 2
 
     def test_solutions_of_the_explorer_count_as_attempts_if_they_succeed(self):
-        solved, failing = self.invented(GREEN, LENDING), self.invented(RED)
+        solved, failing = self.invented(GREEN, LEND_15), self.invented(RED)
         run = run_of([LEND], [solved, failing], 1.0, solutions=True, rollouts=0)
-        run.make_world = Library
         (found,), counts = extraction.solutions(run)
         assert counts == {"navigating/solutions": 1, "navigating/solutions_failed": 1}
         assert found.task == solved and found.evaluation.success and not found.guided
@@ -614,21 +533,8 @@ class TestFirstExperience:
             def step(self, action):
                 raise WorldError("gone")
 
-        solved = self.invented(GREEN, LENDING)
+        solved = self.invented(GREEN, LEND_15)
         run = run_of([LEND], [solved], 1.0, solutions=True, rollouts=0)
         run.make_world = Breaks
         counts = {"navigating/solutions": 0, "navigating/solutions_failed": 1}
         assert extraction.solutions(run) == ([], counts)
-
-    def test_extractors_say_whether_they_read_labels(self):
-        assert Contrast.reads_labels and not LlmExtractor.reads_labels
-
-
-class TestPlugs:
-    @pytest.mark.parametrize(
-        "key",
-        ["navigating.extractor", "navigating.embedder", "navigating.refine", "attributing.judge"],
-    )
-    def test_every_known_name_is_a_plug(self, key):
-        for name in plugs.known(key):
-            assert plugs.problems(key, name, {}) == []

@@ -7,27 +7,23 @@ from types import SimpleNamespace
 
 import pytest
 
-import run
 from configs import base
 from envs.world import Evaluation, Task
 from evolver import grading
 from evolver.attributing import reasons_to_skip
-from evolver.files.rollout_files import read_rollouts
-from evolver.files.workdir import Workdir
 from evolver.phases import learning, tasks
-from evolver.phases.rollouts import groups_of_jobs
 from evolver.pipeline import Pipeline
 from evolver.questioning.pool import TaskPool
 from rl.advantages.estimators import adca, dr_grpo, grpo, loop, rloo
 from rl.engines.jax.engine import JaxEngine
 from rl.evaluation import scores_of
-from rl.trajectory import Completion, StopReason, Trajectory, Turn
-from tests.tiny import config_file, tiny_policy
+from tests.evolver.runs import figures, go, rollouts_of
+from tests.rl.test_samples import trajectory, turn
 
 
-def simulate(depth: int, bound: int, steps: int, seconds, groups: int = 2):
-    """(step, groups trained in it as (step started for, number)) of a pipeline whose groups take
-    `seconds` beats."""
+def simulate(depth, bound, steps, seconds):
+    """Return the groups that each step of a pipeline trains on, two of each step, as (step that it
+    was started for, number). seconds: the beats that a group takes."""
     trained, graded = [], []
 
     async def play(jobs):
@@ -39,8 +35,8 @@ def simulate(depth: int, bound: int, steps: int, seconds, groups: int = 2):
         pipeline = Pipeline(play, graded.extend, depth=depth, bound=bound)
         for step in range(1, steps + 1):
             for ahead in pipeline.ahead(step, steps):
-                pipeline.launch(ahead, [[(ahead, n)] for n in range(groups)])
-            found, metrics = await pipeline.collect(step, groups, lambda done, of: None)
+                pipeline.launch(ahead, [[(ahead, n)] for n in range(2)])
+            found, metrics = await pipeline.collect(step, 2, lambda done, of: None)
             assert metrics["async/late"] == sum(started < step for started, _ in found)
             trained.append(found)
         assert not pipeline.busy and metrics["async/groups"] == 0
@@ -57,9 +53,8 @@ def test_every_group_trains_once_and_none_is_older_than_allowed(depth, bound):
     assert sorted(group for found in trained for group in found) == [
         (s, n) for s in range(1, 7) for n in range(2)
     ]
-    for step, found in enumerate(trained, 1):
-        assert len(found) == 2
-        for started, _ in found:
+    for step, (one, other) in enumerate(trained, 1):
+        for started, _ in (one, other):
             assert started - depth <= step <= started + bound - depth
 
 
@@ -92,52 +87,16 @@ def test_a_late_group_shares_no_baseline_with_the_next_steps_group_of_its_task()
     failures, and one of the present policy, all of whose rollouts failed. A common baseline would
     punish the latter."""
     config = base.get_config()
-    config.rollout.group, config.learner.updates, config.learner.max_staleness = 2, 2, 2
-    run = SimpleNamespace(config=config, navigating=None)
-    tasks, scores = (
-        [Task("a", "toy", "q"), Task("b", "toy", "q")],
-        {1: [1.0, 0.5], 2: [0.0, 0.0], 3: [0.0, 0.0]},
-    )
-
-    async def scenario():
-        late = asyncio.Event()
-
-        async def play(jobs):
-            if jobs[0].task.id == "a" and jobs[0].draw < 3:
-                await late.wait()
-            played = []
-            for job in jobs:
-                score = scores[job.draw][job.rollout]
-                turn = Turn([1], Completion([2], [-1.0], "stop", job.draw - 1), "", [])
-                played.append(
-                    Trajectory(
-                        job.task, job.rollout, job.seed, [], [turn], StopReason.DONE, Evaluation(score, score == 1),
-                        draw=job.draw,
-                    )
-                )  # fmt: skip
-            return played
-
-        pipeline = Pipeline(play, lambda trajectories: None, depth=1, bound=2)
-        for step in (1, 2):
-            for ahead in pipeline.ahead(step, 3):
-                pipeline.launch(ahead, groups_of_jobs(run, tasks, ahead))
-            trajectories, _ = await pipeline.collect(step, 2, lambda done, of: None)
-            late.set()
-        await pipeline.close()
-        return trajectories
-
-    trajectories = asyncio.run(scenario())
-    assert {t.task.id for t in trajectories} == {"a"}
-    assert [(t.draw, t.outcome) for t in trajectories] == [(1, 1.0), (1, 0.5), (2, 0.0), (2, 0.0)]
+    trajectories = [trajectory(turn([1], [2], version=draw - 1)) for draw in (1, 1, 2, 2)]
+    for t, score in zip(trajectories, (1.0, 0.5, 0.0, 0.0)):
+        t.draw, t.evaluation = t.turns[0].completion.version + 1, Evaluation(score, score == 1)
     for estimator in (grpo, dr_grpo, rloo, loop, partial(adca, alpha=0.0)):
         grading.assign(config, estimator, trajectories, 2)
         first, second, *others = (t.turns[0].advantage for t in trajectories)
         assert first == pytest.approx(-second) and first > 0 and others == [0, 0]
     assert [t.turns[0].outcome_advantage for t in trajectories] == [first, second, 0, 0]  # adca's
-    assert reasons_to_skip(trajectories, skip_flat=True)[1:3] == [
-        "",
-        "the group's outcomes are equal",
-    ]
+    skipped = reasons_to_skip(trajectories, skip_flat=True)
+    assert skipped[1:3] == ["", "the group's outcomes are equal"]
     batches, reasons, _ = learning.select(config, trajectories, 1)
     assert reasons == [None, None, "no_signal", "no_signal"] and len(batches) == 1
     scores_NR = scores_of(trajectories, [], temperature=1.0, sweep={}).score_NR
@@ -154,11 +113,8 @@ def test_a_refresh_that_was_done_ahead_of_a_checkpoint_is_not_repeated(monkeypat
         pipeline.launched = after
         config = base.get_config()
         config.questioning.every, config.steps = 2, 6
-        return SimpleNamespace(
-            config=config,
-            pipeline=pipeline,
-            tasks=SimpleNamespace(pool=pool),
-        )
+        tasks = SimpleNamespace(pool=pool)
+        return SimpleNamespace(config=config, pipeline=pipeline, tasks=tasks)
 
     def advance(run, steps) -> None:
         for step in steps:
@@ -177,37 +133,28 @@ def test_a_refresh_that_was_done_ahead_of_a_checkpoint_is_not_repeated(monkeypat
 # --- the whole program ----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    return config_file(folder, tiny_policy(folder / "policy"))
-
-
-def go(tiny, workdir, *words) -> int:
-    return run.main(
-        ["run.py", f"--config={tiny}", f"--workdir={workdir}", "--config.eval.every=0", *words]
-    )
+@pytest.fixture
+def finish(finish):
+    return lambda name, *words: finish(name, "--config.eval.every=0", *words)
 
 
 def test_a_run_with_rollouts_ahead_trains_on_every_step_and_knows_how_old_they_are(
-    tiny, tmp_path, capsys
+    finish,
 ):
-    workdir = tmp_path / "run"
-    words = ("--config.rollout.async_depth=1", "--config.steps=3")
-    assert go(tiny, workdir, *words) == 0
-    lines = Workdir(workdir).metrics()
+    run = finish("run", "--config.rollout.async_depth=1", "--config.steps=3")
+    lines = figures(run)
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     for line in lines[1:]:
         assert line["ledger/rollouts"] == line["rollout/count"] == 12 and line["ledger/stale"] == 0
         assert line.get("staleness/max", 0) <= 1 and line["alarm/weights"] == 0
     assert max(line.get("staleness/max", 0) for line in lines) == 1
     for step in (1, 2, 3):
-        records = read_rollouts(workdir / f"trajectories/step_{step:06d}.jsonl.gz")
+        records = rollouts_of(run, step)
         assert len({(record["task"], record["rollout"]) for record in records}) == 12
         assert {record["draw"] for record in records} == {step}
     # It goes on after its last step as any run does.
-    assert go(tiny, workdir, "--config.rollout.async_depth=1", "--config.steps=4") == 0
-    assert [line["step"] for line in Workdir(workdir).metrics()] == [0, 1, 2, 3, 4]
+    finish("run", "--config.rollout.async_depth=1", "--config.steps=4")
+    assert [line["step"] for line in figures(run)] == [0, 1, 2, 3, 4]
 
 
 def test_rollouts_that_would_be_too_old_are_refused(tiny, tmp_path, capsys):
@@ -215,9 +162,7 @@ def test_rollouts_that_would_be_too_old_are_refused(tiny, tmp_path, capsys):
     assert "config.learner.max_staleness=1 allows" in capsys.readouterr().err
 
 
-def test_weights_that_were_not_loaded_raise_the_alarm_within_a_step(
-    tiny, tmp_path, monkeypatch, capsys
-):
+def test_weights_that_were_not_loaded_raise_the_alarm_within_a_step(monkeypatch, capsys, finish):
     load = JaxEngine.load
 
     async def forgetful(engine, params, version):
@@ -227,7 +172,7 @@ def test_weights_that_were_not_loaded_raise_the_alarm_within_a_step(
             await load(engine, params, version)
 
     monkeypatch.setattr(JaxEngine, "load", forgetful)
-    assert go(tiny, tmp_path / "run", "--config.steps=3") == 0
-    lines = Workdir(tmp_path / "run").metrics()
+    run = finish("run", "--config.steps=3")
+    lines = figures(run)
     assert [line["alarm/weights"] for line in lines[1:]] == [0, 1, 0]
     assert "step 2: ALARM: engine and learner differ" in capsys.readouterr().out

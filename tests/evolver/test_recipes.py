@@ -16,15 +16,9 @@ from evolver.recipes.demonstrated import Demonstrated
 from evolver.recipes.sirius import Sirius
 from tests.evolver.runs import figures, go, rollouts_of
 from tests.rl.test_samples import trajectory, turn
-from tests.tiny import Parity, config_file, tiny_policy
+from tests.tiny import Parity
 
 HERE = "tests.evolver.test_recipes"
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    return config_file(folder, tiny_policy(folder / "policy"))
 
 
 class Solved(Parity):
@@ -102,23 +96,20 @@ PLUGS = (
 )
 
 
-def test_what_plugs_remember_is_resumed_bit_for_bit(tiny, tmp_path):
-    assert go(tiny, tmp_path / "whole", *PLUGS) == 0
-    assert go(tiny, tmp_path / "parts", *PLUGS, "--config.steps=2") == 0
-    assert go(tiny, tmp_path / "parts", *PLUGS) == 0
-    whole, parts = figures(tmp_path / "whole"), figures(tmp_path / "parts")
+def test_what_plugs_remember_is_resumed_bit_for_bit(finish):
+    runs = [finish("whole", *PLUGS), finish("parts", *PLUGS, "--config.steps=2")]
+    finish("parts", *PLUGS)
+    whole, parts = map(figures, runs)
     # Just before it is renewed, the reference is two steps old, and before that it is the policy.
     gaps = [line["kl_ref"] for line in whole[1:]]
     assert gaps[3] > 0 and gaps[2] < gaps[3] / 2
-    assert all(
-        r["reward"] == r["score"] - 0.1 * len(r["turns"])
-        for r in rollouts_of(tmp_path / "whole", 1)
-    )
+    for r in rollouts_of(runs[0], 1):
+        assert r["reward"] == r["score"] - 0.1 * len(r["turns"])
     assert whole == parts and [line.get("seen") for line in whole] == [None, 1, 2, 3, 4]
     for step in (3, 4):
-        records = [rollouts_of(tmp_path / name, step) for name in ("whole", "parts")]
-        assert records[0] == records[1]
-        assert {r["task"] for r in records[0]} == {f"train/{i + 3 * (step == 4)}" for i in range(3)}
+        records, again = (rollouts_of(run, step) for run in runs)
+        assert records == again
+        assert {r["task"] for r in records} == {f"train/{i + 3 * (step == 4)}" for i in range(3)}
 
 
 @pytest.mark.parametrize(
@@ -140,11 +131,6 @@ def test_a_state_that_a_file_would_change_is_refused_before_anything_runs(tiny, 
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
-def test_the_standard_recipe_and_those_that_ship_have_every_phase():
-    for name in plugs.known("recipe"):
-        assert plugs.problems("recipe", name, {}) == []
-
-
 class Marked(Sirius):
     """SiriuS in a world of random policies: every second repair succeeds, and no first attempt but
     the first of each task."""
@@ -161,24 +147,19 @@ class Marked(Sirius):
         return job
 
 
-def test_sirius_trains_on_successes_and_on_repaired_failures_alone(tiny, tmp_path):
+def test_sirius_trains_on_successes_and_on_repaired_failures_alone(finish):
     words = [
         f"--config.env.name={HERE}:Solved", f"--config.recipe.name={HERE}:Marked", "--config.loss.name=nll",
         "--config.recipe.args.feedback=Say: {solution}", "--config.recipe.args.attempts=2",
         "--config.eval.every=0", "--config.steps=1", "--config.learner.updates=1", "--config.optim.lr=1e-9",
     ]  # fmt: skip
-    assert go(tiny, tmp_path, *words) == 0
-    line = figures(tmp_path)[1]
-    own, extra = rollouts_of(tmp_path, 1), rollouts_of(tmp_path, "extra_000001")
+    run = finish("run", *words)
+    line, own, extra = figures(run)[1], rollouts_of(run, 1), rollouts_of(run, "extra_000001")
     assert [r["fate"] for r in own] == ["trained", *["no_signal"] * 3] * 3
     assert line["ledger/trained"] == 3 and line["ledger/no_signal"] == 9 == line["sirius/failed"]
     assert line["ledger/rollouts"] == line["rollout/count"] == 12
-    assert (
-        line["ledger/extra"]
-        == line["ledger/extra_trained"]
-        == line["sirius/repaired"]
-        == len(extra)
-    )
+    for name in ("ledger/extra", "ledger/extra_trained", "sirius/repaired"):
+        assert line[name] == len(extra)
     assert 0 < len(extra) < 18 and all(r["success"] and r["fate"] == "trained" for r in extra)
     assert all(r["experience"][0]["content"] == "Say: even" for r in extra)
     trained = [turn for r in [own[0], own[4], own[8], *extra] for turn in r["turns"]]
@@ -189,10 +170,9 @@ def test_sirius_trains_on_successes_and_on_repaired_failures_alone(tiny, tmp_pat
     # feedback. `gap` is what its removal changes.
     logp = [sum(turn["logprobs"]) + sum(turn["gap"]) for turn in trained]
     assert line["loss"] == pytest.approx(-sum(logp) / sum(tokens), abs=1e-3)
-    kinds = {file.kind for file in rollout_files(tmp_path)}
-    assert kinds == {"step", "extra"}
-    Workdir(tmp_path).rewind(0)
-    assert not rollout_files(tmp_path)
+    assert {file.kind for file in rollout_files(run)} == {"step", "extra"}
+    Workdir(run).rewind(0)
+    assert not rollout_files(run)
 
 
 def demonstrated(folder):
@@ -212,12 +192,12 @@ def demonstrated(folder):
     ]  # fmt: skip
 
 
-def test_what_no_rollout_solved_is_demonstrated_first(tiny, tmp_path):
+def test_what_no_rollout_solved_is_demonstrated_first(tmp_path, finish):
     words = demonstrated(tmp_path)
-    assert go(tiny, tmp_path / "run", *words, "--config.steps=2") == 0
+    run = finish("run", *words, "--config.steps=2")
     for step in (1, 2):
-        line, own = figures(tmp_path / "run")[step], rollouts_of(tmp_path / "run", step)
-        extra = rollouts_of(tmp_path / "run", f"extra_{step:06d}")
+        line, own = figures(run)[step], rollouts_of(run, step)
+        extra = rollouts_of(run, f"extra_{step:06d}")
         failed = {r["task"] for r in own} - {r["task"] for r in own if r["success"]}
         assert failed and {r["task"] for r in extra[: len(failed)]} == failed
         assert line["ledger/extra"] == line["ledger/extra_trained"] == len(extra) == 4
@@ -228,25 +208,22 @@ def test_what_no_rollout_solved_is_demonstrated_first(tiny, tmp_path):
         assert [turn["action"] for turn in turns] == ["even"] * 8
         assert {turn["advantage"] for turn in turns} == {0.5}
     # The ratio is taken to the policy itself, so it is 1, and the loss of a token is -weight.
-    assert figures(tmp_path / "run")[1]["loss/guided"] == pytest.approx(-0.5, abs=0.05)
+    assert figures(run)[1]["loss/guided"] == pytest.approx(-0.5, abs=0.05)
 
 
-def test_without_negative_advantages_only_what_did_better_than_its_group_trains(tiny, tmp_path):
+def test_without_negative_advantages_only_what_did_better_than_its_group_trains(tmp_path, finish):
     words = [*demonstrated(tmp_path), "--config.rollout.group=8", "--config.steps=1"]
-    for negative in (1.0, 0.5, 0.0):
-        folder = tmp_path / f"run-{negative}"
-        assert go(tiny, folder, *words, f"--config.recipe.args.negative={negative}") == 0
-    whole, half, none = (rollouts_of(tmp_path / f"run-{n}", 1) for n in (1.0, 0.5, 0.0))
+    runs = [finish(n, *words, f"--config.recipe.args.negative={n}") for n in ("1.0", "0.5", "0.0")]
     advantages = [
-        [[turn["advantage"] for turn in r["turns"]] for r in own] for own in (whole, half, none)
+        [[turn["advantage"] for turn in r["turns"]] for r in rollouts_of(run, 1)] for run in runs
     ]
     flat, halved, positive = (list(itertools.chain(*one)) for one in advantages)
     assert min(flat) < 0 < max(flat)
     assert halved == pytest.approx([a if a > 0 else a / 2 for a in flat])
     assert positive == pytest.approx([max(a, 0) for a in flat])
     better = sum(max(one, default=0) > 0 for one in advantages[0])
-    line = figures(tmp_path / "run-0.0")[1]
-    assert line["ledger/trained"] == better < figures(tmp_path / "run-1.0")[1]["ledger/trained"]
+    all_train, _, line = (figures(run)[1] for run in runs)
+    assert line["ledger/trained"] == better < all_train["ledger/trained"]
     assert line["ledger/no_signal"] == line["ledger/rollouts"] - better
 
 
@@ -300,21 +277,21 @@ class Untrue(Parity):
         return Evaluation(0.0, False)
 
 
-def test_a_demonstration_that_fails_is_left_out_counted_and_shown(tiny, tmp_path, capsys):
+def test_a_demonstration_that_fails_is_left_out_counted_and_shown(tmp_path, capsys, finish):
     words = [*demonstrated(tmp_path), f"--config.env.name={HERE}:Untrue", "--config.steps=1"]
-    assert go(tiny, tmp_path / "run", *words) == 0
-    line = figures(tmp_path / "run")[1]
+    run = finish("run", *words)
+    line = figures(run)[1]
     assert line["demonstrated/lost"] == 4 and "ledger/extra" not in line
     assert "step 1: a solution fails: " in capsys.readouterr().out
 
 
 def test_a_template_that_fails_on_a_demonstration_does_not_end_the_run(
-    tiny, tmp_path, monkeypatch, capsys
+    tmp_path, monkeypatch, capsys, finish
 ):
     async def failing(*_):
         raise ValueError("no chat")
 
     monkeypatch.setattr("evolver.recipes.demonstrated.turns_of", failing)
-    assert go(tiny, tmp_path / "run", *demonstrated(tmp_path), "--config.steps=1") == 0
-    assert figures(tmp_path / "run")[1]["demonstrated/lost"] == 4
+    run = finish("run", *demonstrated(tmp_path), "--config.steps=1")
+    assert figures(run)[1]["demonstrated/lost"] == 4
     assert "a solution fails: ValueError: no chat" in capsys.readouterr().out

@@ -21,12 +21,13 @@ from evolver.parts import Parts
 from evolver.questioning import TaskPool, is_verified
 from evolver.questioning.played import replayer, verified_task
 from evolver.questioning.tasks import Rejected
-from evolver.recipes import webrl as webrl_recipe
 from evolver.recipes.coevolve import CoEvolve
-from evolver.recipes.evolutionary import Parents
+from evolver.recipes.evolutionary import Evolutionary
+from evolver.recipes.proposals import Proposer
 from evolver.recipes.reinforce_pp import ReinforcePP, penalised
 from evolver.recipes.replay import ReplayBuffer, loaded, saved
 from evolver.recipes.tree import Tree, advantages
+from evolver.recipes.webrl import WebRL
 from evolver.sampling import Epochs
 from rl import losses
 from rl.advantages import Batch
@@ -37,12 +38,25 @@ from rl.losses.empo2 import empo2
 from rl.losses.webrl import webrl
 from rl.packing import pack
 from rl.rewards.novelty import Novelty
-from rl.rollout import Job
 from rl.samples import samples
-from rl.trajectory import Sampling
 from tests.evolver.explorers import solves
 from tests.evolver.toy import BLUE, GREEN, LEND, LEND_15, LOST, WON, Library, task, tried
 from tests.rl.test_samples import trajectory, turn
+
+
+def run_with(pool=None):
+    """Return a run with no more parts than recipes use here."""
+    return SimpleNamespace(
+        config=base.get_config(), tasks=SimpleNamespace(pool=pool), navigating=None,
+        sampler=Epochs(Parts()), reward=lambda batch: batch.outcome_N, make_world=Library,
+    )  # fmt: skip
+
+
+def resumed(recipe, **args):
+    """Return a recipe that goes on from the state of this one."""
+    again = type(recipe)(Parts(), **args)
+    again.load_state(json.loads(json.dumps(recipe.state())))
+    return again
 
 
 def rollout(outcome, *observations, rewards=(), rollout=0):
@@ -138,10 +152,9 @@ def test_reinforce_pp_takes_the_kl_still_to_come_from_the_reward_of_each_token()
 
 
 def test_reinforce_pp_with_a_baseline_subtracts_the_mean_of_the_group():
-    run = SimpleNamespace(config=base.get_config(), reward=lambda batch: batch.outcome_N)
     for baseline, expected in (("none", [1.0, 0.0]), ("group", [0.5, -0.5])):
         played = [rollout(1.0), rollout(0.0)]
-        ReinforcePP(Parts(), baseline=baseline).credit(run, played, 1)
+        ReinforcePP(Parts(), baseline=baseline).credit(run_with(), played, 1)
         assert [t.turns[0].advantage for t in played] == expected
 
 
@@ -157,8 +170,7 @@ def test_trees_compare_rollouts_within_and_among_them():
 
 
 def test_a_turn_that_branches_share_trains_once_with_their_mean():
-    run = SimpleNamespace(config=base.get_config(), reward=lambda batch: batch.outcome_N)
-    recipe = Tree(Parts(), branches=2)
+    run, recipe = run_with(), Tree(Parts(), branches=2)
     root, other = rollout(1.0, "a", "b"), rollout(0.0, rollout=1)
     jobs = recipe.jobs(run, [root, other], 0, 1)
     assert [(job.rollout, 0 < len(job.prefix) < 3) for job in jobs] == [(2, True), (3, True)]
@@ -207,22 +219,20 @@ def test_played_actions_become_a_verified_task(library):
         verified_task(library, LEND, ["done"], random.Random(0))
 
 
-def test_failures_become_tasks_of_what_they_did_reach():
+def test_failures_become_tasks_of_what_they_did_reach(monkeypatch):
     """The attempt was to lend Dune; it lent Solaris, which is a task of its own."""
     seed = task("Lend Dune.", lent=["B11"])
     failed = tried(*WON, of=seed)
     assert not failed.evaluation.success
-    recipe, pool = webrl_recipe.WebRL(Parts()), TaskPool([seed], overlap=1.0, capacity=9)
-    run = SimpleNamespace(
-        config=base.get_config(), tasks=SimpleNamespace(pool=pool), navigating=None,
-        sampler=Epochs(Parts()),
-    )  # fmt: skip
+    recipe, run = WebRL(Parts(), every=2), run_with(TaskPool([seed], overlap=1.0, capacity=9))
     recipe.remember(run, [failed], 1)
-    again = webrl_recipe.WebRL(Parts())
-    again.load_state(json.loads(json.dumps(recipe.state())))
+    again = resumed(recipe, every=2)
     assert again.failed == [[seed.id, [*WON]]]
-    found = pool.grow(webrl_recipe.Failures(again.failed), Library, 4, 0)
-    assert len(found) == 1 and solves(Library(), found[0], WON)
+    monkeypatch.setattr("evolver.phases.tasks.choose", lambda run, step: ({}, {}))
+    again.choose(run, 3)  # the first step of the second phase
+    (found,) = run.tasks.pool.tasks.values()
+    assert solves(Library(), found, WON)
+    assert again.failed == [] and again.metrics() == {"webrl/proposed": 1}
 
 
 def finished(won, *calls, id="a", rollout=0):
@@ -237,34 +247,23 @@ def finished(won, *calls, id="a", rollout=0):
     return made
 
 
-def remembered(recipe, *groups):
-    run = SimpleNamespace(
-        config=base.get_config(), tasks=SimpleNamespace(pool=None), navigating=None,
-        sampler=Epochs(Parts()),
-    )  # fmt: skip
-    for group in groups:
-        recipe.remember(run, group, 1)
-    return recipe
-
-
 def test_coevolve_finds_weaknesses_in_what_was_known_is_undecided_or_is_rare():
     recipe = CoEvolve(Parts(), window=2, rare=0.1)
     won, lost = [finished(True, "f"), finished(True, "f")], [finished(False), finished(False)]
     mixed = [finished(True, "f"), finished(False, "f")]
     assert recipe.signal("a", lost) == "" and recipe.signal("a", mixed) == "boundary"
-    remembered(recipe, won)
+    recipe.remember(run_with(), won, 1)
     assert recipe.weak == {} and recipe.signal("a", lost) == "forgotten"
-    remembered(recipe, lost, lost)  # the window holds failures only now
+    for step in (2, 3):  # the window holds failures only now
+        recipe.remember(run_with(), lost, step)
     assert recipe.history["a"] == [0, 0] and recipe.signal("a", lost) == ""
     assert recipe.weak == {"s-a": "forgotten"} and recipe.metrics()["coevolve/forgotten"] == 2
     usual = [finished(True, *"ab" * 10, id="b"), finished(True, "a", "c", id="b")]
-    remembered(recipe, usual)  # 19 of 20 pairs are a, b or b, a
+    recipe.remember(run_with(), usual, 4)  # 19 of 20 pairs are a, b or b, a
     assert recipe.signal("b", [finished(False, "a", "c", id="b")]) == "forgotten"
     assert recipe.signal("c", [finished(False, "a", "c", id="c")]) == "rare"
     assert recipe.signal("c", [finished(False, "a", "b", id="c")]) == ""
-    again = CoEvolve(Parts(), window=2, rare=0.1)
-    again.load_state(json.loads(json.dumps(recipe.state())))
-    assert again.state() == recipe.state()
+    assert resumed(recipe).state() == recipe.state()
 
 
 def test_coevolve_explores_where_it_found_weaknesses_and_then_forgets_them(monkeypatch):
@@ -284,28 +283,29 @@ def test_coevolve_explores_where_it_found_weaknesses_and_then_forgets_them(monke
     monkeypatch.setattr("evolver.phases.tasks.choose", refresh)
     recipe = CoEvolve(Parts())
     recipe.weak = {"other": "boundary"}
-    run = SimpleNamespace(tasks=SimpleNamespace(pool=pool))
     for step in (2, 3, 4):
-        recipe.choose(run, step)
+        recipe.choose(run_with(pool), step)
     assert explored == [["other"], ["other"], [seeds[0].id, "other"]] and recipe.weak == {}
 
 
-def test_children_join_the_solutions_of_two_tasks_and_are_verified():
+def test_children_join_the_solutions_of_two_tasks_and_are_verified(monkeypatch):
     seed = task("Lend Dune.", lent=["B11"])
     pool = TaskPool([seed], overlap=1.0, capacity=9)
-    pool.grow(webrl_recipe.Failures([[seed.id, [*WON]], [seed.id, [GREEN]]]), Library, 4, 0)
+    pool.grow(Proposer(lambda *_: [(seed, WON), (seed, [GREEN])]), Library, 4, 0)
     before = list(pool.tasks.values())
     assert len(before) == 2
     easy, hard = sorted(before, key=lambda t: t.difficulty)
     pool.record([(easy.id, True)] * 6)
-    parents = Parents(pool, tournament=2, crossover=1.0)
-    assert {parents.parent(random.Random(i), before).id for i in range(8)} == {hard.id}
-    found = pool.grow(parents, Library, 1, 3)
-    assert found and found[0].id not in {t.id for t in before}
-    assert is_verified(found[0]) and solves(Library(), found[0], found[0].reference)
+    recipe = Evolutionary(Parts(), every=2, children=1, tournament=2, crossover=1.0)
+    assert {recipe.parent(pool, random.Random(i), before).id for i in range(8)} == {hard.id}
+    monkeypatch.setattr("evolver.phases.tasks.choose", lambda run, step: ({}, {}))
+    recipe.choose(run_with(pool), 3)
+    assert recipe.metrics() == {"evolutionary/children": 1}
+    (child,) = (task for task in pool.tasks.values() if task not in before)
+    assert is_verified(child) and solves(Library(), child, child.reference)
     for parent in before:
-        assert not solves(Library(), found[0], parent.reference)
-    assert not Parents(pool, 2, 1.0).parent(random.Random(0), [])
+        assert not solves(Library(), child, parent.reference)
+    assert not recipe.parent(pool, random.Random(0), [])
 
 
 def test_empo2_masks_guided_tokens_that_the_policy_would_hardly_write():
@@ -324,10 +324,8 @@ def test_empo2_masks_guided_tokens_that_the_policy_would_hardly_write():
 
 
 def test_novel_states_are_rewarded_by_the_inverse_of_their_visits():
-    reward, batch = (
-        Novelty(scale=0.3),
-        Batch.of([rollout(1.0, "a", "b"), rollout(0.0, "a", "a")], 1),
-    )
+    reward = Novelty(scale=0.3)
+    batch = Batch.of([rollout(1.0, "a", "b"), rollout(0.0, "a", "a")], 1)
     # "a" and "end" are seen by both, "b" by one; a rollout counts once for each
     np.testing.assert_allclose(reward(batch), [1 + 0.3 * 2.0, 0.3 * 1.0])
     again = Novelty(scale=0.3)
@@ -350,9 +348,5 @@ def test_a_run_may_not_be_resumed_with_another_reference():
     assert problem.startswith("loss.renew_reference: 0 then, 2 now")
 
 
-def test_every_relative_fits_its_place():
-    for key in ("recipe", "advantage", "loss", "sampler"):
-        for name in plugs.known(key):
-            assert plugs.problems(key, name, {}) == []
+def test_a_fine_for_long_rollouts_is_a_reward():
     assert plugs.problems("reward", "overlong", {"longest": 9, "soft": 2}) == []
-    assert Job(LEND, 0, 0, Sampling(1)).prefix == ()
