@@ -51,8 +51,8 @@ def test_a_query_tells_all_that_its_goals_need_and_no_id_that_has_to_be_looked_u
     looked_up = 0
     for task in tasks():
         calls = [call for action in task.reference for call in parse(action).calls]
-        state = start_of(plan_of(task.seed // STARTS), task.seed)
-        entities = {id: e for entities in state for id, e in entities.items()}
+        kinds = start_of(plan_of(task.seed // STARTS), task.seed).entities
+        entities = {id: e for kind in kinds for id, e in kind.items()}
         for n, call in enumerate(calls):
             for value in map(text_of, call.arguments.values()):
                 told = value in task.query or n in task.meta["needed"]
@@ -77,9 +77,10 @@ def test_half_of_the_tasks_are_in_the_explorers_words():
 def test_no_parameter_has_the_name_of_another():
     for number in NUMBERS:
         for op in plan_of(number).operations:
-            roles = {"set": 2, "link": 2, "which": 1, "add": 1, "list": 0}.get(op.does, 1)
-            single = op.kind >= 0 and plan_of(number).kinds[op.kind].single
-            assert len(op.parameters) == roles - (single and op.does not in ("which", "list"))
+            roles = len(plan.ROLES[op.does].split())
+            assert len(op.parameters) == roles - (
+                op.kind.single and "entity" in plan.ROLES[op.does]
+            )
 
 
 def test_a_goal_is_refused_until_the_call_that_its_rule_needs():
