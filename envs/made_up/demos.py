@@ -19,7 +19,7 @@ from envs.hints import experience_block, hint_text, when_text
 from envs.made_up.plan import SYSTEMS, plan_of
 from envs.made_up.tasks import own_task
 from envs.made_up.world import SHOWN, STARTS, MadeUp, start_of
-from envs.slips import careless, values_of
+from envs.slips import careless, played, values_of
 from envs.toolcalls import Call, parse
 
 REFUSED = 0.5  # share of the demonstrations in which the agent finds a rule out
@@ -57,18 +57,7 @@ def demonstrate(
         names = [call.name for call in calls]
         block = experience_block([hint_text(names, when_text(task.query))])
         task.query = block + task.query
-    world = MadeUp()
-    opening = world.reset(task)
-    messages = list(opening.messages)
-    for action in actions:
-        result = world.step(action)
-        messages += [{"role": "assistant", "content": action}, *result.messages]
-    return {
-        "messages": messages,
-        "tools": opening.tools,
-        "success": world.evaluate().success,
-        "hinted": hinted,
-    }
+    return {**played(MadeUp(), task, actions), "hinted": hinted}
 
 
 def reading(rng: random.Random, seed: int) -> dict[str, Any]:

@@ -226,13 +226,12 @@ class State:
             name = key = named = kind.noun
         if rows in (1, 4):
             return (" " if rows == 1 else " | ").join(dict.fromkeys([key, name, *fields.values()]))
-        if rows == 0:
-            pairs = [f"{label} {value}" for label, value in fields.items()]
-            return ", ".join([f"{'the' if kind.single else kind.noun} {named}", *pairs])
-        if rows == 3:
-            first = key if key in (name, kind.noun) else f"{name} ({id})"
-            return ", ".join([first, *(f"{label}: {value}" for label, value in fields.items())])
-        return "; ".join([named, *(f"{label}={value}" for label, value in fields.items())])
+        first, joint, sign = {
+            0: (f"{'the' if kind.single else kind.noun} {named}", ", ", " "),
+            3: (key if key in (name, kind.noun) else f"{name} ({id})", ", ", ": "),
+            5: (named, "; ", "="),
+        }[rows]
+        return joint.join([first, *(label + sign + value for label, value in fields.items())])
 
     def listing(self, found: list[tuple[Kind, str]], everything: bool = False) -> str:
         """Return entities (kind, id) as lines or as one JSON value."""

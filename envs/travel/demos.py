@@ -195,10 +195,9 @@ class Agent(Careless):
         entity, id, attribute = wanted
         chosen = self.choices.get(id) or self._choose(id, self._rows(id))
         known = attributes(self.data, entity, chosen)
-        value = known[attribute]
+        value = known.pop(attribute)
         if self.slip("answer"):
-            others = [other for key, other in known.items() if key != attribute and other]
-            value = self.rng.choice([*others, "done"])
+            value = self.rng.choice([*filter(None, known.values()), "done"])
         # The agent can count a list that it has seen; any other answer is copied from an
         # observation.
         return value if value in self.seen or attribute in self.succeeded else "done"

@@ -15,11 +15,10 @@ from envs.made_up.plan import plan_of
 from envs.made_up.tasks import own_task
 from envs.made_up.world import STARTS, start_of, text_of
 from envs.source import Source
-from envs.toolcalls import parse
 from envs.wording import summaries
-from evolver.replaying import play
 from models.tokenizer import Tokenizer
 from rl.contexts import brief
+from tests.envs.playing import calls_of, play, without
 
 NUMBERS = range(300)
 
@@ -37,9 +36,9 @@ def test_it_keeps_the_contract_of_an_environment(number):
 
 def test_references_solve_the_tasks_and_nothing_less_does():
     for task in tasks():
-        assert play(MadeUp(), task, 0, task.reference)["success"], task
+        assert play(MadeUp(), task, task.reference).success, task
         if task.verifier["state"]:
-            assert not play(MadeUp(), task, 0, task.reference[-1:])["success"], task
+            assert not play(MadeUp(), task, task.reference[-1:]).success, task
 
 
 def found_by(call, entity):
@@ -50,7 +49,7 @@ def found_by(call, entity):
 def test_a_query_tells_all_that_its_goals_need_and_no_id_that_has_to_be_looked_up():
     looked_up = 0
     for task in tasks():
-        calls = [call for action in task.reference for call in parse(action).calls]
+        calls = calls_of(task)
         kinds = start_of(plan_of(task.seed // STARTS), task.seed).entities
         entities = {id: e for kind in kinds for id, e in kind.items()}
         for n, call in enumerate(calls):
@@ -87,9 +86,8 @@ def test_a_goal_is_refused_until_the_call_that_its_rule_needs():
     ruled = [task for task in tasks() if task.meta["needed"]]
     assert len(ruled) > 20
     for task in ruled:
-        first = task.meta["needed"][0]
-        without = [a for n, a in enumerate(task.reference) if n != first]
-        assert not play(MadeUp(), task, 0, without)["success"], task
+        rest = without(task.reference, task.meta["needed"][0])
+        assert not play(MadeUp(), task, rest).success, task
 
 
 def test_worlds_differ_and_depend_on_their_number_alone():
