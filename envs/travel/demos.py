@@ -173,17 +173,17 @@ class Agent(Careless):
         ids = sorted(set(re.findall(r"[FPO]\d\d", self.seen)))
         passengers, orders, flights = ([id for id in ids if id[0] == kind] for kind in "POF")
         seen = {
-            "passenger": passengers,
-            "id": orders,
+            "orders": passengers,
             "order": orders,
-            "flight": flights,
-            "name": [p.name for p in self.data.passengers.values() if p.name in self.seen],
-            "to": [city for city in self.data.cities if city in self.seen],
+            "seats": orders,
+            "quote": flights,
+            "people": [p.name for p in self.data.passengers.values() if p.name in self.seen],
+            "flights": [city for city in self.data.cities if city in self.seen],
         }
         calls: list[tuple[str, dict[str, str]]] = []
-        for tool in names("orders order seats quote people flights"):
+        for tool, values in seen.items():
             (argument,) = ARGUMENTS[tool]
-            calls += [(tool, {argument: value}) for value in seen[argument]]
+            calls += [(tool, {argument: value}) for value in values]
         return self.rng.choice(calls)
 
     def closing(self) -> str:

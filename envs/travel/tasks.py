@@ -163,30 +163,23 @@ class Errand(Planner):
             if ("order", name) in QUESTIONS:
                 self._ask("order", order.id, name, phrase)
             else:
-                getattr(self, f"_{name}")(order, phrase)
+                self._change(name, order, phrase)
             phrase = "it"
 
-    def _bag(self, order: Order, phrase: str) -> None:
-        if order.bag:
+    def _change(self, operation: str, order: Order, phrase: str) -> None:
+        tool, seat, phrases = operation, dict[str, str](), {"order": phrase}
+        if operation in ("bag", "seat") and getattr(order, operation):
             raise Unfit
-        self.desk("bag", order.id)
-        self.call("bag", order=order.id)
-        self._word("bag", order=phrase)
-
-    def _drop(self, order: Order, phrase: str) -> None:
-        tool = "refund" if self.data.flights[order.flight].fare == "flex" else "cancel"
+        if operation == "drop":
+            tool = "refund" if self.data.flights[order.flight].fare == "flex" else "cancel"
+        elif operation == "seat":
+            kind = self.rng.choice(("window", "aisle"))
+            self.call("seats", order=order.id)
+            seat["seat"] = self.data.free_seat(order.flight, kind)
+            phrases["seat"] = f"{'an' if kind == 'aisle' else 'a'} {kind} seat"
         self.desk(tool, order.id)
-        self.call(tool, order=order.id)
-        self._word("drop", order=phrase)
-
-    def _seat(self, order: Order, phrase: str) -> None:
-        if order.seat:
-            raise Unfit
-        kind = self.rng.choice(("window", "aisle"))
-        self.call("seats", order=order.id)
-        self.desk("seat", order.id)
-        self.call("seat", order=order.id, seat=self.data.free_seat(order.flight, kind))
-        self._word("seat", order=phrase, seat=f"{'an' if kind == 'aisle' else 'a'} {kind} seat")
+        self.call(tool, order=order.id, **seat)
+        self._word(operation, **phrases)
 
     def _ask(self, entity: str, id: str, attribute: str, phrase: str) -> None:
         requests, questions = QUESTIONS[entity, attribute]
