@@ -93,7 +93,7 @@ def restrict_files(folders: tuple[str, ...]) -> bool:
     if version == 0:
         return False
     libc = ctypes.CDLL(None, use_errno=True)
-    files = (1 << _FILE_RIGHTS[:version][-1]) - 1
+    files = (1 << _FILE_RIGHTS[min(version, len(_FILE_RIGHTS)) - 1]) - 1
     ruleset = _Ruleset(files, 0b11 if version >= 4 else 0, 0b11 if version >= 6 else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     rules = _checked(libc.syscall(_CREATE_RULESET, ctypes.byref(ruleset), ctypes.c_size_t(size), 0))

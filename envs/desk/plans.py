@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -75,6 +75,7 @@ class Planner:
         self.rng, self.house = rng, house
         self.plan = Plan(template, seed)
         self.texts: list[str] = []  # answers of the calls
+        self.picked: set[str] = set()
         self.goal = 0
 
     @functools.cached_property
@@ -135,6 +136,15 @@ class Planner:
     def reach(self, subject: str, wanted: str) -> str:
         """Make the calls of a goal and return its words: a request, or a question."""
         raise NotImplementedError
+
+    def pick(self, ids: Iterable[str]) -> str:
+        """Draw something that no other goal is about. Raises Unfit if there is nothing."""
+        unused = [id for id in ids if id not in self.picked]
+        if not unused:
+            raise Unfit
+        id = self.rng.choice(unused)
+        self.picked.add(id)
+        return id
 
     def question(self, goals: Sequence[str]) -> None:
         """Want something of the last answer of a plain query, unless `reach` has."""

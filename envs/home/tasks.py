@@ -16,7 +16,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 
-from envs.desk.plans import LEVELS, Plan, Planner, Unfit
+from envs.desk.plans import LEVELS, Plan, Planner
 from envs.desk.rules import House
 from envs.home.data import KINDS, VALUES
 from envs.home.devices import Home, change
@@ -98,7 +98,7 @@ class Errand(Planner):
         """kinds: of the devices of the goals, () = any. held_out: two changes of a pair of
         `HELD_OUT`."""
         self.kinds = self.plan.drawn["kinds"] = kinds or self._kinds(held_out)
-        self.plain, self.unused = plain, list(self.tools.data.rooms)
+        self.plain = plain
         self.room = self.via = ""  # of the last goal: its id, and the name by which it was found
         return super().write(plain=plain)
 
@@ -145,13 +145,9 @@ class Errand(Planner):
     def _pick(self, kinds: set[str], occupied: bool) -> str:
         """Return a room of which no other goal is."""
         data = self.tools.data
-        fitting = [
+        return self.pick(
             room
-            for room in self.unused
+            for room in data.rooms
             if kinds <= {device.kind for device in data.devices_in(room)}
             and (data.person_in(room) or not occupied)
-        ]
-        if not fitting:
-            raise Unfit
-        self.unused.remove(room := self.rng.choice(fitting))
-        return room
+        )

@@ -140,8 +140,8 @@ class Agency(Tools):
             key = f"{order.passenger} {order.flight}"
             count[key] += 1
             key += f" #{count[key]}" if count[key] > 1 else ""
-            made = {"status": order.status, "bag": order.bag, "seat": order.seat}
-            rows += [["orders", key, name, None, value] for name, value in made.items() if value]
+            made = zip(Order._fields[3:], order[3:])
+            rows += [["orders", key, name, None, value] for name, value in made if value]
         return sorted(rows, key=repr)
 
     # --- look-ups ---------------------------------------------------------------------------------

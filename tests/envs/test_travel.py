@@ -2,6 +2,7 @@
 succeeds. What it shares with other worlds is in test_desk.py."""
 
 import collections
+import functools
 import json
 import random
 import re
@@ -206,23 +207,18 @@ def test_an_episode_opens_with_a_short_system_message(world, tasks):
 
 
 def test_malformed_turns_are_answered_or_end_the_episode():
-    broken = "<tool_call>\n{nope}\n</tool_call>"
-    world = Travel()
-    world.reset(free_task())
-    result = world.step(broken + call_text("people", {"name": "x"}))
-    assert [message["content"].split(":")[0] for message in result.messages] == ["error", "error"]
-    assert result.info["parse_error"] and result.info["errors"] == 2 and not result.terminated
-    assert len(result.info["calls"]) == 1
-    strict = Travel(malformed="end")
-    strict.reset(free_task())
-    result = strict.step(broken)
-    assert result.info["parse_error"] and result.terminated and result.messages
+    for malformed in ("error", "end"):
+        world = Travel(malformed=malformed)
+        world.reset(free_task())
+        many = world.step(call_text("people", {"name": "x"}) * 9)
+        assert len(many.info["calls"]) == 8 and not many.terminated
+        broken = world.step("<tool_call>\n{nope}\n</tool_call>")
+        assert broken.info["parse_error"] and broken.messages
+        assert broken.terminated == (malformed == "end")
     with pytest.raises(ValueError, match="malformed"):
         Travel(malformed="maybe")
     with pytest.raises(RuntimeError, match="reset"):
         Travel().difference()
-    many = world.step(call_text("people", {"name": "x"}) * 9)
-    assert len(many.info["calls"]) == 8 and "at most" in many.messages[-1]["content"]
 
 
 def test_wrong_calls_get_a_readable_error():
@@ -336,25 +332,25 @@ def test_only_a_flex_fare_is_refunded():
 def test_seats_must_be_listed_before_one_is_taken():
     session = Session()
     id, order = next((id, order) for id, order in session.data.orders.items() if not order.seat)
+    take, move = (functools.partial(session, tool, order=id) for tool in ("seat", "move"))
     session("order", id=id)
     seat = session.data.free_seat(order.flight, "window")
-    assert session("seat", order=id, seat=seat) == "error: list the seats first"
+    assert take(seat=seat) == "error: list the seats first"
     rows = session("seats", order=id).split("\n")
     assert f"window {seat}" in rows and len(rows) <= 3
-    assert session("seat", order=id, seat="0Z") == "error: that seat is not free"
-    assert session("seat", order=id, seat=seat) == f"{id} {seat}"
+    assert take(seat="0Z") == "error: that seat is not free"
+    assert take(seat=seat) == f"{id} {seat}"
     assert f"window {seat}" not in session("seats", order=id)
     assert session.world.difference() == [["orders", id, "seat", "", seat]]
     # A moved order loses its seat and needs a new list of seats.
     flight = next(f for f in session.data.flights.values() if f.id != order.flight)
-    assert session("move", order=id, flight=order.flight) == "error: it is on that flight"
-    assert session("move", order=id, flight=flight.id) == "error: search the flights first"
+    assert move(flight=order.flight) == "error: it is on that flight"
+    assert move(flight=flight.id) == "error: search the flights first"
     session("flights", to=flight.city)
-    assert session("move", order=id, flight=flight.id) == "error: quote the flight first"
+    assert move(flight=flight.id) == "error: quote the flight first"
     session("quote", flight=flight.id)
-    moved = session("move", order=id, flight=flight.id)
-    assert f" {flight.day} " in moved and moved.endswith(f" {flight.city} {id}")
-    assert session("seat", order=id, seat=seat) == "error: list the seats first"
+    assert re.fullmatch(rf".* {flight.day} .* {flight.city} {id}", move(flight=flight.id))
+    assert take(seat=seat) == "error: list the seats first"
     assert session.world.difference() == [["orders", id, "flight", order.flight, flight.id]]
 
 
@@ -430,23 +426,17 @@ def test_phrases_name_one_entity_each():
             texts = [(id, text) for id in ids for text in phrases(agency, id)]
             assert len({text for _, text in texts}) == len(texts)
             assert not any(id in text for id, text in texts)
+        listed = {entity["name"]: set(entity["attributes"]) for entity in PROFILE["entities"]}
         entities = {"city": agency.cities, "passenger": agency.passengers, "order": agency.orders}
         for entity, ids in entities.items():
-            named = next(e for e in PROFILE["entities"] if e["name"] == entity)["attributes"]
-            assert all(set(named) <= set(attributes(agency, entity, id)) for id in ids)
+            assert all(listed[entity] <= set(attributes(agency, entity, id)) for id in ids)
 
 
-def test_a_desk_call_needs_an_order_or_a_flight_and_is_remembered():
+def test_a_desk_call_needs_an_order_or_a_flight_and_a_house():
     house = Agency.family.house(0, 0.1)
-    agency, desk = Agency(7, house), house.desk("bag")
-    order = next(iter(agency.start.orders))
-    assert agency.call(desk, {"id": "O00"}) == ("error: no such order or flight", False)
-    agency.call("order", {"id": order})
-    assert agency.call("bag", {"order": order}) == ("error: not cleared", False)
-    assert agency.call(desk, {"id": order}) == ("ok", True)
-    other = Agency.restored(agency.snapshot(), house)
-    assert other.call("bag", {"order": order})[1]
-    assert Agency(7).call(desk, {"id": order})[0].startswith("error: no such tool")
+    call = house.desk("bag"), {"id": "O00"}
+    assert Agency(7, house).call(*call) == ("error: no such order or flight", False)
+    assert Agency(7).call(*call)[0].startswith("error: no such tool")
 
 
 # Demonstrations.
