@@ -18,13 +18,15 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from envs import toolcalls
 from envs.appworld import functions, prompt
-from envs.appworld.engine import Engine
 from envs.profile import PREFERENCE, entity
 from envs.world import Evaluation, Observation, ReplayWorld, StepResult, Task, Tool
+
+if TYPE_CHECKING:  # the process that runs a model's code imports this module, and no engine
+    from envs.appworld.engine import Engine
 
 HELP = (
     "AppWorld needs a virtual environment of its own: run `make appworld`, then set env.mode=worker"
@@ -180,6 +182,8 @@ class AppWorld(ReplayWorld):
         if AppWorld._engine is None:
             if importlib.util.find_spec("appworld") is None:
                 raise ModuleNotFoundError(HELP, name="appworld")
+            from envs.appworld.engine import Engine
+
             AppWorld._engine = Engine()
         return AppWorld._engine
 

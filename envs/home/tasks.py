@@ -115,7 +115,13 @@ class Errand(Planner):
         kind, data = self.kinds[self.goal], self.tools.data
         if subject != "same":
             needed = set(self.kinds) if "same" in self.plan.template else {kind}
-            self.room = self._pick(needed, occupied=subject == "person" or wanted == "who")
+            occupied = subject == "person" or wanted == "who"
+            self.room = self.pick(
+                room
+                for room in data.rooms
+                if needed <= {device.kind for device in data.devices_in(room)}
+                and (data.person_in(room) or not occupied)
+            )
         device = next((d.id for d in data.devices_in(self.room) if d.kind == kind), "")
         if subject in ("room", "person"):
             self.via = data.rooms[self.room] if subject == "room" else data.person_in(self.room)
@@ -141,13 +147,3 @@ class Errand(Planner):
             return ""
         phrase = self.rng.choice(PHRASES[subject]).format(kind=kind, it=it)
         return self.rng.choice(SET.get(value) or SET[kind]).format(it=phrase, value=value)
-
-    def _pick(self, kinds: set[str], occupied: bool) -> str:
-        """Return a room of which no other goal is."""
-        data = self.tools.data
-        return self.pick(
-            room
-            for room in data.rooms
-            if kinds <= {device.kind for device in data.devices_in(room)}
-            and (data.person_in(room) or not occupied)
-        )
