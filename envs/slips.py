@@ -1,4 +1,4 @@
-"""The slips of a careless agent that plays a known solution: calls that it omits, repeats or gets
+"""A careless agent that plays a known solution, and its slips: calls that it omits, repeats or gets
 wrong."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from envs.toolcalls import Call, call_text
+from envs.world import Task, World
 
 # Probability of each slip per call at care 0; it is scaled by (1 - care).
 SLIPS = {
@@ -16,6 +17,17 @@ SLIPS = {
     "value": 0.4,  # take a value from another solution
     "repeat": 0.2,  # make the call twice
 }
+
+
+def played(world: World, task: Task, actions: Iterable[str], seed: int = 0) -> dict[str, Any]:
+    """Play an episode of given actions. Return its "messages", "tools" and "success"."""
+    opening = world.reset(task, seed)
+    messages = list(opening.messages)
+    for action in actions:
+        answer = world.step(action).messages
+        messages += [{"role": "assistant", "content": action}, *answer]
+    success = world.evaluate().success
+    return {"messages": messages, "tools": opening.tools, "success": success}
 
 
 def values_of(calls: Iterable[Call]) -> dict[str, list[Any]]:

@@ -18,51 +18,16 @@ import sys
 import sysconfig
 from typing import Any
 
-READ = {
-    "open",
-    "os.listdir",
-    "os.scandir",
-}  # allowed in the interpreter's own folders, because imports read them
-REFUSED = frozenset(
-    (
-        "subprocess.Popen",
-        "os.system",
-        "os.exec",
-        "os.fork",
-        "os.forkpty",
-        "os.posix_spawn",
-        "os.spawn",
-        "os.kill",
-        "os.killpg",
-        "os.putenv",
-        "os.unsetenv",
-        "os.remove",
-        "os.rename",
-        "os.rmdir",
-        "os.mkdir",
-        "os.link",
-        "os.symlink",
-        "os.truncate",
-        "os.chmod",
-        "os.chown",
-        "resource.setrlimit",
-        "resource.prlimit",
-        "shutil.rmtree",
-        "pty.spawn",
-        "signal.pthread_kill",
-        "socket.__new__",
-        "socket.connect",
-        "socket.bind",
-        "socket.sendto",
-        "socket.getaddrinfo",
-        "urllib.Request",
-        "ctypes.dlopen",
-        "ctypes.dlsym",
-        "gc.get_objects",
-        "gc.get_referrers",
-        "gc.get_referents",
-    )
-)
+# Audit events. Imports read the interpreter's own folders, where these are allowed.
+READ = frozenset(("open", "os.listdir", "os.scandir"))
+_REFUSED = """
+    subprocess.Popen os.system os.exec os.fork os.forkpty os.posix_spawn os.spawn os.kill os.killpg
+    os.putenv os.unsetenv os.remove os.rename os.rmdir os.mkdir os.link os.symlink os.truncate
+    os.chmod os.chown resource.setrlimit resource.prlimit shutil.rmtree pty.spawn
+    signal.pthread_kill socket.__new__ socket.connect socket.bind socket.sendto socket.getaddrinfo
+    urllib.Request ctypes.dlopen ctypes.dlsym gc.get_objects gc.get_referrers gc.get_referents
+"""
+REFUSED = frozenset(_REFUSED.split())
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -82,37 +47,28 @@ def confine(memory_mb: int) -> None:
 
 def limit_resources(memory_mb: int) -> None:
     """Bound the address space, and allow no core files and no writing of files."""
-    limits = {"RLIMIT_AS": memory_mb << 20, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0}
-    for name, value in limits.items():
-        hard = resource.getrlimit(getattr(resource, name))[1]
+    limits = {
+        resource.RLIMIT_AS: memory_mb << 20,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: 0,
+    }
+    for limit, value in limits.items():
+        hard = resource.getrlimit(limit)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(getattr(resource, name), (value, value))
+        resource.setrlimit(limit, (value, value))
 
 
 # ----------------------------------------------------------------------------------------- Landlock
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = (
-    444,
-    445,
-    446,
-)  # system calls, the same on every architecture
+# System calls, which are the same on every architecture.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _READ_FILE, _READ_DIR = 1 << 2, 1 << 3
-_FILE_RIGHTS = {
-    1: 13,
-    2: 14,
-    3: 15,
-    4: 15,
-    5: 16,
-}  # number of rights of each version of the interface
+_FILE_RIGHTS = (13, 14, 15, 15, 16)  # number of rights of each version of the interface, from 1
 _NO_NEW_PRIVILEGES = 38
 
 
 class _Ruleset(ctypes.Structure):
-    _fields_ = [
-        ("files", ctypes.c_uint64),
-        ("network", ctypes.c_uint64),
-        ("scopes", ctypes.c_uint64),
-    ]
+    _fields_ = [(name, ctypes.c_uint64) for name in ("files", "network", "scopes")]
 
 
 class _Beneath(ctypes.Structure):
@@ -137,7 +93,7 @@ def restrict_files(folders: tuple[str, ...]) -> bool:
     if version == 0:
         return False
     libc = ctypes.CDLL(None, use_errno=True)
-    files = (1 << _FILE_RIGHTS[min(version, max(_FILE_RIGHTS))]) - 1
+    files = (1 << _FILE_RIGHTS[min(version, len(_FILE_RIGHTS)) - 1]) - 1
     ruleset = _Ruleset(files, 0b11 if version >= 4 else 0, 0b11 if version >= 6 else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     rules = _checked(libc.syscall(_CREATE_RULESET, ctypes.byref(ruleset), ctypes.c_size_t(size), 0))
@@ -182,9 +138,9 @@ def _hook(own: tuple[str, ...]) -> Any:
             path, flags = args[0], args[2] if len(args) > 2 else 0
             if isinstance(path, int):
                 return  # the file is already open
-            allowed = isinstance(path, str | bytes | pathlike) and not (
-                isinstance(flags, int) and flags & writing
-            )
+            allowed = isinstance(path, str | bytes | pathlike)
+            if isinstance(flags, int) and flags & writing:
+                allowed = False
             if not allowed or not (realpath(fsdecode(path)) + separator).startswith(folders):
                 raise error(f"not allowed here: {event} {path!r}")
 

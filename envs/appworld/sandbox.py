@@ -34,17 +34,12 @@ class Sandbox:
         """Start the process, which imports the package. Raises RuntimeError if it ends."""
         self._folder = tempfile.TemporaryDirectory(prefix="evolver-appworld-")
         ours, theirs = socket.socketpair()
-        environment = {
-            "PYTHONPATH": ROOT,
-            "PATH": "/usr/bin:/bin",
-            "LANG": "C.UTF-8",
-            "HOME": self._folder.name,
-        }
-        environment |= {"IPYTHONDIR": self._folder.name, "APPWORLD_ROOT": self._folder.name}
+        environment = {"PYTHONPATH": ROOT, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
+        folders = dict.fromkeys(("HOME", "IPYTHONDIR", "APPWORLD_ROOT"), self._folder.name)
         with theirs:
             self._process = Piped(
                 [sys.executable, "-s", "-m", "envs.appworld.session", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),), env=environment, cwd=self._folder.name,
+                pass_fds=(theirs.fileno(),), env=environment | folders, cwd=self._folder.name,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             )  # fmt: skip
         self._control = ours
@@ -66,13 +61,6 @@ class Sandbox:
         pid = json.loads(self._control.recv(100))["pid"]
         return Session(ours, pid, handler, task["timeout_s"] + GRACE_S)
 
-    def close(self) -> None:
-        """End the process, and with it every session that still waits for code."""
-        self._control.close()
-        self._process.kill()
-        self._process.wait()
-        self._folder.cleanup()
-
 
 class Session:
     """The process of one episode. What it sends is data of whoever wrote the code, and is taken for
@@ -82,11 +70,7 @@ class Session:
         self._connection, self._pid, self._handler = connection, pid, handler
         connection.settimeout(START_S)
         self._buffer = bytearray()
-        try:
-            self._output(limit=0)  # it is ready
-        except SessionEnded:
-            self.close()
-            raise
+        self._guarded(limit=0)  # it is ready
         connection.settimeout(seconds)
 
     def run(self, code: str, limit: int) -> str:
@@ -95,21 +79,28 @@ class Session:
 
         limit: maximum number of requests, after which the session is ended.
         """
-        try:
-            self._connection.sendall(json.dumps({"code": code}).encode() + b"\n")
-            return self._output(limit)
-        except OSError as error:
-            self.close()
-            raise SessionEnded(_reason(error)) from None
-        except SessionEnded:
-            self.close()
-            raise
+        return self._guarded(limit, json.dumps({"code": code}).encode() + b"\n")
 
     def close(self) -> None:
         """Kill the process and what it may have started."""
         self._connection.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, signal.SIGKILL)
+
+    def _guarded(self, limit: int, message: bytes = b"") -> str:
+        """Return the output that answers a message. Closes the session if it ends."""
+        try:
+            if message:
+                self._connection.sendall(message)
+            return self._output(limit)
+        except TimeoutError:
+            reason = "it timed out"
+        except OSError:
+            reason = "its process died"
+        except SessionEnded as error:
+            reason = str(error)
+        self.close()
+        raise SessionEnded(reason)
 
     def _output(self, limit: int) -> str:
         for _ in range(limit + 1):
@@ -130,10 +121,7 @@ class Session:
         while (end := self._buffer.find(b"\n")) < 0:
             if len(self._buffer) > MAX_LINE:
                 raise SessionEnded(f"it wrote more than {MAX_LINE >> 20} MB")
-            try:
-                data = self._connection.recv(1 << 20)
-            except OSError as error:
-                raise SessionEnded(_reason(error)) from None
+            data = self._connection.recv(1 << 20)
             if not data:
                 raise SessionEnded("its process died, perhaps for lack of memory")
             self._buffer += data
@@ -143,7 +131,3 @@ class Session:
             return json.loads(line)
         except (ValueError, RecursionError):
             raise SessionEnded("it wrote something else than a message") from None
-
-
-def _reason(error: OSError) -> str:
-    return "it timed out" if isinstance(error, TimeoutError) else "its process died"

@@ -16,17 +16,28 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
+import functools
 import json
 import os
 import random
 import signal
 import socket
 import sys
+import types
 from typing import Any
 
 from envs.appworld.confine import confine
 
 SEED = 100  # the package's default
+# Fields of the package's environment that a session has no use for: those that are None, and False.
+_ABSENT = """
+    remote_environment_url remote_apis_url models_to_db_home_path models_from_db_home_path
+    random_seed show_api_response_schemas
+"""
+_OFF = """
+    raise_on_extra_parameters parse_datetimes allow_datetime_change add_login_shortcut
+    munchify_response import_utils
+"""
 
 
 class Answer:
@@ -34,7 +45,6 @@ class Answer:
 
     def __init__(self, status: int, text: str):
         self.status_code, self.text = status, text
-        self.headers: dict[str, str] = {}
 
     def json(self) -> Any:
         return json.loads(self.text)
@@ -55,7 +65,7 @@ class Client:
     def __getattr__(self, method: str) -> Any:
         if method not in ("get", "post", "put", "patch", "delete"):
             raise AttributeError(method)
-        return lambda url, **options: self._request(method, url, **options)
+        return functools.partial(self._request, method)
 
 
 def _parameter(value: Any) -> Any:
@@ -71,8 +81,7 @@ def _parameter(value: Any) -> Any:
 def send(lines: Any, message: Any) -> None:
     """Write one message. Raises TypeError for a value that JSON lacks, as an HTTP client does for a
     body."""
-    data = json.dumps(message).encode() + b"\n"
-    lines.write(data)
+    lines.write(json.dumps(message).encode() + b"\n")
     lines.flush()
 
 
@@ -81,9 +90,8 @@ def main() -> None:
     end_with_parent()
     control = socket.socket(fileno=int(sys.argv[1]))
     warm_up()
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_IGN
-    )  # sessions end by themselves or are killed, and leave nothing
+    # Sessions end by themselves or are killed, and leave nothing.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     control.sendall(b"ready\n")
     while True:
         data, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 1)
@@ -136,9 +144,7 @@ def run(world: Any, code: str) -> str:
     """Return the output of code, or its error. Never raises."""
     try:
         return world.execute(code)
-    except (
-        BaseException
-    ) as error:  # code can raise KeyboardInterrupt, or errors whose text cannot be encoded
+    except BaseException as error:  # code can raise KeyboardInterrupt
         with contextlib.suppress(Exception):
             world.safety_guard.disable()
         return f"Execution failed. Traceback:\n{type(error).__name__}: {str(error)[:500]}"
@@ -161,24 +167,21 @@ def session(client: Client, task: dict[str, Any]) -> Any:
     )  # fmt: skip
     real, apis.Requester = apis.Requester, lambda **_: requester
     world = environment.AppWorld.__new__(environment.AppWorld)
-    shell = environment.InteractiveShellEmbed(config=_config(environment))
+    config = environment.Config()
+    config.HistoryManager.enabled = False
+    shell = environment.InteractiveShellEmbed(config=config)
     shell.ast_node_interactivity = "none"
     sys.excepthook = sys.__excepthook__
-    nothing = dict.fromkeys(("remote_environment_url", "remote_apis_url", "models_to_db_home_path"))
-    nothing |= dict.fromkeys(
-        ("models_from_db_home_path", "random_seed", "show_api_response_schemas")
-    )
-    nothing |= dict.fromkeys(
-        ("raise_on_extra_parameters", "parse_datetimes", "allow_datetime_change"), False
-    )
-    nothing |= dict.fromkeys(("add_login_shortcut", "munchify_response", "import_utils"), False)
+    moment = datetime.datetime.fromisoformat(task["datetime"])
     vars(world).update(
-        nothing, safety_guard=environment.SafetyGuard(), environment_io=[], num_interactions=0,
+        dict.fromkeys(_ABSENT.split()), **dict.fromkeys(_OFF.split(), False),
+        safety_guard=environment.SafetyGuard(), environment_io=[], num_interactions=0,
         max_interactions=1000, max_api_calls_per_interaction=task["max_requests"],
         raise_on_failure=True, raise_on_unsafe_syntax=True, null_patch_unsafe_execution=True,
         timeout_seconds=task["timeout_s"], output_db_home_path_on_disk="",
         _save_state=lambda directory: None, save_logs=lambda: None,
-        task=_Public(datetime.datetime.fromisoformat(task["datetime"]), list(task["apps"])),
+        # The fields of a task that the package reads to set up a session.
+        task=types.SimpleNamespace(datetime=moment, allowed_apps=list(task["apps"])),
     )  # fmt: skip
     world.shell = shell
     try:
@@ -195,19 +198,6 @@ def begin(world: Any) -> Any:
 
     random.seed(SEED)
     return set_local_date_and_time(world.task.datetime)
-
-
-class _Public:
-    """The fields of a task that the package reads to set up a session."""
-
-    def __init__(self, moment: datetime.datetime, apps: list[str]):
-        self.datetime, self.allowed_apps = moment, apps
-
-
-def _config(environment: Any) -> Any:
-    config = environment.Config()
-    config.HistoryManager.enabled = False
-    return config
 
 
 if __name__ == "__main__":

@@ -16,16 +16,17 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from envs import toolcalls
 from envs.appworld import functions, prompt
-from envs.appworld.engine import Engine
 from envs.profile import PREFERENCE, entity
 from envs.world import Evaluation, Observation, ReplayWorld, StepResult, Task, Tool
+
+if TYPE_CHECKING:  # the process that runs a model's code imports this module, and no engine
+    from envs.appworld.engine import Engine
 
 HELP = (
     "AppWorld needs a virtual environment of its own: run `make appworld`, then set env.mode=worker"
@@ -65,21 +66,16 @@ class AppWorld(ReplayWorld):
         max_output: int = 20_000,
         engine: Engine | None = None,
     ):
-        options = {
-            "data": ("mini", "official"),
-            "action": ("code", "tool"),
-            "reward": ("sparse", "dense"),
-        }
-        for (name, allowed), value in zip(options.items(), (data, action, reward)):
-            if value not in allowed:
-                raise ValueError(f"{name} must be {' or '.join(allowed)}, not {value!r}")
+        for name, value, one, other in (
+            ("data", data, "mini", "official"),
+            ("action", action, "code", "tool"),
+            ("reward", reward, "sparse", "dense"),
+        ):
+            if value not in (one, other):
+                raise ValueError(f"{name} must be {one} or {other}, not {value!r}")
         self._data, self._root, self._action, self._reward = data, root, action, reward
-        self._example, self._timeout_s, self._memory_mb, self._max_output = (
-            example,
-            timeout_s,
-            memory_mb,
-            max_output,
-        )
+        self._example, self._max_output = example, max_output
+        self._limits = timeout_s, memory_mb
         self._own_engine = engine
         if engine is None and importlib.util.find_spec("appworld") is not None:
             self._warm_up()
@@ -120,17 +116,16 @@ class AppWorld(ReplayWorld):
         self._codes.append(code)
         self._evaluation = None
         self._over = engine.completed()
-        return StepResult(
-            messages=[{"role": role, "content": f"Output:\n```\n{output}\n```\n\n"}],
-            reward=self.evaluate().score if self._over else 0.0,
-            terminated=self._over,
-            info={
-                "calls": [{"name": "appworld", "arguments": {"code": code}}],
-                "errors": int(output.startswith("Execution failed.")),
-                "parse_error": False,
-            }
-            | ({"answer": engine.answer()} if self._over else {}),
-        )
+        info: dict[str, Any] = {
+            "calls": [{"name": "appworld", "arguments": {"code": code}}],
+            "errors": int(output.startswith("Execution failed.")),
+            "parse_error": False,
+        }
+        if self._over:
+            info["answer"] = engine.answer()
+        message = {"role": role, "content": f"Output:\n```\n{output}\n```\n\n"}
+        reward = self.evaluate().score if self._over else 0.0
+        return StepResult([message], reward, terminated=self._over, info=info)
 
     def evaluate(self) -> Evaluation:
         """Score the episode; `success` is AppWorld's. `progress` is the share of passed tests among
@@ -154,12 +149,11 @@ class AppWorld(ReplayWorld):
 
     def profile(self) -> dict[str, Any]:
         """Return a profile with the apps as entities and their APIs as operations."""
-        apis = self._process_engine().apis(str(self._data_root()))
         return {
             "name": self.name,
             "entities": [
                 entity(app, [{**doc, "name": name, "parameters": {}} for name, doc in docs.items()])
-                for app, docs in apis.items()
+                for app, docs in self._docs().items()
                 if app not in ("api_docs", "supervisor")
             ],
             "task_preference": PREFERENCE,
@@ -174,9 +168,11 @@ class AppWorld(ReplayWorld):
     def _functions(self) -> dict[str, Tool]:
         self._require_episode()
         if self._schemas is None:
-            docs = self._process_engine().apis(str(self._data_root()))
-            self._schemas = functions.schemas(docs, self._apps)
+            self._schemas = functions.schemas(self._docs(), self._apps)
         return self._schemas
+
+    def _docs(self) -> dict[str, dict[str, dict[str, Any]]]:
+        return self._process_engine().apis(str(self._data_root()))
 
     # Access to the engine of the process.
 
@@ -186,20 +182,20 @@ class AppWorld(ReplayWorld):
         if AppWorld._engine is None:
             if importlib.util.find_spec("appworld") is None:
                 raise ModuleNotFoundError(HELP, name="appworld")
+            from envs.appworld.engine import Engine
+
             AppWorld._engine = Engine()
         return AppWorld._engine
 
     def _open(self) -> dict[str, Any]:
-        engine, task = self._process_engine(), self._require_episode()
+        task = self._require_episode()
         AppWorld._active = None
-        opened = engine.open(
-            str(self._data_root()),
-            task.meta.get("entry", task.id),
-            self._timeout_s,
-            self._memory_mb,
-        )
+        opened = self._opened(task.meta.get("entry", task.id))
         AppWorld._active = self
         return opened
+
+    def _opened(self, task_id: str) -> dict[str, Any]:
+        return self._process_engine().open(str(self._data_root()), task_id, *self._limits)
 
     def _activate(self) -> Engine:
         """Return the engine after making this instance's task the open one."""
@@ -212,10 +208,7 @@ class AppWorld(ReplayWorld):
     def _warm_up(self) -> None:
         """Open and close a task, because the first one in a process takes seconds."""
         if AppWorld._engine is None:
-            tasks = self.tasks("train")
-            self._process_engine().open(
-                str(self._data_root()), tasks[0].id, self._timeout_s, self._memory_mb
-            )
+            self._opened(self.tasks("train")[0].id)
             self._process_engine().close()
 
     def _data_root(self) -> Path:
@@ -253,12 +246,13 @@ def goal_completion(success: Mapping[str, float]) -> dict[str, float]:
     """
     if not success:
         raise ValueError("no tasks to average over")
-    scenarios: defaultdict[str, list[float]] = defaultdict(list)
+    worst: dict[str, float] = {}
     for task, value in success.items():
-        scenarios[scenario_of(task)].append(float(value))
+        scenario = scenario_of(task)
+        worst[scenario] = min(float(value), worst.get(scenario, 1.0))
     return {
         "tgc": sum(map(float, success.values())) / len(success),
-        "sgc": sum(map(min, scenarios.values())) / len(scenarios),
+        "sgc": sum(worst.values()) / len(worst),
     }
 
 
@@ -280,13 +274,12 @@ def _run(engine: Engine, code: str) -> str:
 def _score(tests: list[tuple[str, bool]], reward: str) -> Evaluation:
     goals = [passed for label, passed in tests if label != "no_op_pass"]
     invariants = [passed for label, passed in tests if label == "no_op_pass"]
-    success = bool(tests) and all(goals) and all(invariants)
+    passed = _share(goals + invariants, 0.0)
+    success = passed == 1.0
     progress = _share(goals, 0.0) * _share(invariants, 1.0)
     score = progress if reward == "dense" else float(success)
-    passed = _share([passed for _, passed in tests], 0.0)
-    return Evaluation(
-        score, success, {"progress": 1.0 if success else min(progress, 0.99), "tests": passed}
-    )
+    components = {"progress": 1.0 if success else min(progress, 0.99), "tests": passed}
+    return Evaluation(score, success, components)
 
 
 def _share(passed: list[bool], default: float) -> float:
@@ -321,10 +314,7 @@ def _official_tasks(root: Path, split: str) -> list[Task]:
         raise ValueError(f"AppWorld's data has no split {split!r}; it has {', '.join(splits)}")
     tasks = []
     for id in (root / "data" / "datasets" / f"{split}.txt").read_text(encoding="utf-8").split():
-        folder = root / "data" / "tasks" / id
-        specs = json.loads((folder / "specs.json").read_text(encoding="utf-8"))
+        specs = json.loads((root / "data" / "tasks" / id / "specs.json").read_bytes())
         meta = {"data": "official", "scenario": scenario_of(id)}
-        tasks.append(
-            Task(id=id, env=AppWorld.name, query=specs["instruction"], split=split, meta=meta)
-        )
+        tasks.append(Task(id, AppWorld.name, specs["instruction"], split, meta=meta))
     return tasks

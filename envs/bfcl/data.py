@@ -26,18 +26,11 @@ CATEGORIES = (
     "multi_turn_miss_param",
     "multi_turn_long_context",
 )
-DOMAINS = (
-    "files",
-    "vehicle",
-    "trading",
-    "travel",
-)  # tasks 0-49, 50-99, 100-149, 150-199 of each category
+# Of tasks 0-49, 50-99, 100-149 and 150-199 of each category.
+DOMAINS = ("files", "vehicle", "trading", "travel")
 ENTRIES = 200
-SCHEMES = {
-    "reference": 100,
-    "100/100": 100,
-    "50/150": 50,
-}  # name -> number of training tasks per category
+# Name -> number of training tasks per category.
+SCHEMES = {"reference": 100, "100/100": 100, "50/150": 50}
 SCHEMA_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
 
 
@@ -58,6 +51,11 @@ class Entry:
     @property
     def index(self) -> int:
         return int(self.id.rsplit("_", 1)[1])
+
+    @property
+    def calls(self) -> int:
+        """The number of calls of the solution."""
+        return sum(map(len, self.truth))
 
     @property
     def domain(self) -> str:
@@ -142,19 +140,16 @@ def read_call(text: str, parameters: dict[str, list[str]]) -> Call:
     ValueError for anything but a plain call of a known tool with literal arguments.
     """
     node = ast.parse(text.strip(), mode="eval").body
-    if (
-        not isinstance(node, ast.Call)
-        or not isinstance(node.func, ast.Name)
-        or node.func.id not in parameters
-    ):
+    name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+    if not isinstance(node, ast.Call) or name not in parameters:
         raise ValueError(f"not a call of a known tool: {text}")
-    names = parameters[node.func.id]
+    names = parameters[name]
     if len(node.args) > len(names) or any(keyword.arg is None for keyword in node.keywords):
         raise ValueError(f"arguments cannot be matched to parameters: {text}")
     arguments = {name: ast.literal_eval(value) for name, value in zip(names, node.args)}
     for keyword in node.keywords:
         arguments[str(keyword.arg)] = ast.literal_eval(keyword.value)
-    return Call(node.func.id, arguments)
+    return Call(name, arguments)
 
 
 def split_indices(split: str, scheme: str = "reference", seed: int = 0) -> list[int]:
@@ -168,22 +163,17 @@ def split_indices(split: str, scheme: str = "reference", seed: int = 0) -> list[
     """
     if scheme not in SCHEMES:
         raise ValueError(f"BFCL has no splits '{scheme}'; it has {', '.join(SCHEMES)}")
-    size = SCHEMES[scheme]
-    if scheme == "reference":
-        train = set(range(size))
-    else:
+    size, every = SCHEMES[scheme], range(ENTRIES)
+    train = set(range(size))
+    if scheme != "reference":
+        train.clear()
         rng = random.Random(f"bfcl {scheme} {seed}")
         width = ENTRIES // len(DOMAINS)
-        sizes = [size // len(DOMAINS) + (d < size % len(DOMAINS)) for d in range(len(DOMAINS))]
-        train = {
-            i for d, n in enumerate(sizes) for i in rng.sample(range(d * width, (d + 1) * width), n)
-        }
-    members = {
-        "train": train,
-        "val": set(range(ENTRIES)) - train,
-        "all": set(range(ENTRIES)),
-    }
-    members |= {"dev": members["val"], "test": members["val"]}
+        share, rest = divmod(size, len(DOMAINS))
+        for d in range(len(DOMAINS)):
+            train.update(rng.sample(every[d * width : (d + 1) * width], share + (d < rest)))
+    held_out = set(every) - train
+    members = {"train": train, **dict.fromkeys(("val", "dev", "test"), held_out), "all": every}
     if split not in members:
         raise ValueError(f"BFCL has no split '{split}'; it has train, val (= dev = test) and all")
     return sorted(members[split])
@@ -194,11 +184,8 @@ def tool_schema(doc: dict[str, Any], brief: bool = False) -> Tool:
     return value. `brief` also omits all other descriptions and the defaults."""
 
     def convert(node: dict[str, Any]) -> dict[str, Any]:
-        node = (
-            {key: node[key] for key in ("type", "properties", "items") if key in node}
-            if brief
-            else dict(node)
-        )
+        kept = ("type", "properties", "items") if brief else node
+        node = {key: node[key] for key in kept if key in node}
         if "type" in node:
             node["type"] = SCHEMA_TYPES.get(node["type"], node["type"])
         if "properties" in node:

@@ -12,13 +12,15 @@ was rewarded for and on others.
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from typing import Any
 
 from envs.bfcl.data import entries
 from envs.bfcl.world import Bfcl
-from envs.slips import careless, values_of
+from envs.slips import careless, played, values_of
 from envs.toolcalls import Call, tools_text
+from envs.world import Task
 
 CARE = 0.5
 DONE = "Done."
@@ -33,9 +35,9 @@ TOKENS = (
     '": {"type": "array", "items": {"type": "string"}}',
 )
 ORIGIN = (
-    "The demonstrations show the benchmark's own conversations, including those of the val "
-    "split; the policy's score on"
-    " them measures how carefully it works and is not comparable with any other BFCL score."
+    "The demonstrations show the benchmark's own conversations, including those of the val split; "
+    "the policy's score on them measures how carefully it works and is not comparable with any "
+    "other BFCL score."
 )
 
 
@@ -49,19 +51,9 @@ def demonstrate(
     if hint:
         raise ValueError(f"BFCL's demonstrations have no hints: hint must be 0, not {hint}")
     bfcl, tasks, values = _prepare(tuple(sorted(world.items())))
-    task = rng.choice(tasks)
-    opening = bfcl.reset(task, rng.randrange(2**31))
-    messages = list(opening.messages)
-    for action in _actions(task.id, values, rng, care):
-        messages.append({"role": "assistant", "content": action})
-        result = bfcl.step(action)
-        messages += result.messages
-    return {
-        "messages": messages,
-        "tools": opening.tools,
-        "success": bfcl.evaluate().success,
-        "hinted": False,
-    }
+    task, seed = rng.choice(tasks), rng.randrange(2**31)
+    turns = [[*careless(turn, values, rng, care), DONE] for turn in _truth(task)]
+    return {**played(bfcl, task, itertools.chain(*turns), seed), "hinted": False}
 
 
 @functools.lru_cache(maxsize=2)
@@ -70,17 +62,9 @@ def _prepare(arguments: tuple) -> tuple[Bfcl, list, dict[str, list[Any]]]:
     solutions."""
     bfcl = Bfcl(**dict(arguments))
     tasks = bfcl.tasks("all")
-    return (
-        bfcl,
-        tasks,
-        values_of(call for task in tasks for turn in _truth(task.id) for call in turn),
-    )
+    turns = itertools.chain(*map(_truth, tasks))
+    return bfcl, tasks, values_of(itertools.chain(*turns))
 
 
-def _truth(id: str) -> list[list[Call]]:
-    return entries(id.rsplit("_", 1)[0])[id].truth
-
-
-def _actions(id: str, values: dict[str, list[Any]], rng: random.Random, care: float) -> list[str]:
-    """Return the agent's replies in one episode."""
-    return [reply for turn in _truth(id) for reply in (*careless(turn, values, rng, care), DONE)]
+def _truth(task: Task) -> list[list[Call]]:
+    return entries(task.meta["category"])[task.id].truth

@@ -16,13 +16,16 @@ must be among the results so far.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import importlib
 import inspect
+import itertools
 import json
 import math
 import random
+import re
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -66,9 +69,8 @@ class Apis:
             return "()", False  # what Python, and so the package, makes of a call without a name
         if call.name not in self._methods:
             return f"Error during execution: name '{call.name}' is not defined", True
-        if problem := next(filter(None, map(unusable, call.arguments.values())), "") or _too_large(
-            call
-        ):
+        problems = (*map(unusable, call.arguments.values()), _too_large(call))
+        if problem := next(filter(None, problems), ""):
             return f"Error during execution: {problem}", True
         try:
             # Some methods store the list that they are given, or a default that all episodes of the
@@ -90,30 +92,20 @@ def _shared_defaults(method: Any) -> dict[str, Any]:
 
 
 def _text(result: Any) -> str:
-    if isinstance(result, str):
-        return result
     if isinstance(result, dict):
-        try:
+        with contextlib.suppress(TypeError, ValueError, RecursionError):
             return json.dumps(result)
-        except (TypeError, ValueError, RecursionError):
-            return str(result)
     return str(result)
 
 
 def _too_large(call: Call) -> str:
     """Return an error for arguments with which a calculator tool would compute for days; "" if
     there are none."""
-    precision = call.arguments.get("precision")
+    precision, base, exponent = map(call.arguments.get, ("precision", "base", "exponent"))
     if isinstance(precision, int | float) and precision > MAX_PRECISION:
         return f"a precision above {MAX_PRECISION} is not supported"
-    base, exponent = call.arguments.get("base"), call.arguments.get("exponent")
-    if (
-        call.name == "power"
-        and isinstance(base, int)
-        and isinstance(exponent, int)
-        and abs(base) > 1
-    ):
-        if exponent * math.log10(abs(base)) > MAX_DIGITS:
+    if call.name == "power" and isinstance(base, int) and isinstance(exponent, int):
+        if abs(base) > 1 and exponent * math.log10(abs(base)) > MAX_DIGITS:
             return f"the result has more than {MAX_DIGITS} digits"
     return ""
 
@@ -148,14 +140,14 @@ class Bfcl(ReplayWorld):
         classes: str | Sequence[str] = (),
     ):
         self._categories = [category] if isinstance(category, str) else list(category)
-        self._entries = {
-            k: entry for name in self._categories for k, entry in entries(name).items()
-        }
+        self._entries: dict[str, Entry] = {}
+        for name in self._categories:
+            self._entries |= entries(name)
         if classes:
             wanted = {classes} if isinstance(classes, str) else set(classes)
-            known = {name for entry in self._entries.values() for name in entry.classes}
-            if unknown := sorted(wanted - known):
-                raise ValueError(f"BFCL has no class {unknown}: choose from {sorted(known)}")
+            known = self._classes()
+            if unknown := sorted(wanted.difference(known)):
+                raise ValueError(f"BFCL has no class {unknown}: choose from {known}")
             self._entries = {
                 k: entry for k, entry in self._entries.items() if wanted.issuperset(entry.classes)
             }
@@ -170,15 +162,10 @@ class Bfcl(ReplayWorld):
         self._official = self._distractors is None and malformed == "official" and docs == "full"
 
     def tasks(self, split: str) -> list[Task]:
-        indices = set(split_indices(split, self._splits, self._split_seed))
-        chosen = [
-            self._as_task(entry, split)
-            for entry in self._entries.values()
-            if entry.index in indices
-        ]
-        return [
-            task for task in chosen if not self._max_calls or task.difficulty <= self._max_calls
-        ]
+        indices = split_indices(split, self._splits, self._split_seed)
+        chosen = [entry for entry in self._entries.values() if entry.index in indices]
+        most = self._max_calls or math.inf
+        return [self._as_task(entry, split) for entry in chosen if entry.calls <= most]
 
     def _as_task(self, entry: Entry, split: str) -> Task:
         return Task(
@@ -187,7 +174,7 @@ class Bfcl(ReplayWorld):
             query=entry.question[0][0]["content"],
             split=split,
             reference=reference_turns(entry),
-            difficulty=sum(len(turn) for turn in entry.truth),
+            difficulty=entry.calls,
             meta={
                 "category": entry.category,
                 "domain": entry.domain,
@@ -213,8 +200,7 @@ class Bfcl(ReplayWorld):
         self._replies = 0  # replies with calls in this turn
         self._turn_results: list[str] = []  # of those replies
         self._results: list[str] = []  # of all earlier turns
-        self._failure = ""  # the package's error type for the first turn that failed
-        self._failed_turn = len(entry.question)
+        self._passed, self._failed = 0, False  # turns before the first that failed; one has
         self._offered = self._choose_tools(entry, seed)
         return Observation(self._user_messages(), self._tools())
 
@@ -249,28 +235,29 @@ class Bfcl(ReplayWorld):
         self._require_episode()
         truth = self._entry.truth
         checked = {turn for turn, calls in enumerate(truth) if calls} | {len(truth) - 1}
-        passed = [turn for turn in checked if turn < min(self._turn, self._failed_turn)]
-        success = len(passed) == len(checked)
-        return Evaluation(float(success), success, {"progress": len(passed) / len(checked)})
+        passed = sum(turn < self._passed for turn in checked)
+        success = passed == len(checked)
+        return Evaluation(float(success), success, {"progress": passed / len(checked)})
 
     def profile(self) -> dict[str, Any]:
-        classes = sorted({name for entry in self._entries.values() for name in entry.classes})
         return {
             "name": self.name,
             "entities": [
-                entity(name, [_described(doc) for doc in docs_of(name)]) for name in classes
+                entity(name, list(map(_described, docs_of(name)))) for name in self._classes()
             ],
             "verifier": "calls",
             "task_preference": PREFERENCE,
         }
 
+    def _classes(self) -> list[str]:
+        return sorted(set(itertools.chain(*(entry.classes for entry in self._entries.values()))))
+
     # Helpers of `reset` and `step`.
 
     def _end_turn(self, info: dict[str, Any]) -> StepResult:
-        if not self._failure:
-            self._failure = self._check_turn()
-            if self._failure:
-                self._failed_turn = self._turn
+        if not self._failed and not self._passes():
+            self._failed = True
+        self._passed += not self._failed
         self._results += self._turn_results
         self._turn, self._replies, self._turn_results = self._turn + 1, 0, []
         open_query = self._require_episode().meta.get("open_query")
@@ -280,24 +267,18 @@ class Bfcl(ReplayWorld):
         tools = self._tools() if self._turn in self._entry.withheld else None
         return StepResult(self._user_messages(), tools=tools, info=info)
 
-    def _check_turn(self) -> str:
-        """Apply `multi_turn_checker` to the turn that just ended. Return its error type, "" if the
-        turn passed."""
-        calls = self._entry.truth[self._turn]
-        expected = [self._truth.call(call)[0] for call in calls]
-        if not calls:
-            return ""
-        if not self._turn_results:
-            return "multi_turn:empty_turn_model_response"
+    def _passes(self) -> bool:
+        """Apply `multi_turn_checker` to the turn that just ended."""
+        expected = [self._truth.call(call)[0] for call in self._entry.truth[self._turn]]
+        if not expected or not self._turn_results:
+            return not expected
         try:
-            verdict = package().state_checker(self._apis.instances, self._truth.instances)
+            state = package().state_checker(self._apis.instances, self._truth.instances)
         except RecursionError:  # the model moved a directory into itself
-            return "multi_turn:instance_state_mismatch"
-        if verdict["valid"]:
-            verdict = package().response_checker(
-                self._results + self._turn_results, expected, self._turn
-            )
-        return "" if verdict["valid"] else verdict["error_type"]
+            return False
+        results = self._results + self._turn_results
+        check = package().response_checker
+        return state["valid"] and check(results, expected, self._turn)["valid"]
 
     def _user_messages(self) -> list[Message]:
         if self._turn in self._entry.withheld:
@@ -308,20 +289,17 @@ class Bfcl(ReplayWorld):
         names = [doc["name"] for doc in entry.docs]
         if self._distractors is None:
             return set(names)
-        needed = {call.name for turn in entry.truth for call in turn}
-        needed |= {name for withheld in entry.withheld.values() for name in withheld}
+        needed = {call.name for call in itertools.chain(*entry.truth)}
+        needed.update(*entry.withheld.values())
         others = [name for name in names if name not in needed]
         rng = random.Random(f"bfcl tools {entry.id} {seed}")
         return needed | set(rng.sample(others, min(self._distractors, len(others))))
 
     def _tools(self) -> list[Tool]:
-        later = {
-            name
-            for turn, names in self._entry.withheld.items()
-            if turn > self._turn
-            for name in names
-        }
-        offered = self._offered - later
+        offered = set(self._offered)
+        for turn, names in self._entry.withheld.items():
+            if turn > self._turn:
+                offered.difference_update(names)
         return [tool_schema(doc, self._brief) for doc in self._entry.docs if doc["name"] in offered]
 
 
@@ -331,20 +309,19 @@ def reference_turns(entry: Entry) -> list[str]:
     turns = []
     for calls in entry.truth:
         if calls:
-            turns.append(
-                "\n".join(toolcalls.call_text(call.name, call.arguments) for call in calls)
-            )
-        turns.append("Done." if calls else "I cannot do that yet: a tool or a detail is missing.")
+            texts = [toolcalls.call_text(call.name, call.arguments) for call in calls]
+            turns += ["\n".join(texts), "Done."]
+        else:
+            turns.append("I cannot do that yet: a tool or a detail is missing.")
     return turns
 
 
 def _distractors(tools: str) -> int | None:
     if tools == "all":
         return None
-    kind, _, count = tools.partition("+")
-    if kind != "oracle" or not (count.isascii() and count.isdigit()):
-        raise ValueError(f"tools must be 'all' or 'oracle+k', such as 'oracle+4', not '{tools}'")
-    return int(count)
+    if found := re.fullmatch(r"oracle\+([0-9]+)", tools):
+        return int(found[1])
+    raise ValueError(f"tools must be 'all' or 'oracle+k', such as 'oracle+4', not '{tools}'")
 
 
 def _described(doc: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -75,6 +75,7 @@ class Planner:
         self.rng, self.house = rng, house
         self.plan = Plan(template, seed)
         self.texts: list[str] = []  # answers of the calls
+        self.picked: set[str] = set()
         self.goal = 0
 
     @functools.cached_property
@@ -119,9 +120,13 @@ class Planner:
             parts.append(self.reach(subject, wanted))
             targets.append(len(self.plan.calls) - 1)
         if plain:
-            goals = self.described(targets)
+            hidden = self._hidden()
+            goals = [self._described(n, hidden) for n in targets]
             self.question(goals)
-            self.plan.query = self.joined(goals, self.plan.wanted or "")
+            self.plan.query = joined(goals, self.plan.wanted or "", self.rng)
+            # It must not name what has to be found.
+            if len(set(goals)) < len(goals) or not words(self.plan.query).isdisjoint(hidden):
+                raise Unfit
         else:
             self.plan.query = self._sentences(parts)
         if self.plan.answer and self.plan.answer in words(self.plan.query):
@@ -131,6 +136,15 @@ class Planner:
     def reach(self, subject: str, wanted: str) -> str:
         """Make the calls of a goal and return its words: a request, or a question."""
         raise NotImplementedError
+
+    def pick(self, ids: Iterable[str]) -> str:
+        """Draw something that no other goal is about. Raises Unfit if there is nothing."""
+        unused = [id for id in ids if id not in self.picked]
+        if not unused:
+            raise Unfit
+        id = self.rng.choice(unused)
+        self.picked.add(id)
+        return id
 
     def question(self, goals: Sequence[str]) -> None:
         """Want something of the last answer of a plain query, unless `reach` has."""
@@ -171,19 +185,7 @@ class Planner:
         if self.house and (desk := self.house.desk(tool)):
             self.call(desk, id=id)
 
-    def described(self, targets: Sequence[int]) -> list[str]:
-        """Return the goals that the calls numbered `targets` reach, in words."""
-        hidden = self.hidden()
-        return [self._described(n, hidden) for n in targets]
-
-    def joined(self, goals: Sequence[str], wanted: str = "") -> str:
-        """Return the query of goals and a question. It must not name what has to be found."""
-        query = joined(goals, wanted, self.rng)
-        if len(set(goals)) < len(goals) or not words(query).isdisjoint(self.hidden()):
-            raise Unfit
-        return query
-
-    def hidden(self) -> dict[str, int]:
+    def _hidden(self) -> dict[str, int]:
         """Return {id: the call that shows it} of the ids that are used after a call has shown
         them."""
         shown: dict[str, int] = {}
@@ -200,6 +202,7 @@ class Planner:
         return hidden
 
     def _described(self, n: int, hidden: dict[str, int]) -> str:
+        """Return the goal that the call numbered n reaches, in words."""
         stated: list[str] = []
         phrases = {}
         call = self.plan.calls[n]
@@ -227,11 +230,12 @@ class Planner:
 def reply(wanted: str, text: str) -> str:
     """Return the part of an answer that a question wants: "the first word", "the last word", "the
     number of lines", or the first word of the row with `wanted` in it."""
+    rows = text.split("\n")
     if wanted == "the number of lines":
-        return str(len(text.split("\n")))
+        return str(len(rows))
     if wanted in ("the first word", "the last word"):
         return text.split()[0 if wanted == "the first word" else -1]
-    return next((row.split()[0] for row in text.split("\n") if f" {wanted} " in row), "")
+    return next((row.split()[0] for row in rows if f" {wanted} " in row), "")
 
 
 def sentence(text: str) -> str:

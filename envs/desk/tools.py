@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -126,6 +127,12 @@ class Tools:
 def names(text: str) -> tuple[str, ...]:
     """Return the words of a text."""
     return tuple(text.split())
+
+
+def ids_of(letters: Sequence[str], rng: random.Random) -> list[str]:
+    """Return ids with these letters and different numbers."""
+    numbers = rng.sample(range(10, 100), len(letters))
+    return [f"{letter}{number}" for letter, number in zip(letters, numbers, strict=True)]
 
 
 def required(tools: Sequence[Tool]) -> dict[str, list[str]]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from envs.desk.tools import names
+from envs.desk.tools import ids_of, names
 
 ROOMS = names(
     "Kitchen Bath Hall Attic Study Cellar Garage Porch Nursery Library Pantry Lounge Office Sauna "
@@ -60,18 +59,12 @@ class Data:
 def data(seed: int) -> Data:
     """Return the home of a world seed. The same seed gives the same home on every machine."""
     rng = random.Random(f"home world {seed}")
-    rooms = dict(zip(_ids("R" * N_ROOMS, rng), rng.sample(ROOMS, N_ROOMS), strict=True))
+    rooms = dict(zip(ids_of("R" * N_ROOMS, rng), rng.sample(ROOMS, N_ROOMS), strict=True))
     people = dict(zip(rng.sample(PEOPLE, N_PEOPLE), rng.sample(list(rooms), N_PEOPLE), strict=True))
     placed: list[tuple[str, str]] = []
     for room in rooms:
         placed += [(kind, room) for kind in rng.sample(KINDS, rng.choice((3, 4)))]
-    ids = _ids([LETTERS[kind] for kind, _ in placed], rng)
+    ids = ids_of([LETTERS[kind] for kind, _ in placed], rng)
     devices = {id: Device(id, kind, room) for id, (kind, room) in zip(ids, placed, strict=True)}
     state = {device.id: rng.choice(VALUES[device.kind]) for device in devices.values()}
     return Data(rooms, people, devices, state)
-
-
-def _ids(letters: Sequence[str], rng: random.Random) -> list[str]:
-    """Return ids with these letters and different numbers."""
-    numbers = rng.sample(range(10, 100), len(letters))
-    return [f"{letter}{number}" for letter, number in zip(letters, numbers, strict=True)]

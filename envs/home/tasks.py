@@ -16,7 +16,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 
-from envs.desk.plans import LEVELS, Plan, Planner, Unfit
+from envs.desk.plans import LEVELS, Plan, Planner
 from envs.desk.rules import House
 from envs.home.data import KINDS, VALUES
 from envs.home.devices import Home, change
@@ -98,7 +98,7 @@ class Errand(Planner):
         """kinds: of the devices of the goals, () = any. held_out: two changes of a pair of
         `HELD_OUT`."""
         self.kinds = self.plan.drawn["kinds"] = kinds or self._kinds(held_out)
-        self.plain, self.unused = plain, list(self.tools.data.rooms)
+        self.plain = plain
         self.room = self.via = ""  # of the last goal: its id, and the name by which it was found
         return super().write(plain=plain)
 
@@ -115,7 +115,13 @@ class Errand(Planner):
         kind, data = self.kinds[self.goal], self.tools.data
         if subject != "same":
             needed = set(self.kinds) if "same" in self.plan.template else {kind}
-            self.room = self._pick(needed, occupied=subject == "person" or wanted == "who")
+            occupied = subject == "person" or wanted == "who"
+            self.room = self.pick(
+                room
+                for room in data.rooms
+                if needed <= {device.kind for device in data.devices_in(room)}
+                and (data.person_in(room) or not occupied)
+            )
         device = next((d.id for d in data.devices_in(self.room) if d.kind == kind), "")
         if subject in ("room", "person"):
             self.via = data.rooms[self.room] if subject == "room" else data.person_in(self.room)
@@ -141,17 +147,3 @@ class Errand(Planner):
             return ""
         phrase = self.rng.choice(PHRASES[subject]).format(kind=kind, it=it)
         return self.rng.choice(SET.get(value) or SET[kind]).format(it=phrase, value=value)
-
-    def _pick(self, kinds: set[str], occupied: bool) -> str:
-        """Return a room of which no other goal is."""
-        data = self.tools.data
-        fitting = [
-            room
-            for room in self.unused
-            if kinds <= {device.kind for device in data.devices_in(room)}
-            and (data.person_in(room) or not occupied)
-        ]
-        if not fitting:
-            raise Unfit
-        self.unused.remove(room := self.rng.choice(fitting))
-        return room

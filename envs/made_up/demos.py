@@ -18,8 +18,8 @@ from typing import Any
 from envs.hints import experience_block, hint_text, when_text
 from envs.made_up.plan import SYSTEMS, plan_of
 from envs.made_up.tasks import own_task
-from envs.made_up.world import SHOWN, STARTS, MadeUp, listing, start_of
-from envs.slips import careless, values_of
+from envs.made_up.world import SHOWN, STARTS, MadeUp, start_of
+from envs.slips import careless, played, values_of
 from envs.toolcalls import Call, parse
 
 REFUSED = 0.5  # share of the demonstrations in which the agent finds a rule out
@@ -57,33 +57,21 @@ def demonstrate(
         names = [call.name for call in calls]
         block = experience_block([hint_text(names, when_text(task.query))])
         task.query = block + task.query
-    world = MadeUp()
-    opening = world.reset(task)
-    messages = list(opening.messages)
-    for action in actions:
-        result = world.step(action)
-        messages += [{"role": "assistant", "content": action}, *result.messages]
-    return {
-        "messages": messages,
-        "tools": opening.tools,
-        "success": world.evaluate().success,
-        "hinted": hinted,
-    }
+    return {**played(MadeUp(), task, actions), "hinted": hinted}
 
 
 def reading(rng: random.Random, seed: int) -> dict[str, Any]:
     """Answer questions about a list of a world: for entities that are told by one of their fields,
     say another one; for all of them in any order, or for those that are named before the list."""
     plan = plan_of(seed // STARTS)
-    kind = rng.choice([n for n, k in enumerate(plan.kinds) if not k.single])
-    entities = start_of(plan, seed, LONGEST)[kind]
-    rows = [(kind, id) for id in entities]
-    text = listing(plan, start_of(plan, seed, LONGEST), rows)
-    fields = [[entity["name"], id] for id, entity in entities.items()]
-    if plan.kinds[kind].ids == "name":  # the id says no more than the name
-        shown = [a.name for a in plan.kinds[kind].attributes if a.listed]
+    kind = rng.choice([kind for kind in plan.kinds if not kind.single])
+    state = start_of(plan, seed, LONGEST)
+    text = state.listing([(kind, id) for id in state[kind]])
+    fields = [[entity["name"], id] for id, entity in state[kind].items()]
+    if kind.ids == "name":  # the id says no more than the name
+        shown = [a.name for a in kind.attributes if a.listed]
         name = rng.choice(shown) if shown else "name"
-        fields = [[id, entity[name]] for id, entity in entities.items()]
+        fields = [[id, entity[name]] for id, entity in state[kind].items()]
     elif rng.random() < 0.2:
         fields = [pair[::-1] for pair in fields]
     rng.shuffle(fields)

@@ -6,7 +6,7 @@ import functools
 import random
 from dataclasses import dataclass, field
 from string import ascii_uppercase
-from typing import Any, NamedTuple
+from typing import Any
 
 from envs.made_up.words import (
     CHANGES,
@@ -26,23 +26,41 @@ from envs.made_up.words import (
     patterned,
     plural,
 )  # fmt: skip
-from envs.world import Tool
+from envs.world import Tool, tool_of
 
 NONE = "none"  # the value of a link that leads nowhere
 ONE = "it"  # the id of the only entity of a kind that has one
-KNOBS = ("station", "unit", "studio", "system", "panel", "device", "desk", "console")
+SYSTEMS = (
+    "",
+    "You have tools. Use them to do what the user asks, then answer in words, without a call.",
+    "You are an assistant with tools.",
+    "Do what the user wants. Call one tool at a time.",
+)
+# What an operation does -> the roles of its parameters.
+ROLES = {
+    "list": "", "show": "entity", "find": "name", "which": "value", "put": "entity",
+    "set": "entity value", "link": "entity other", "add": "name", "drop": "entity",
+}  # fmt: skip
+WRITES = ("put", "set", "link", "add", "drop")
+# Shares of words that no language has. With known words alone a policy learns those by heart, and
+# copies no others.
+COINED_NOUNS, COINED_VERBS = 0.6, 0.4
+COUNTED = 0.5  # share of the numbers that have a unit
+FOUND = 0.35  # share of the kinds with ids whose entities can be found by name
+UNLISTED = 0.25  # share of the kinds with names for ids that no tool lists
+FOUND_ALONE = 0.6  # the same of those that can be found
 
 
-@dataclass
+@dataclass(eq=False)
 class Attribute:
     """An attribute of the entities of a kind. form: "choice", "flag", "number", "text" or "link".
-    values: of a choice or flag. other: the number of the kind that a link leads to. listed: shown
-    in lists. unit: what a number counts, "" if nobody says."""
+    values: of a choice or flag. other: the kind that a link leads to. listed: shown in lists. unit:
+    what a number counts, "" if nobody says."""
 
     name: str
     form: str
     values: tuple[str, ...] = ()
-    other: int = -1
+    other: Any = None
     listed: bool = True
     unit: str = ""
 
@@ -57,11 +75,15 @@ class Attribute:
         return rng.choice(self.values)
 
 
-@dataclass
+NOTHING = Attribute("", "text")  # the attribute of an operation that is about none
+
+
+@dataclass(eq=False)
 class Kind:
     """A kind of entity. ids: style of the ids: "letter" and "dash" begin with letters of the noun,
     "plate" and "code" with any, "number", "hash", or "name" if an entity's name is its id. names:
-    what names are drawn from. single: there is only one. letters, digits: how many an id has."""
+    what names are drawn from. single: there is only one. letters, digits: how many an id has.
+    number: its place among the kinds of its world."""
 
     noun: str
     ids: str
@@ -70,9 +92,7 @@ class Kind:
     single: bool = False
     letters: int = 1
     digits: int = 2
-
-    def attribute(self, name: str) -> Attribute:
-        return next(a for a in self.attributes if a.name == name)
+    number: int = -1
 
     def new_id(self, name: str, rng: random.Random) -> str:
         digits = rng.randrange(10 ** (self.digits - 1), 10**self.digits)
@@ -94,37 +114,28 @@ class Kind:
             return coined(rng)
         if self.names == "two words":
             return f"{rng.choice(THINGS)} {rng.choice(THINGS)}"
-        if self.names == "plain":
-            return rng.choice(NOUNS)
-        return rng.choice(PEOPLE if self.names == "people" else THINGS)
+        return rng.choice({"plain": NOUNS, "people": PEOPLE, "things": THINGS}[self.names])
 
 
-class Rule(NamedTuple):
-    """A hidden rule: `who` ("entity" or "other") must have `value`, which the tool numbered `by`
-    gives."""
-
-    who: str
-    attribute: str
-    value: str
-    by: int
+ALL = Kind("thing", "name", "things")  # the kind of an operation that is about all kinds
 
 
-@dataclass
+@dataclass(eq=False)
 class Operation:
-    """A tool. does: "list", "show", "find", "which", "put", "set", "link", "add" or "drop". kind:
-    number of the kind, -1 for all. verb, preposition: for queries. parameters: {its name: its
-    role}."""
+    """A tool. does: a key of ROLES. verb, preposition: for queries. value: what it sets, "" if its
+    caller says. parameters: {its name: its role}. needs: the operation without which it is refused,
+    which is a hidden rule."""
 
-    name: str
     does: str
-    kind: int
-    description: str
-    verb: str = ""
-    attribute: str = ""
+    kind: Kind
+    verb: str
+    attribute: Attribute = NOTHING
     value: str = ""
     preposition: str = ""
+    name: str = ""
+    description: str = ""
     parameters: dict[str, str] = field(default_factory=dict)
-    rules: list[Rule] = field(default_factory=list)
+    needs: Operation | None = None
     schema: Tool = field(default_factory=dict)
 
 
@@ -140,32 +151,9 @@ class Plan:
     error: int
     explains: bool
     system: str
-    names: list[str] = field(default_factory=list)
 
-    def changing(self) -> list[int]:
-        return [n for n, op in enumerate(self.operations) if op.does in WRITES]
-
-
-WRITES = ("put", "set", "link", "add", "drop")
-SYSTEMS = (
-    "",
-    "You have tools. Use them to do what the user asks, then answer in words, without a call.",
-    "You are an assistant with tools.",
-    "Do what the user wants. Call one tool at a time.",
-)
-
-
-# Shares of words that no language has. With known words alone a policy learns those by heart, and
-# copies no others.
-COINED_NOUNS, COINED_VERBS = 0.6, 0.4
-COUNTED = 0.5  # share of the numbers that have a unit
-FOUND = 0.35  # share of the kinds with ids whose entities can be found by name
-UNLISTED = 0.25  # share of the kinds with names for ids that no tool lists
-FOUND_ALONE = 0.6  # the same of those that can be found
-
-
-def _open(word: str, share: float, rng: random.Random) -> str:
-    return coined(rng) if rng.random() < share else word
+    def changing(self) -> list[Operation]:
+        return [op for op in self.operations if op.does in WRITES]
 
 
 @functools.lru_cache(maxsize=64)
@@ -175,26 +163,37 @@ def plan_of(number: int) -> Plan:
     nouns = [_open(noun, COINED_NOUNS, rng) for noun in rng.sample(NOUNS, 3)]
     kinds = [_kind(noun, rng) for noun in nouns[: rng.choice((1, 1, 2, 2, 2, 3))]]
     if rng.random() < 0.25:
-        kinds.append(Kind(rng.choice(KNOBS), "name", "things", single=True))
+        noun = _one("station unit studio system panel device desk console", rng)
+        kinds.append(Kind(noun, "name", "things", single=True))
+    for place, kind in enumerate(kinds):
+        kind.number = place
     naming, style = rng.randrange(6), rng.randrange(4)
     makers = _changes(kinds, rng)
     operations = [*_looks(kinds, rng), *makers]
     names: set[str] = set()
     for op in operations:
-        _name(op, kinds, naming, names, rng)
+        _name(op, naming, names, rng)
         _describe(op, kinds, style, rng)
     rng.shuffle(operations)
-    _rule(operations, kinds, rng)
+    _rule(operations, rng)
     return Plan(
         kinds, operations, rng.randrange(6), rng.randrange(6), rng.randrange(4),
         rng.random() < 0.4, rng.choice(SYSTEMS),
     )  # fmt: skip
 
 
+def _one(words: str, rng: random.Random) -> str:
+    """Return one of the words of a text."""
+    return rng.choice(words.split())
+
+
+def _open(word: str, share: float, rng: random.Random) -> str:
+    """Return a word, or by chance one that no language has."""
+    return coined(rng) if rng.random() < share else word
+
+
 def _kind(noun: str, rng: random.Random) -> Kind:
-    ids = rng.choice(
-        ("letter", "letter", "letter", "dash", "plate", "code", "number", "hash", "name", "name")
-    )
+    ids = _one("letter letter letter dash plate code number hash name name", rng)
     names = rng.choice(
         ("people", "things", "coined", "coined", "coined", "two words", "file", "plain")
     )
@@ -216,36 +215,38 @@ def _changes(kinds: list[Kind], rng: random.Random) -> list[Operation]:
     made: list[Operation] = []
     wanted = rng.choice((2, 2, 3, 3, 4, 5))
     for _ in range(20):
-        n = rng.randrange(len(kinds))
-        kind = kinds[n]
-        does = rng.choices(("put", "set", "link", "add", "drop"), (8, 7, 5, 1, 1))[0]
-        others = [i for i, k in enumerate(kinds) if i != n and not k.single]
-        if does == "put" and len(made) < wanted:
+        kind = rng.choice(kinds)
+        does = rng.choices(WRITES, (8, 7, 5, 1, 1))[0]
+        others = [other for other in kinds if other is not kind and not other.single]
+        if len(made) == wanted:
+            continue
+        if does == "put":
             verb, after, before = (_open(w, COINED_VERBS, rng) for w in rng.choice(CHANGES))
             name = rng.choice((after, "status", "state", f"{verb}_state"))
             values = ("yes", "no") if name == after else (after, before)
-            if _add(kind, Attribute(name, "choice", values), rng):
-                made.append(Operation("", does, n, "", verb, name, values[0]))
-        elif does == "set" and len(made) < wanted:
+            attribute = Attribute(name, "choice", values)
+            if _add(kind, attribute, rng):
+                made.append(Operation(does, kind, verb, attribute, values[0]))
+        elif does == "set":
             attribute = _attribute(rng)
             if _add(kind, attribute, rng):
-                verb = rng.choice(("set", "change", "update", "choose", "adjust", "edit"))
-                made.append(Operation("", does, n, "", verb, attribute.name))
-        elif does == "link" and others and not kind.single and len(made) < wanted:
+                verb = _one("set change update choose adjust edit", rng)
+                made.append(Operation(does, kind, verb, attribute))
+        elif does == "link" and others and not kind.single:
             verb, preposition, name = rng.choice(LINKS)
             verb, name = _open(verb, COINED_VERBS, rng), _open(name, COINED_VERBS, rng)
-            if _add(kind, Attribute(name, "link", other=rng.choice(others)), rng):
-                op = Operation("", does, n, "", verb, name, preposition=preposition)
-                made.append(op)
-        elif does in ("add", "drop") and not kind.single and len(made) < wanted:
-            verbs = ("create", "add", "new") if does == "add" else ("delete", "remove", "discard")
-            if not any(op.does == does and op.kind == n for op in made):
-                made.append(Operation("", does, n, "", rng.choice(verbs)))
+            attribute = Attribute(name, "link", other=rng.choice(others))
+            if _add(kind, attribute, rng):
+                made.append(Operation(does, kind, verb, attribute, preposition=preposition))
+        elif does in ("add", "drop") and not kind.single:
+            verbs = "create add new" if does == "add" else "delete remove discard"
+            if not any(op.does == does and op.kind is kind for op in made):
+                made.append(Operation(does, kind, _one(verbs, rng)))
     return made
 
 
 def _attribute(rng: random.Random) -> Attribute:
-    form = rng.choice(("choice", "choice", "flag", "number", "number", "text", "text"))
+    form = _one("choice choice flag number number text text", rng)
     if form == "choice":
         name, values = rng.choice(CHOICES)
         if rng.random() < COINED_VERBS:
@@ -253,82 +254,71 @@ def _attribute(rng: random.Random) -> Attribute:
         return Attribute(_open(name, COINED_VERBS, rng), form, values)
     if form == "flag":
         return Attribute(_open(rng.choice(FLAGS), COINED_VERBS, rng), form, ("true", "false"))
-    names = NUMBERS if form == "number" else rng.choice((TEXTS, PATTERNS))
-    name = rng.choice(names)
+    name = rng.choice(NUMBERS if form == "number" else rng.choice((TEXTS, PATTERNS)))
     unit = _open(rng.choice(UNITS), COINED_VERBS, rng) if rng.random() < COUNTED else ""
-    return Attribute(
-        name if name in PATTERNS else _open(name, COINED_VERBS, rng), form,
-        unit=unit if form == "number" else "",
-    )  # fmt: skip
+    if name not in PATTERNS:
+        name = _open(name, COINED_VERBS, rng)
+    return Attribute(name, form, unit=unit if form == "number" else "")
 
 
 def _looks(kinds: list[Kind], rng: random.Random) -> list[Operation]:
     """Return operations that show what there is."""
-    made = []
+    made: list[Operation] = []
     if len(kinds) > 1 and rng.random() < 0.45:
-        made.append(Operation("", "list", -1, "", rng.choice(("look", "overview", "survey"))))
+        made.append(Operation("list", ALL, _one("look overview survey", rng)))
     whole = bool(made)
-    for n, kind in enumerate(kinds):
-        found = kind.ids != "name" and rng.random() < FOUND
+    for kind in kinds:
+        named = kind.ids == "name"
+        found = not named and rng.random() < FOUND
         if found:
-            verb = rng.choice(("find", "search", "lookup", "get", "identify"))
-            made.append(Operation("", "find", n, "", verb))
-        unlisted = (found or kind.ids == "name") and not kind.single
+            made.append(Operation("find", kind, _one("find search lookup get identify", rng)))
+        unlisted = (found or named) and not kind.single
         unlisted = unlisted and rng.random() < (FOUND_ALONE if found else UNLISTED)
         if not (unlisted or whole):
-            verb = rng.choice(("list", "show", "get", "view")) if not kind.single else "read"
-            made.append(Operation("", "list", n, "", verb))
-        hidden = any(not a.listed for a in kind.attributes)
-        if not kind.single and (hidden or rng.random() < 0.3):
-            verb = rng.choice(("inspect", "describe", "get", "details", "view", "check"))
-            made.append(Operation("", "show", n, "", verb))
+            verb = "read" if kind.single else _one("list show get view", rng)
+            made.append(Operation("list", kind, verb))
+        if kind.single:
+            continue
+        if any(not a.listed for a in kind.attributes) or rng.random() < 0.3:
+            verb = _one("inspect describe get details view check", rng)
+            made.append(Operation("show", kind, verb))
         choices = [a for a in kind.attributes if a.form == "choice"]
-        if choices and not kind.single and rng.random() < 0.12:
-            attribute = rng.choice(choices).name
-            made.append(Operation("", "which", n, "", rng.choice(("search", "filter")), attribute))
+        if choices and rng.random() < 0.12:
+            attribute = rng.choice(choices)
+            made.append(Operation("which", kind, _one("search filter", rng), attribute))
     return made
 
 
-def _rule(operations: list[Operation], kinds: list[Kind], rng: random.Random) -> None:
+def _rule(operations: list[Operation], rng: random.Random) -> None:
     """Add hidden rules: some operations are refused until another one was made."""
-    puts = [n for n, op in enumerate(operations) if op.does == "put"]
-    for n, op in enumerate(operations):
+    puts = [op for op in operations if op.does == "put"]
+    for op in operations:
         if op.does not in ("put", "set", "link", "drop") or rng.random() < 0.25:
             continue
-        roles = {op.kind: "entity"}
-        if op.does == "link":
-            roles[kinds[op.kind].attribute(op.attribute).other] = "other"
-        single = [i for i, kind in enumerate(kinds) if kind.single and i != op.kind]
-        roles |= dict.fromkeys(single, "single")
+        about = (op.kind, op.attribute.other)
         # Only an operation without rules makes another one possible, so that none waits for itself.
         free = [
-            i for i in puts
-            if i != n and operations[i].kind in roles and not operations[i].rules
+            by for by in puts
+            if by is not op and not by.needs and (by.kind in about or by.kind.single)
         ]  # fmt: skip
-        used = any(rule.by == n for other in operations for rule in other.rules)
-        if free and not used:
-            by = operations[i := rng.choice(free)]
-            op.rules.append(Rule(roles[by.kind], by.attribute, by.value, i))
+        if free and not any(other.needs is op for other in operations):
+            op.needs = rng.choice(free)
 
 
 # --- words ----------------------------------------------------------------------------------------
 
 
-def _name(
-    op: Operation, kinds: list[Kind], naming: int, names: set[str], rng: random.Random
-) -> None:
+def _name(op: Operation, naming: int, names: set[str], rng: random.Random) -> None:
     """Name an operation and its parameters."""
-    kind = kinds[op.kind] if op.kind >= 0 else None
-    noun = kind.noun if kind else "all"
-    if op.does == "list" and kind and not kind.single:
+    kind = op.kind
+    noun = "all" if kind is ALL else kind.noun
+    if op.does == "list" and not (kind is ALL or kind.single):
         noun = plural(noun)
     verb = _open(op.verb, 0.2, rng)
-    about = f"{noun}_{op.attribute}" if op.does in ("set", "which") else noun
-    plain = verb if op.does not in ("set", "list", "show", "find", "which") else f"{verb}_{about}"
-    forms = [
-        plain, f"{verb}_{about}", f"{about}_{verb}", f"{noun}.{verb}", f"{verb}_{noun}", verb
-    ]  # fmt: skip
-    name = forms[naming]
+    about = f"{noun}_{op.attribute.name}" if op.does in ("set", "which") else noun
+    named = f"{verb}_{about}"
+    plain = verb if op.does in ("put", "link", "add", "drop") else named
+    name = (plain, named, f"{about}_{verb}", f"{noun}.{verb}", f"{verb}_{noun}", verb)[naming]
     if rng.random() < 0.15:
         first, *rest = name.replace(".", "_").split("_")
         name = first + "".join(part.capitalize() for part in rest)
@@ -336,40 +326,34 @@ def _name(
         name += rng.choice(("_it", "_now", "2", "_one"))
     names.add(name)
     op.name = name
-    roles = {
-        "show": ("entity",), "which": ("value",), "put": ("entity",), "set": ("entity", "value"),
-        "link": ("entity", "other"), "add": ("name",), "find": ("name",), "drop": ("entity",),
-    }.get(op.does, ())  # fmt: skip
-    for role in roles:
-        if not (role == "entity" and kind and kind.single):
-            parameter = _parameter(op, kinds, role, rng)
+    for role in ROLES[op.does].split():
+        if not (role == "entity" and kind.single):
+            parameter = _parameter(op, role, rng)
             # an attribute may be called like a kind
             op.parameters[parameter + "_2" * (parameter in op.parameters)] = role
     if rng.random() < 0.15:
         op.parameters = dict(reversed(op.parameters.items()))
 
 
-def _parameter(op: Operation, kinds: list[Kind], role: str, rng: random.Random) -> str:
-    kind = kinds[op.kind]
+def _parameter(op: Operation, role: str, rng: random.Random) -> str:
+    noun, attribute = op.kind.noun, op.attribute
     if role == "value":
-        unit = kind.attribute(op.attribute).unit or op.attribute
-        return rng.choice((op.attribute, unit, "value", f"new_{op.attribute}"))
+        name = attribute.name
+        return rng.choice((name, attribute.unit or name, "value", f"new_{name}"))
     if role == "name":
-        return rng.choice(("name", "name", f"{kind.noun}_name"))
+        return rng.choice(("name", "name", f"{noun}_name"))
     if role == "other":
-        kind = kinds[kind.attribute(op.attribute).other]
-        return rng.choice((kind.noun, f"{kind.noun}_id", f"to_{kind.noun}"))
-    return rng.choice((kind.noun, kind.noun, f"{kind.noun}_id", "id"))
+        noun = attribute.other.noun
+        return rng.choice((noun, f"{noun}_id", f"to_{noun}"))
+    return rng.choice((noun, noun, f"{noun}_id", "id"))
 
 
 def _describe(op: Operation, kinds: list[Kind], style: int, rng: random.Random) -> None:
     """Describe an operation and its parameters, and write its schema."""
-    kind = kinds[op.kind] if op.kind >= 0 else Kind("thing", "name", "things")
-    noun, verb, attribute = kind.noun, op.verb, op.attribute
-    a = "the" if kind.single else rng.choice(("a", "a", "the"))
-    other = ""
-    if op.does == "link":
-        other = kinds[kind.attribute(attribute).other].noun
+    noun, verb, attribute = op.kind.noun, op.verb, op.attribute.name
+    a = "the" if op.kind.single else rng.choice(("a", "a", "the"))
+    other = op.attribute.other.noun if op.does == "link" else ""
+    every = " and ".join(plural(kind.noun) for kind in kinds if not kind.single)
     texts: dict[str, tuple[str, ...]] = {
         "list": (f"Show all {plural(noun)}", f"List the {plural(noun)}", f"Every {noun} there is"),
         "show": (f"Show {a} {noun}", f"Look at {a} {noun}", f"Details of {a} {noun}"),
@@ -385,15 +369,14 @@ def _describe(op: Operation, kinds: list[Kind], style: int, rng: random.Random) 
         "add": (f"{verb if verb != 'new' else 'make'} a {noun}", f"Make a new {noun}"),
         "drop": (f"{verb} {a} {noun}", f"Take {a} {noun} away"),
     }  # fmt: skip
-    if op.does == "list" and op.kind < 0:
-        every = " and ".join(plural(k.noun) for k in kinds if not k.single)
+    if op.kind is ALL:
         texts["list"] = (f"Show all {every}", "Show everything there is", f"List {every}")
-    elif op.does == "list" and kind.single:
+    elif op.kind.single:
         texts["list"] = (f"Show the {noun}", f"Read the {noun}", f"State of the {noun}")
-    elif op.value in ("yes", "no"):
-        texts["put"] = (f"{verb} {a} {noun}", f"{verb} one {noun}")
+    if op.value in ("yes", "no"):
+        texts["put"] = texts["put"][::2]
     text = rng.choice(texts[op.does])
-    text = (text[0].upper() + text[1:]) if style else text[0].lower() + text[1:]
+    text = (text[0].upper() if style else text[0].lower()) + text[1:]
     if rng.random() < 0.15:
         text += rng.choice((" with this id", " of the house", " by its id", " right away"))
     text += "." if style != 3 else ""
@@ -403,40 +386,28 @@ def _describe(op: Operation, kinds: list[Kind], style: int, rng: random.Random) 
             f" Use it to {verb} things.", f" Works for every {noun}.", " Returns what changed.",
         ))  # fmt: skip
     op.description = "" if rng.random() < 0.04 else text
-    properties = {}
-    for name, role in op.parameters.items():
-        properties[name] = _schema(op, kinds, role, style, rng)
-    function = {
-        "name": op.name,
-        "description": op.description,
-        "parameters": {
-            "type": "object", "properties": properties, "required": list(properties)
-        },
-    }  # fmt: skip
-    op.schema = {"type": "function", "function": function}
+    properties = {name: _schema(op, role, style, rng) for name, role in op.parameters.items()}
+    op.schema = tool_of(op.name, op.description, properties, list(properties))
 
 
-def _schema(
-    op: Operation, kinds: list[Kind], role: str, style: int, rng: random.Random
-) -> dict[str, Any]:
-    kind = kinds[op.kind]
+def _schema(op: Operation, role: str, style: int, rng: random.Random) -> dict[str, Any]:
+    """Return the schema of a parameter."""
+    attribute = op.attribute if role == "value" else Attribute("name", "text")
     if role in ("value", "name"):
-        attribute = kind.attribute(op.attribute) if role == "value" else Attribute("name", "text")
         types = {"number": "integer", "flag": "boolean"}
         schema: dict[str, Any] = {"type": types.get(attribute.form, "string")}
-        if attribute.form == "choice" and style % 2:
+        choice = attribute.form == "choice"
+        if choice and style % 2:
             schema["enum"] = list(attribute.values)
         elif style == 2 or rng.random() < 0.4:
-            choice = attribute.form == "choice"
             values = f": {', '.join(attribute.values)}" if choice and rng.random() < 0.7 else ""
             schema["description"] = f"The {attribute.name}{values}."
         return schema
-    if role == "other":
-        kind = kinds[kind.attribute(op.attribute).other]
+    kind = op.attribute.other if role == "other" else op.kind
     schema = {"type": "integer" if kind.ids == "number" else "string"}
     if style == 2 or rng.random() < 0.4:
         example = kind.new_id(kind.new_name(rng), rng)
         what = "name" if kind.ids == "name" else "id"
-        form = rng.choice((f"such as {example}", f"e.g. {example}", ""))
-        schema["description"] = f"The {what} of a {kind.noun}{', ' * bool(form)}{form}."
+        form = rng.choice((f", such as {example}", f", e.g. {example}", ""))
+        schema["description"] = f"The {what} of a {kind.noun}{form}."
     return schema

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 from typing import Any, NamedTuple
 
-from envs.made_up.plan import Kind, Operation, Plan, plan_of
+from envs.made_up.plan import ALL, Kind, Operation, Plan, plan_of
 from envs.made_up.words import (
     CLOSINGS,
     GREETINGS,
@@ -21,7 +20,7 @@ from envs.made_up.words import (
     SET_REQUESTS,
     SET_STATEMENTS,
 )  # fmt: skip
-from envs.made_up.world import STARTS, Refused, State, broken_by, holds, perform, start_of, subject
+from envs.made_up.world import STARTS, Refused, start_of
 from envs.probed import cells
 from envs.toolcalls import call_text
 from envs.wording import goal_text, inlined, joined, spaced, summaries
@@ -46,7 +45,7 @@ class Made(NamedTuple):
 
     op: Operation
     arguments: dict[str, Any]
-    needed: bool
+    needed: bool = False
 
 
 class Goal(NamedTuple):
@@ -64,58 +63,263 @@ class Unfit(Exception):
 
 def own_task(seed: int, split: str = "train") -> Task:
     """Return the task of a start in the world's own words."""
-    rng = random.Random(f"task {seed}")
-    plan = plan_of(seed // STARTS)
+    rng, plan = random.Random(f"task {seed}"), plan_of(seed // STARTS)
     for _ in range(TRIES):
+        draft = _Draft(plan, seed, rng)
         try:
-            return _drafted(plan, seed, split, rng)
+            query = draft.query()
+            break
         except (Unfit, Refused):
             continue
-    state = start_of(plan, seed)  # in a small world everything may be as it should be
-    calls = [Made(op, {}, False) for op in plan.operations if not op.parameters][:1]
-    return _task(plan, seed, split, "What is there?", calls, state, [], "")
+    else:  # in a small world everything may be as it should be
+        draft = _Draft(plan, seed, rng)
+        draft.calls = [Made(op, {}) for op in plan.operations if not op.parameters][:1]
+        query = "What is there?"
+    calls, answer = draft.calls, draft.answer
+    said = [call_text(call.op.name, call.arguments) for call in calls]
+    return Task(
+        id=f"made_up/{seed}", env="made_up", query=query, split=split, seed=seed,
+        reference=[*said, answer or DONE],
+        verifier={"state": draft.wanted} | ({"answer": answer} if answer else {}),
+        difficulty=len(calls),
+        meta={"needed": [n for n, call in enumerate(calls) if call.needed]},
+    )  # fmt: skip
 
 
-def _drafted(plan: Plan, seed: int, split: str, rng: random.Random) -> Task:
-    state = start_of(plan, seed)
-    words = _References(plan, state, rng)
-    goals: list[Goal] = []
-    calls: list[Made] = []
-    wanted: list[list[Any]] = []
-    answer, asked = "", ""
-    if not plan.changing() or rng.random() < ASKED:
-        text, calls, answer, asked = _question(plan, state, words, rng)
-        goals = [Goal(text, not text.startswith(("what", "which", "I ")))]
-    else:
-        numbers = plan.changing()
-        ruled = [RULED if plan.operations[n].rules else 1.0 for n in numbers]
-        chosen = rng.choices(numbers, ruled, k=rng.choice((1, 1, 2, 2, 3)))
-        elided = 0
+class _Draft:
+    """A task that is being made, and the words by which its query refers to entities. Some
+    references make a look-up necessary.
+
+    start, state: the entities before and after the calls. wanted: what is so after them. answer,
+    asked: of a question, and what to reply with in the explorer's words. explorers: goals are in
+    the explorer's words, which are `summaries` of tools with arguments. named: the values that
+    these say. sought: the entities, (kind, id), whose ids are to be looked up. told: kinds of
+    entities that a list alone tells.
+    """
+
+    def __init__(self, plan: Plan, seed: int, rng: random.Random):
+        self.plan, self.rng = plan, rng
+        self.start, self.state = start_of(plan, seed), start_of(plan, seed)
+        self.style = rng.choice((0, 3, 5) if rng.random() < LOOKED_UP else (1, 2, 4))
+        self.explorers = rng.random() < EXPLORERS
+        self.calls: list[Made] = []
+        self.wanted: list[list[Any]] = []
+        self.answer = self.asked = ""
+        self.sought: list[tuple[Kind, str]] = []
+        self.told: set[Kind] = set()
+        self.named: list[str] = []
+        self.summaries = summaries({op.name: op.description for op in plan.operations})
+
+    def query(self) -> str:
+        """Draw the goals, make their calls, and return their words. Raises Unfit or Refused."""
+        rng, changing = self.rng, self.plan.changing()
+        if changing and rng.random() >= ASKED:
+            goals = self._changes(changing)
+        else:
+            text = self._question()
+            goals = [Goal(text, not text.startswith(("what", "which", "I ")))]
+        if len({tuple(map(str, change[:3])) for change in self.wanted}) < len(self.wanted):
+            raise Unfit
+        if not self.state.holds(self.wanted) or (self.wanted and self.start.holds(self.wanted)):
+            raise Unfit  # the second goal undid the first
+        self.calls = [look for look in self._look_ups() if look not in self.calls[:1]] + self.calls
+        if not self.explorers:
+            return _request(goals, rng)
+        query = joined([goal.text for goal in goals], self.asked, rng)
+        if rng.random() < INLINED:
+            query = inlined(query, self.named)
+            if rng.random() < 0.5:
+                query = f"Please {query[:1].lower()}{query[1:]}"
+        return query
+
+    # --- goals ------------------------------------------------------------------------------------
+
+    def _changes(self, changing: list[Operation]) -> list[Goal]:
+        """Make one to three changes and return their words."""
+        rng = self.rng
+        ruled = [RULED if op.needs else 1.0 for op in changing]
+        chosen = rng.choices(changing, ruled, k=rng.choice((1, 1, 2, 2, 3)))
+        elided = False
         if len(chosen) > 1 and rng.random() < AGAIN:
             chosen[1] = chosen[0]
-            elided = plan.operations[chosen[0]].does in ("put", "link") and rng.random() < 0.7
-        for n, number in enumerate(chosen):
-            op, plain = plan.operations[number], bool(elided) and n < 2
-            goal, made, changes = _goal(plan, state, op, words, rng, plain)
+            elided = chosen[0].does in ("put", "link") and rng.random() < 0.7
+        goals = []
+        for n, op in enumerate(chosen):
+            plain = elided and n < 2
+            goal = self._addition(op) if op.does == "add" else self._change(op, plain)
             if plain and n:
                 goal = Goal(goal.text.removeprefix(f"{op.verb} "), elided=True)
             goals.append(goal)
-            calls += made
-            wanted += changes
-    if len({tuple(map(str, change[:3])) for change in wanted}) < len(wanted):
-        raise Unfit
-    if not holds(state, wanted) or (wanted and holds(start_of(plan, seed), wanted)):
-        raise Unfit  # the second goal undid the first
-    calls = [look for look in words.look_ups() if look not in calls[:1]] + calls
-    if words.explorers:
-        query = joined([goal.text for goal in goals], asked, rng)
-        if rng.random() < INLINED:
-            query = inlined(query, words.named)
-            if rng.random() < 0.5:
-                query = f"Please {query[:1].lower()}{query[1:]}"
-    else:
-        query = _request(goals, rng)
-    return _task(plan, seed, split, query, calls, state, wanted, answer)
+        return goals
+
+    def _addition(self, op: Operation) -> Goal:
+        kind = op.kind
+        name = kind.new_name(self.rng)
+        self._make(op, name=name)
+        self.wanted.append([kind.number, name, "there", "yes"])
+        if self.explorers:
+            return Goal(self._described(op, name=name))
+        called = self.rng.choice(("called", "named", "with the name"))
+        return Goal(f"{op.verb if op.verb != 'new' else 'make'} a {kind.noun} {called} {name}")
+
+    def _change(self, op: Operation, plain: bool) -> Goal:
+        """Make a change, and before it the one that a rule needs. Return its words, which begin
+        with the verb of the tool if they are to be plain."""
+        kind, attribute, rng = op.kind, op.attribute, self.rng
+        id = self._any(kind)
+        other = self._any(attribute.other) if op.does == "link" else ""
+        drop = op.does == "drop"
+        value = other or ("" if drop else op.value or attribute.draw(rng))
+        if not drop and self.state[kind][id][attribute.name] == value:
+            raise Unfit
+        if op.needs and (needed := self.state.missing(op, id, other)):
+            self._make(op.needs, True, entity=needed)
+        called = self._reference(kind, id)
+        said = self._reference(attribute.other, other) if other else value
+        if self.explorers:
+            goal = Goal(self._described(op, entity=called, other=said, value=said))
+        else:
+            goal = self._worded(op, called, said, plain)
+        self._make(op, entity=id, other=other, value=value)
+        gone = [kind.number, self.start[kind][id]["name"], "there", "no"]
+        self.wanted.append(gone if drop else [kind.number, id, attribute.name, value])
+        return goal
+
+    def _any(self, kind: Kind) -> str:
+        """Draw one of the entities that were there from the start."""
+        return self.rng.choice([id for id in self.state[kind] if id in self.start[kind]])
+
+    def _question(self) -> str:
+        """Make the calls that show an attribute, and return a question about it."""
+        rng, kind = self.rng, self.rng.choice(self.plan.kinds)
+        attributes = [a for a in kind.attributes if a.form != "link"]
+        if not attributes:
+            raise Unfit
+        attribute, id = rng.choice(attributes), rng.choice(list(self.state[kind]))
+        entity, finds = self.state[kind][id], self._looking("find", kind)
+        name = called = entity["name"]
+        shows = finds
+        if not (finds and self.explorers and rng.random() < 0.6):
+            called, shows = self._reference(kind, id), self._looking("show", kind)
+        lists = self._looking("list", kind) or self._looking("list", ALL)
+        if shows:
+            shown = self._make(shows[0], entity=id, name=name)
+            if self.explorers:
+                text = self._described(shows[0], entity=called, name=name)
+                self.asked, self.answer = _reply(shown, text, rng)
+                return text
+        elif lists and (attribute.listed or kind.single):
+            self.calls.append(Made(lists[0], {}))
+        elif finds and (kind, id) in self.sought and kind not in self.told:
+            self.sought.remove((kind, id))
+            self._make(finds[0], name=name)
+        self.explorers = False
+        self.answer = entity[attribute.name]
+        text = rng.choice(QUESTIONS).format(a=attribute.name, e=called)
+        if not self.calls or self.answer in text:
+            raise Unfit
+        return text
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def _make(self, op: Operation, needed: bool = False, **given: str) -> str:
+        """Make a call and return its answer. given: the values of the roles of its parameters."""
+        properties, arguments = op.schema["function"]["parameters"]["properties"], {}
+        for name, role in op.parameters.items():
+            text = properties[name]["type"] == "string"
+            arguments[name] = given[role] if text else json.loads(given[role])
+        shown = self.state.perform(op, arguments)
+        self.calls.append(Made(op, arguments, needed))
+        return shown
+
+    def _look_ups(self) -> list[Made]:
+        """Return the calls that show the ids which the query does not tell."""
+        made: list[Made] = []
+        ways: dict[Kind, Operation] = {}
+        for kind, id in self.sought:
+            lists = self._looking("list", ALL) or self._looking("list", kind)
+            finds = self._looking("find", kind) if kind not in self.told else []
+            op = ways.setdefault(kind, self.rng.choice([*lists[:1], *finds]))
+            look = Made(op, dict.fromkeys(op.parameters, self.start[kind][id]["name"]))
+            made += [look] * (look not in made)
+        return made
+
+    def _looking(self, does: str, kind: Kind) -> list[Operation]:
+        """Return the tools that list, show or find entities of a kind."""
+        return [op for op in self.plan.operations if op.does == does and op.kind is kind]
+
+    # --- words ------------------------------------------------------------------------------------
+
+    def _reference(self, kind: Kind, id: str) -> str:
+        """Return the words for an entity."""
+        name = self.start[kind][id]["name"]
+        if kind.single:
+            return f"the {kind.noun}"
+        by_name = self.style in (0, 3, 5)
+        told = self._told(kind, id) if self.style == 5 and not self.explorers else ""
+        if told or (by_name and kind.ids != "name"):
+            self.sought.append((kind, id))
+            self.told |= {kind} if told else set()
+        if self.explorers:
+            return name if by_name else id
+        if told:
+            return told
+        noun = kind.noun
+        if kind.names == "plain" and self.rng.random() < 0.7:
+            name = f"the {name}"
+        if kind.ids == "name":
+            return (name, name, f"{noun} {name}", f"the {noun} {name}", name, name)[self.style]
+        forms = (name, f"{name} ({id})", f"{noun} {id}", f"the {noun} {name}", id, name)
+        return forms[self.style]
+
+    def _told(self, kind: Kind, id: str) -> str:
+        """Return words that tell an entity by a listed attribute, "" if none does."""
+        entities = self.start[kind]
+        lists = self._looking("list", kind) or self._looking("list", ALL)
+        found = []
+        for a in kind.attributes:
+            values = [entity[a.name] for entity in entities.values()]
+            alone = values.count(entities[id][a.name]) == 1
+            if alone and a.listed and a.form in ("choice", "number", "text"):
+                found.append(a)
+        if not found or not lists:
+            return ""
+        a = self.rng.choice(found)
+        noun, value = kind.noun, entities[id][a.name]
+        forms = [f"the {noun} whose {a.name} is {value}", f"the {noun} with the {a.name} {value}"]
+        if a.form == "choice" and value not in YES_NO:
+            forms.append(f"the {value} {noun}")
+        return self.rng.choice(forms)
+
+    def _described(self, op: Operation, **phrases: str) -> str:
+        """Return a goal in the explorer's words. phrases: {role of a parameter: its value}."""
+        arguments = {name: phrases[role] for name, role in op.parameters.items()}
+        self.named += arguments.values()
+        return goal_text(self.summaries[op.name], arguments)
+
+    def _worded(self, op: Operation, called: str, value: str, plain: bool) -> Goal:
+        """Return a change in words of its own. plain: begin with the verb of the tool."""
+        rng, attribute, verb = self.rng, op.attribute, op.verb
+        requests, statements = list(PUT_REQUESTS), list[str]()
+        if op.does == "link":
+            requests = list(LINK_REQUESTS)
+        elif op.does == "set":
+            verb = rng.choice((op.verb, op.verb, *SETTING))
+            requests, statements = SET_REQUESTS, SET_STATEMENTS
+            alone = len(self._looking("set", op.kind)) == 1
+            if alone and attribute.form in ("choice", "number") and rng.random() < 0.4:
+                requests, statements = SET_BRIEFLY, []
+            if attribute.unit and rng.random() < 0.6:
+                value = f"{value} {attribute.unit}"
+            elif attribute.form == "text" and rng.random() < 0.3:
+                value = f'"{value}"'
+        elif op.does == "put" and value not in YES_NO and rng.random() < 0.5:
+            requests, statements = PUT_BY_VALUE, PUT_STATEMENTS
+        stated = not plain and bool(statements) and rng.random() < 0.3
+        form = rng.choice(statements if stated else requests[:1] if plain else requests)
+        words = {"verb": verb, "e": called, "v": value, "a": attribute.name}
+        text = form.format(**words, prep=op.preposition)
+        return Goal(text, not stated and not form.startswith(("I ", "we ")))
 
 
 def _request(goals: list[Goal], rng: random.Random) -> str:
@@ -125,225 +329,13 @@ def _request(goals: list[Goal], rng: random.Random) -> str:
     for goal in goals[1:]:
         text += (" and " if goal.elided else joint) + goal.text
     opening = rng.choice(OPENINGS) if goals[0].request else ""
-    end = "?" if (opening or text).startswith(("can", "could", "would", "what", "which")) else "."
     text = opening + text
+    end = "?" if text.startswith(("can", "could", "would", "what", "which")) else "."
     if goals[0].request or text.startswith(("the ", "wh", "I ", "we ")):  # a name stays as it is
         text = text[0].upper() + text[1:]
     greeting = rng.choice(GREETINGS) if rng.random() < SMALL_TALK else ""
     closing = rng.choice(CLOSINGS) if rng.random() < SMALL_TALK else ""
     return f"{greeting}{text}{closing}{end}"
-
-
-def _task(
-    plan: Plan, seed: int, split: str, query: str, calls: list[Made], state: State,
-    wanted: list[list[Any]], answer: str,
-) -> Task:  # fmt: skip
-    verifier: dict[str, Any] = {"state": wanted} | ({"answer": answer} if answer else {})
-    said = [call_text(call.op.name, call.arguments) for call in calls]
-    needed = [n for n, call in enumerate(calls) if call.needed]
-    return Task(
-        id=f"made_up/{seed}", env="made_up", query=query, split=split, seed=seed,
-        reference=[*said, answer or DONE], verifier=verifier, difficulty=len(calls),
-        meta={"needed": needed},
-    )  # fmt: skip
-
-
-class _References:
-    """The words by which a query refers to entities. Some references make a look-up necessary.
-
-    explorers: goals are in the explorer's words, which are `summaries` of tools with arguments.
-    named: the values that these say.
-    """
-
-    def __init__(self, plan: Plan, state: State, rng: random.Random):
-        self.plan, self.state, self.rng = plan, copy.deepcopy(state), rng
-        self.style = rng.choice((0, 3, 5) if rng.random() < LOOKED_UP else (1, 2, 4))
-        self.explorers = rng.random() < EXPLORERS
-        self.sought: list[tuple[int, str]] = []
-        self.told: set[int] = set()  # kinds of entities that a list alone tells
-        self.named: list[str] = []
-        self.summaries = summaries({op.name: op.description for op in plan.operations})
-
-    def __call__(self, kind: int, id: str) -> str:
-        k, name = self.plan.kinds[kind], self.state[kind][id]["name"]
-        if k.single:
-            return f"the {k.noun}"
-        by_name = self.style in (0, 3, 5)
-        told = self._told(kind, id) if self.style == 5 and not self.explorers else ""
-        if told or (by_name and k.ids != "name"):
-            self.sought.append((kind, id))
-            self.told |= {kind} if told else set()
-        if self.explorers:
-            return name if by_name else id
-        if told:
-            return told
-        if k.names == "plain" and self.rng.random() < 0.7:
-            name = f"the {name}"
-        if k.ids == "name":
-            return (name, name, f"{k.noun} {name}", f"the {k.noun} {name}", name, name)[self.style]
-        return (
-            name, f"{name} ({id})", f"{k.noun} {id}", f"the {k.noun} {name}", id, name,
-        )[self.style]  # fmt: skip
-
-    def _told(self, kind: int, id: str) -> str:
-        """Return words that tell an entity by a listed attribute, "" if none does."""
-        k, entities = self.plan.kinds[kind], self.state[kind]
-        lists = looking(self.plan, "list", kind) or looking(self.plan, "list", -1)
-        found = []
-        for a in k.attributes:
-            value = entities[id][a.name]
-            if a.listed and a.form in ("choice", "number", "text"):
-                found += [a] * (sum(e[a.name] == value for e in entities.values()) == 1)
-        if not found or not lists:
-            return ""
-        a = self.rng.choice(found)
-        forms = ["the {noun} whose {a} is {v}", "the {noun} with the {a} {v}"]
-        forms += ["the {v} {noun}"] * (a.form == "choice" and entities[id][a.name] not in YES_NO)
-        return self.rng.choice(forms).format(noun=k.noun, a=a.name, v=entities[id][a.name])
-
-    def described(self, op: Operation, phrases: dict[str, str]) -> str:
-        """Return a goal in the explorer's words. phrases: {role of a parameter: its value}."""
-        arguments = {name: phrases[role] for name, role in op.parameters.items()}
-        self.named += arguments.values()
-        return goal_text(self.summaries[op.name], arguments)
-
-    def look_ups(self) -> list[Made]:
-        """Return the calls that show the ids which the query does not tell."""
-        made: list[Made] = []
-        ways: dict[int, Operation] = {}
-        for kind, id in self.sought:
-            lists = looking(self.plan, "list", -1) or looking(self.plan, "list", kind)
-            finds = looking(self.plan, "find", kind) if kind not in self.told else []
-            op = ways.setdefault(kind, self.rng.choice([*lists[:1], *finds]))
-            name = self.state[kind][id]["name"]
-            look = Made(op, dict.fromkeys(op.parameters, name), False)
-            made += [look] * (look not in made)
-        return made
-
-
-def looking(plan: Plan, does: str, kind: int) -> list[Operation]:
-    """Return the tools that list, show or find entities of a kind."""
-    return [op for op in plan.operations if op.does == does and op.kind == kind]
-
-
-def _values(plan: Plan, kind: Kind, op: Operation, rng: random.Random) -> str:
-    return op.value or kind.attribute(op.attribute).draw(rng)
-
-
-def _goal(
-    plan: Plan, state: State, op: Operation, words: _References, rng: random.Random, plain: bool
-) -> tuple[Goal, list[Made], list[list[Any]]]:
-    """Make a change. Return its words, plain ones if so wanted, the calls that make it, and what is
-    then so."""
-    kind, k = plan.kinds[op.kind], op.kind
-    if op.does == "add":
-        name = kind.new_name(rng)
-        made = _made(plan, state, op, {"name": name}, False)
-        if words.explorers:
-            said = words.described(op, {"name": name})
-            return Goal(said), [made], [[k, name, "there", "yes"]]
-        called = rng.choice(("called", "named", "with the name"))
-        verb = op.verb if op.verb != "new" else "make"
-        text = f"{verb} a {kind.noun} {called} {name}"
-        return Goal(text), [made], [[k, name, "there", "yes"]]
-    id = rng.choice([id for id in state[k] if id in words.state[k]])
-    given = {"entity": id}
-    other = ""
-    if op.does == "link":
-        link = kind.attribute(op.attribute).other
-        other = rng.choice([id for id in state[link] if id in words.state[link]])
-        given["other"] = other
-    value = other or ("" if op.does == "drop" else _values(plan, kind, op, rng))
-    if op.does != "drop" and state[k][id][op.attribute] == value:
-        raise Unfit
-    calls = []
-    for rule in op.rules:
-        if broken_by(plan, state, op, rule, id, other) is not None:
-            by = plan.operations[rule.by]
-            calls.append(
-                _made(plan, state, by, {"entity": subject(plan, op, rule, id, other)[1]}, True)
-            )
-    called, name = words(k, id), state[k][id]["name"]
-    if op.does == "set":
-        given["value"] = value
-    said = words(link, other) if other else value
-    if words.explorers:
-        goal = Goal(words.described(op, {"entity": called, "other": said, "value": said}))
-    else:
-        goal = _worded(plan, op, called, said, rng, plain)
-    calls.append(_made(plan, state, op, given, False))
-    if op.does == "drop":
-        return goal, calls, [[k, name, "there", "no"]]
-    return goal, calls, [[k, id, op.attribute, value]]
-
-
-def _worded(
-    plan: Plan, op: Operation, called: str, value: str, rng: random.Random, plain: bool
-) -> Goal:
-    """Return a change in words of its own. plain: begin with the verb of the tool."""
-    verb, requests, statements = op.verb, list(PUT_REQUESTS), list[str]()
-    if op.does == "link":
-        requests = list(LINK_REQUESTS)
-    elif op.does == "set":
-        a = plan.kinds[op.kind].attribute(op.attribute)
-        verb = rng.choice((op.verb, op.verb, *SETTING))
-        requests, statements = SET_REQUESTS, SET_STATEMENTS
-        settable = [o for o in plan.operations if o.does == "set" and o.kind == op.kind]
-        if len(settable) == 1 and a.form in ("choice", "number") and rng.random() < 0.4:
-            requests, statements = SET_BRIEFLY, []
-        if a.unit and rng.random() < 0.6:
-            value = f"{value} {a.unit}"
-        elif a.form == "text" and rng.random() < 0.3:
-            value = f'"{value}"'
-    elif op.does == "put" and value not in YES_NO and rng.random() < 0.5:
-        requests, statements = PUT_BY_VALUE, PUT_STATEMENTS
-    stated = not plain and bool(statements) and rng.random() < 0.3
-    form = rng.choice(statements if stated else requests[:1] if plain else requests)
-    words = {"verb": verb, "e": called, "v": value, "a": op.attribute, "prep": op.preposition}
-    return Goal(form.format(**words), not stated and not form.startswith(("I ", "we ")))
-
-
-def _made(plan: Plan, state: State, op: Operation, given: dict[str, str], needed: bool) -> Made:
-    arguments: dict[str, Any] = {}
-    for name, role in op.parameters.items():
-        kind = op.schema["function"]["parameters"]["properties"][name]["type"]
-        arguments[name] = given[role] if kind == "string" else json.loads(given[role])
-    perform(plan, state, op, arguments)
-    return Made(op, arguments, needed)
-
-
-def _question(
-    plan: Plan, state: State, words: _References, rng: random.Random
-) -> tuple[str, list[Made], str, str]:
-    """Return a question about an attribute, the calls that show it, the answer, and what to reply
-    with if the question is in the explorer's words."""
-    k = rng.randrange(len(plan.kinds))
-    kind = plan.kinds[k]
-    attributes = [a for a in kind.attributes if a.form != "link"]
-    if not attributes:
-        raise Unfit
-    attribute, id = rng.choice(attributes), rng.choice(list(state[k]))
-    finds, name = looking(plan, "find", k), state[k][id]["name"]
-    if finds and words.explorers and rng.random() < 0.6:
-        called, shows = name, finds
-    else:
-        called, shows = words(k, id), looking(plan, "show", k)
-    calls = [_made(plan, state, op, {"entity": id, "name": name}, False) for op in shows[:1]]
-    if words.explorers and calls:
-        text = words.described(shows[0], {"entity": called, "name": name})
-        wanted, answer = _reply(perform(plan, state, shows[0], calls[0].arguments), text, rng)
-        return text, calls, answer, wanted
-    words.explorers = False
-    lists = looking(plan, "list", k) or looking(plan, "list", -1)
-    if not calls and lists and (attribute.listed or kind.single):
-        calls = [Made(lists[0], {}, False)]
-    elif not calls and finds and (k, id) in words.sought and k not in words.told:
-        words.sought.remove((k, id))
-        calls = [_made(plan, state, finds[0], {"name": name}, False)]
-    text = rng.choice(QUESTIONS).format(a=attribute.name, e=called)
-    if not calls or state[k][id][attribute.name] in text:
-        raise Unfit
-    return text, calls, state[k][id][attribute.name], ""
 
 
 def _reply(shown: str, query: str, rng: random.Random) -> tuple[str, str]:

@@ -42,6 +42,14 @@ FAMILY = Family(
     id="order or flight id",
     refusal="not cleared",
 )
+# What an episode has to have seen of an id -> the error of a call that comes too early.
+_EARLY = {
+    "found": "search the flights first",
+    "quoted": "quote the flight first",
+    "people": "look the passenger up first",
+    "orders": "look at the order first",
+    "seats": "list the seats first",
+}
 _FLIGHT, _PASSENGER, _ORDER = "flight id, like F12", "passenger id, like P12", "order id, like O12"
 
 
@@ -73,7 +81,7 @@ class Agency(Tools):
         ),
     ]
     family = FAMILY
-    remembers = ("found", "quoted", "people", "orders", "seats", "desk")
+    remembers = (*_EARLY, "desk")
 
     def __init__(self, seed: int, house: House | None = None):
         super().__init__(seed, house)
@@ -86,12 +94,9 @@ class Agency(Tools):
         self._connection.deserialize(image(seed))
 
     def snapshot(self) -> dict[str, Any]:
-        state = {
-            "seed": self.seed,
-            "database": base64.b64encode(self._connection.serialize()).decode(),
-            "memory": {key: sorted(values) for key, values in self.memory.items()},
-        }
-        return {"agency": state}
+        database = base64.b64encode(self._connection.serialize()).decode()
+        memory = {key: sorted(values) for key, values in self.memory.items()}
+        return {"agency": {"seed": self.seed, "database": database, "memory": memory}}
 
     @classmethod
     def restored(cls, snapshot: dict[str, Any], house: House | None) -> Agency:
@@ -135,8 +140,8 @@ class Agency(Tools):
             key = f"{order.passenger} {order.flight}"
             count[key] += 1
             key += f" #{count[key]}" if count[key] > 1 else ""
-            made = {"status": order.status, "bag": order.bag, "seat": order.seat}
-            rows += [["orders", key, name, None, value] for name, value in made.items() if value]
+            made = zip(Order._fields[3:], order[3:])
+            rows += [["orders", key, name, None, value] for name, value in made if value]
         return sorted(rows, key=repr)
 
     # --- look-ups ---------------------------------------------------------------------------------
@@ -156,12 +161,12 @@ class Agency(Tools):
         return " ".join(rows[0])
 
     def _quote(self, flight: str) -> str:
-        self._need("found", flight, "search the flights first")
+        self._need("found", flight)
         self.memory["quoted"].add(flight)
         return f"{flight} {self.start.flights[flight].price}"
 
     def _orders(self, passenger: str) -> str:
-        self._need("people", passenger, "look the passenger up first")
+        self._need("people", passenger)
         return self._show("p.id = ? AND o.status = 'open' LIMIT 3", passenger) or "no orders"
 
     def _order(self, id: str) -> str:
@@ -179,7 +184,7 @@ class Agency(Tools):
 
     def _book(self, flight: str, passenger: str) -> str:
         self._need_quote(flight)
-        self._need("people", passenger, "look the passenger up first")
+        self._need("people", passenger)
         self.need_desk("book", flight)
         booked = self._rows("SELECT count(*) FROM orders")[0][0] - len(self.start.orders)
         if booked >= len(self.start.spare):
@@ -201,7 +206,7 @@ class Agency(Tools):
 
     def _seat(self, order: str, seat: str) -> str:
         flight = self._open(order)
-        self._need("seats", f"{order} {flight}", "list the seats first")
+        self._need("seats", f"{order} {flight}")
         if seat not in [free for free, _ in self._free(flight)]:
             raise Refused("that seat is not free")
         self._set("seat", order, "seat = ?", seat)
@@ -256,18 +261,18 @@ class Agency(Tools):
             flight,
         )
 
-    def _need(self, key: str, value: str, error: str) -> None:
+    def _need(self, key: str, value: str) -> None:
         if value not in self.memory[key]:
-            raise Refused(error)
+            raise Refused(_EARLY[key])
 
     def _need_quote(self, flight: str) -> None:
-        self._need("found", flight, "search the flights first")
-        self._need("quoted", flight, "quote the flight first")
+        self._need("found", flight)
+        self._need("quoted", flight)
 
     def _open(self, order: str) -> str:
         """Return the flight of an order. Raises Refused unless the order was shown before and is
         open."""
-        self._need("orders", order, "look at the order first")
+        self._need("orders", order)
         flight, status = self._rows("SELECT flight, status FROM orders WHERE id = ?", order)[0]
         if status != "open":
             raise Refused("the order is closed")

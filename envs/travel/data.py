@@ -9,7 +9,7 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from envs.desk.tools import names
+from envs.desk.tools import ids_of, names
 
 CITIES = names(
     "Rome Paris Oslo Cairo Lima Tokyo Delhi Berlin Madrid Lisbon Vienna Prague Athens Dublin "
@@ -109,11 +109,11 @@ def data(seed: int) -> Data:
     drawn = rng.sample(NAMES, N_PASSENGERS)
     passengers = {
         id: Passenger(id, name, rng.choice(CARDS))
-        for id, name in zip(_ids("P", rng, N_PASSENGERS), drawn, strict=True)
+        for id, name in zip(ids_of("P" * N_PASSENGERS, rng), drawn, strict=True)
     }
     flights = _flights(rng)
     seats = {id: _seats(rng) for id in flights}
-    order_ids = _ids("O", rng, 60)
+    order_ids = ids_of("O" * 60, rng)
     orders: dict[str, Order] = {}
     for id in sorted(order_ids[:N_ORDERS]):
         # A passenger has at most three orders, all to different cities, so that "Ann's trip to
@@ -157,14 +157,10 @@ def image(seed: int) -> bytes:
     return image
 
 
-def _ids(letter: str, rng: random.Random, n: int) -> list[str]:
-    return [f"{letter}{number}" for number in rng.sample(range(10, 100), n)]
-
-
 def _flights(rng: random.Random) -> dict[str, Flight]:
     """Draw two or three flights per city, on different days at different prices, sorted by
     price."""
-    ids = iter(_ids("F", rng, 3 * N_CITIES))
+    ids = iter(ids_of("F" * 3 * N_CITIES, rng))
     flights = []
     for city in rng.sample(CITIES, N_CITIES):
         n = rng.choice((2, 3))

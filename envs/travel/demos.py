@@ -173,17 +173,17 @@ class Agent(Careless):
         ids = sorted(set(re.findall(r"[FPO]\d\d", self.seen)))
         passengers, orders, flights = ([id for id in ids if id[0] == kind] for kind in "POF")
         seen = {
-            "passenger": passengers,
-            "id": orders,
+            "orders": passengers,
             "order": orders,
-            "flight": flights,
-            "name": [p.name for p in self.data.passengers.values() if p.name in self.seen],
-            "to": [city for city in self.data.cities if city in self.seen],
+            "seats": orders,
+            "quote": flights,
+            "people": [p.name for p in self.data.passengers.values() if p.name in self.seen],
+            "flights": [city for city in self.data.cities if city in self.seen],
         }
         calls: list[tuple[str, dict[str, str]]] = []
-        for tool in names("orders order seats quote people flights"):
+        for tool, values in seen.items():
             (argument,) = ARGUMENTS[tool]
-            calls += [(tool, {argument: value}) for value in seen[argument]]
+            calls += [(tool, {argument: value}) for value in values]
         return self.rng.choice(calls)
 
     def closing(self) -> str:
@@ -195,10 +195,9 @@ class Agent(Careless):
         entity, id, attribute = wanted
         chosen = self.choices.get(id) or self._choose(id, self._rows(id))
         known = attributes(self.data, entity, chosen)
-        value = known[attribute]
+        value = known.pop(attribute)
         if self.slip("answer"):
-            others = [other for key, other in known.items() if key != attribute and other]
-            value = self.rng.choice([*others, "done"])
+            value = self.rng.choice([*filter(None, known.values()), "done"])
         # The agent can count a list that it has seen; any other answer is copied from an
         # observation.
         return value if value in self.seen or attribute in self.succeeded else "done"

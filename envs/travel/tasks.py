@@ -14,7 +14,7 @@ import contextlib
 import functools
 import itertools
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from envs.desk.plans import LEVELS, SPLITS, WORLDS, Plan, Planner, Unfit, sentence
 from envs.desk.rules import House
@@ -85,7 +85,6 @@ class Errand(Planner):
         """Return the plan of the template in the words of the profile. Raises Unfit."""
         self.data = data(self.plan.seed)
         self.parts: list[str] = []
-        self.used: set[str] = set()  # subjects of segments, so that no two segments have the same
         segments = self.plan.template.split("+")
         self.rng.shuffle(segments)
         for segment in segments:
@@ -126,8 +125,8 @@ class Errand(Planner):
         self._do(rest, order, self.rng.choice(trip_phrases(self.data, order.id)))
 
     def _book(self, rest: list[str]) -> None:
-        passenger = self.data.passengers[self._pick(self.data.passengers)]
-        city = self._pick(self.data.cities)
+        passenger = self.data.passengers[self.pick(sorted(self.data.passengers))]
+        city = self.pick(self.data.cities)
         flight = self.rng.choice(self.data.flights_to(city)).id
         phrase = self.rng.choice(flight_phrases(self.data, flight))
         looks = [("flights", {"to": city}), ("people", {"name": passenger.name})]
@@ -142,12 +141,12 @@ class Errand(Planner):
         self._do(rest, Order(id, passenger.id, flight), "it")
 
     def _city(self, rest: list[str]) -> None:
-        city = self._pick(self.data.cities)
+        city = self.pick(self.data.cities)
         self.call("flights", to=city)
         self._ask("city", city, rest[0], city)
 
     def _passenger(self, rest: list[str]) -> None:
-        id = self._pick(self.data.passengers)
+        id = self.pick(sorted(self.data.passengers))
         if rest[0] == "orders" and not self.data.orders_of(id):
             raise Unfit
         name = self.data.passengers[id].name
@@ -163,30 +162,23 @@ class Errand(Planner):
             if ("order", name) in QUESTIONS:
                 self._ask("order", order.id, name, phrase)
             else:
-                getattr(self, f"_{name}")(order, phrase)
+                self._change(name, order, phrase)
             phrase = "it"
 
-    def _bag(self, order: Order, phrase: str) -> None:
-        if order.bag:
+    def _change(self, operation: str, order: Order, phrase: str) -> None:
+        tool, seat, phrases = operation, dict[str, str](), {"order": phrase}
+        if operation in ("bag", "seat") and getattr(order, operation):
             raise Unfit
-        self.desk("bag", order.id)
-        self.call("bag", order=order.id)
-        self._word("bag", order=phrase)
-
-    def _drop(self, order: Order, phrase: str) -> None:
-        tool = "refund" if self.data.flights[order.flight].fare == "flex" else "cancel"
+        if operation == "drop":
+            tool = "refund" if self.data.flights[order.flight].fare == "flex" else "cancel"
+        elif operation == "seat":
+            kind = self.rng.choice(("window", "aisle"))
+            self.call("seats", order=order.id)
+            seat["seat"] = self.data.free_seat(order.flight, kind)
+            phrases["seat"] = f"{'an' if kind == 'aisle' else 'a'} {kind} seat"
         self.desk(tool, order.id)
-        self.call(tool, order=order.id)
-        self._word("drop", order=phrase)
-
-    def _seat(self, order: Order, phrase: str) -> None:
-        if order.seat:
-            raise Unfit
-        kind = self.rng.choice(("window", "aisle"))
-        self.call("seats", order=order.id)
-        self.desk("seat", order.id)
-        self.call("seat", order=order.id, seat=self.data.free_seat(order.flight, kind))
-        self._word("seat", order=phrase, seat=f"{'an' if kind == 'aisle' else 'a'} {kind} seat")
+        self.call(tool, order=order.id, **seat)
+        self._word(operation, **phrases)
 
     def _ask(self, entity: str, id: str, attribute: str, phrase: str) -> None:
         requests, questions = QUESTIONS[entity, attribute]
@@ -209,19 +201,10 @@ class Errand(Planner):
         rest = [self.rng.choice((" and ", ", then ")) + part for part in rest]
         return sentence("".join([first, *rest]))
 
-    def _pick(self, ids: Iterable[str]) -> str:
-        """Draw a subject that no other segment is about."""
-        unused = [id for id in sorted(ids) if id not in self.used]
-        if not unused:
-            raise Unfit
-        id = self.rng.choice(unused)
-        self.used.add(id)
-        return id
-
     def _pick_order(self) -> Order:
         """Draw an order of a passenger that no other segment is about."""
-        order = self.data.orders[self._pick(self.data.orders)]
-        if order.passenger in self.used:
+        order = self.data.orders[self.pick(sorted(self.data.orders))]
+        if order.passenger in self.picked:
             raise Unfit
-        self.used.add(order.passenger)
+        self.picked.add(order.passenger)
         return order

@@ -2,6 +2,7 @@
 
 import ast
 import concurrent.futures
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -16,9 +17,10 @@ import pytest
 
 pytest.importorskip("bfcl_eval", reason="pip install --no-deps -r requirements/bfcl.txt")
 
-from envs import bfcl, boundary
-from envs.bfcl import CATEGORIES, Bfcl
-from envs.bfcl.data import package_dir
+from envs import boundary
+from envs.bfcl import Bfcl
+from envs.bfcl import data as bfcl
+from envs.bfcl.data import CATEGORIES, package_dir
 from envs.bfcl.replies import official_calls
 from envs.bfcl.world import Apis
 from envs.toolcalls import Call, call_text
@@ -37,13 +39,8 @@ def play(world: Bfcl, entry: bfcl.Entry, turns: list[list[Call]], one_by_one: bo
     the 20 allowed."""
     world.reset(Task(entry.id, "bfcl", ""))
     for calls in turns:
-        replies = (
-            [[call] for call in calls]
-            if one_by_one and len(calls) <= 20
-            else [calls]
-            if calls
-            else []
-        )
+        apart = one_by_one and len(calls) <= 20
+        replies = [[call] for call in calls] if apart else [calls] * bool(calls)
         for reply in replies:
             world.step("\n".join(call_text(call.name, call.arguments) for call in reply))
         world.step("Done.")
@@ -72,10 +69,8 @@ def variants(entry: bfcl.Entry) -> dict[str, list[list[Call]]]:
     rng = random.Random(entry.id)
     truth = entry.truth
     filled = [turn for turn, calls in enumerate(truth) if calls]
-    found = {
-        kind: copy.deepcopy(truth)
-        for kind in ("truncated", "reordered", "corrupted", "empty", "extra", "unknown")
-    }
+    kinds = ("truncated", "reordered", "corrupted", "empty", "extra", "unknown")
+    found = {kind: copy.deepcopy(truth) for kind in kinds}
     found["truncated"][rng.choice(filled)].pop()
     for calls in found["reordered"]:
         rng.shuffle(calls)
@@ -87,24 +82,46 @@ def variants(entry: bfcl.Entry) -> dict[str, list[list[Call]]]:
     return found
 
 
-def official(entry: bfcl.Entry, turns: list[list[Call]], tag: str) -> bool:
-    """Apply the package's checker to the calls as its Qwen handler decodes them. `tag` separates
-    its globals."""
+@contextlib.contextmanager
+def clean_globals():
+    """The package's executor, whose module keeps instances in its globals; they are removed."""
     from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
-    from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
 
-    def text(call: Call) -> str:
-        return f"{call.name}({','.join(f'{k}={v!r}' for k, v in call.arguments.items())})"
-
-    row = {"id": entry.id, "initial_config": entry.config, "involved_classes": entry.classes}
-    decoded = [[[text(call)] for call in calls] for calls in turns]
-    truth = [[text(call) for call in calls] for calls in entry.truth]
     before = set(vars(multi_turn_utils))
     try:
-        return multi_turn_checker(decoded, truth, row, entry.category, tag)["valid"]
+        yield multi_turn_utils
     finally:
         for name in set(vars(multi_turn_utils)) - before:
             delattr(multi_turn_utils, name)
+
+
+def python_text(call: Call) -> str:
+    return f"{call.name}({','.join(f'{k}={v!r}' for k, v in call.arguments.items())})"
+
+
+def official(entry: bfcl.Entry, turns: list[list[Call]], tag: str) -> bool:
+    """Apply the package's checker to the calls as its Qwen handler decodes them. `tag` separates
+    its globals."""
+    from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
+
+    row = {"id": entry.id, "initial_config": entry.config, "involved_classes": entry.classes}
+    decoded = [[[python_text(call)] for call in calls] for calls in turns]
+    truth = [list(map(python_text, calls)) for calls in entry.truth]
+    with clean_globals():
+        return multi_turn_checker(decoded, truth, row, entry.category, tag)["valid"]
+
+
+def names_of(tools) -> list[str]:
+    return [tool["function"]["name"] for tool in tools]
+
+
+local = threading.local()
+
+
+def thread_world() -> Bfcl:
+    """The world of the thread, over all conversations."""
+    local.world = getattr(local, "world", None) or Bfcl(list(CATEGORIES))
+    return local.world
 
 
 def in_threads(function, items):
@@ -119,22 +136,15 @@ def test_the_four_categories_hold_800_conversations_of_four_domains():
 
 
 def test_all_ground_truths_score_one_in_threads():
-    local = threading.local()
-
     def solve(task):
-        local.world = getattr(local, "world", None) or Bfcl(list(CATEGORIES))
-        local.world.reset(task)
+        world = thread_world()
+        world.reset(task)
         for action in task.reference:
-            result = local.world.step(action)
-        evaluation = local.world.evaluate()
-        return (
-            result.terminated
-            and evaluation.score == 1.0
-            and evaluation.components["progress"] == 1.0
-        )
+            result = world.step(action)
+        evaluation = world.evaluate()
+        return result.terminated and evaluation.score == evaluation.components["progress"] == 1.0
 
-    tasks = Bfcl(list(CATEGORIES)).tasks("all")
-    solved = in_threads(solve, tasks)
+    solved = in_threads(solve, Bfcl(list(CATEGORIES)).tasks("all"))
     assert len(solved) == 800 and all(solved)
 
 
@@ -145,12 +155,10 @@ def test_wrong_trajectories_score_as_the_package_scores_them(every):
         for entry in every_entry()[::every]
         for kind, turns in variants(entry).items()
     ]
-    local = threading.local()
 
     def ours(case):
         entry, kind, turns = case
-        local.world = getattr(local, "world", None) or Bfcl(list(CATEGORIES))
-        return play(local.world, entry, turns, one_by_one=kind != "reordered")
+        return play(thread_world(), entry, turns, one_by_one=kind != "reordered")
 
     scores = in_threads(ours, cases)
     expected = [official(entry, turns, f"tag{i}") for i, (entry, _, turns) in enumerate(cases)]
@@ -175,15 +183,12 @@ def test_an_unfinished_conversation_scores_zero_and_its_progress_grows():
 
 def test_withheld_tools_appear_in_their_turn():
     world = Bfcl("multi_turn_miss_func")
-    task = next(
-        t for t in world.tasks("all") if t.id == "multi_turn_miss_func_0"
-    )  # `sort` appears in turn 3
-    first = world.reset(task)
-    names = {tool["function"]["name"] for tool in first.tools}
+    first = world.reset(Task("multi_turn_miss_func_0", "bfcl", ""))  # `sort` appears in turn 3
+    names = set(names_of(first.tools))
     assert "sort" not in names and "grep" in names
     results = [world.step("Next.") for _ in range(4)]
     assert [r.tools is None for r in results] == [True, True, False, True]
-    assert {tool["function"]["name"] for tool in results[2].tools} == names | {"sort"}
+    assert set(names_of(results[2].tools)) == names | {"sort"}
     assert "updated some more functions" in results[2].messages[0]["content"]
 
 
@@ -252,8 +257,42 @@ def in_tags(body: str) -> str:
 
 
 PWD, CD = '{"name": "pwd", "arguments": {}}', '{"name": "cd", "arguments": {"folder": "document"}}'
+# Replies that are one call, by its text.
+ODD_BODIES = {
+    "a call": PWD,
+    "empty": "",
+    "text for arguments": '{"name": "cd", "arguments": "{\\"folder\\": \\"document\\"}"}',
+    "text that is no object": '{"name": "cd", "arguments": "[1]"}',
+    "text that is no JSON": '{"name": "cd", "arguments": "folder"}',
+    "a list for arguments": '{"name": "cd", "arguments": ["document"]}',
+    "null for arguments": '{"name": "pwd", "arguments": null}',
+    "no arguments": '{"name": "pwd"}',
+    "parameters": '{"name": "pwd", "parameters": {}}',
+    "no name": '{"arguments": {}}',
+    "a number for a name": '{"name": 1, "arguments": {}}',
+    "null for a name": '{"name": null, "arguments": {}}',
+    "a list for a name": '{"name": ["pwd"], "arguments": {}}',
+    "an empty name": '{"name": "", "arguments": {}}',
+    "more keys": '{"id": 7, "name": "pwd", "arguments": {}}',
+    "not JSON": "{'name': 'pwd', 'arguments': {}}",
+    "a list of calls": f"[{PWD}, {CD}]",
+    "a text": '"pwd"',
+    "a number": "1",
+    "NaN": '{"name": "absolute_value", "arguments": {"number": NaN}}',
+    "Infinity": '{"name": "absolute_value", "arguments": {"number": -Infinity}}',
+    "1e999": '{"name": "absolute_value", "arguments": {"number": 1e999}}',
+    "NaN in a list": '{"name": "mean", "arguments": {"numbers": [1, NaN]}}',
+    "400 digits": '{"name": "absolute_value", "arguments": {"number": %s}}' % ("9" * 400),
+    "5000 digits": '{"name": "absolute_value", "arguments": {"number": %s}}' % ("9" * 5000),
+    "a closing tag in a text": '{"name": "echo", "arguments": {"content": "</tool_call>"}}',
+    "an opening tag in a text": '{"name": "echo", "arguments": {"content": "<tool_call>"}}',
+    "a lone surrogate": '{"name": "echo", "arguments": {"content": "\\ud800"}}',
+    "300 levels": '{"name": "echo", "arguments": {"content": %s}}' % ("[" * 300 + "]" * 300),
+    "5000 levels": '{"name": "echo", "arguments": {"content": %s}}' % ("[" * 5000 + "]" * 5000),
+    "a name twice": '{"name": "cd", "name": "pwd", "arguments": {}}',
+}
 ODD_REPLIES = {
-    "a call": in_tags(PWD),
+    **{name: in_tags(body) for name, body in ODD_BODIES.items()},
     "two calls": in_tags(PWD) + "\n" + in_tags(CD),
     "two calls without a line between": in_tags(PWD) + in_tags(CD),
     "text around a call": f"I look. {in_tags(PWD)} Then I go on.",
@@ -267,50 +306,10 @@ ODD_REPLIES = {
     "closed only": f"{PWD}\n</tool_call>",
     "opened only": f"<tool_call>\n{PWD}",
     "one newline for both": "<tool_call>\n</tool_call>",
-    "empty": in_tags(""),
-    "text for arguments": in_tags('{"name": "cd", "arguments": "{\\"folder\\": \\"document\\"}"}'),
-    "text that is no object": in_tags('{"name": "cd", "arguments": "[1]"}'),
-    "text that is no JSON": in_tags('{"name": "cd", "arguments": "folder"}'),
-    "a list for arguments": in_tags('{"name": "cd", "arguments": ["document"]}'),
-    "null for arguments": in_tags('{"name": "pwd", "arguments": null}'),
-    "no arguments": in_tags('{"name": "pwd"}'),
     "no arguments, beside a good call": in_tags(CD) + in_tags('{"name": "pwd"}'),
-    "parameters": in_tags('{"name": "pwd", "parameters": {}}'),
-    "no name": in_tags('{"arguments": {}}'),
-    "a number for a name": in_tags('{"name": 1, "arguments": {}}'),
-    "null for a name": in_tags('{"name": null, "arguments": {}}'),
-    "a list for a name": in_tags('{"name": ["pwd"], "arguments": {}}'),
-    "an empty name": in_tags('{"name": "", "arguments": {}}'),
-    "more keys": in_tags('{"id": 7, "name": "pwd", "arguments": {}}'),
-    "not JSON": in_tags("{'name': 'pwd', 'arguments': {}}"),
     "not JSON, beside a good call": in_tags("pwd()") + in_tags(CD),
     "a good call, then not JSON": in_tags(CD) + in_tags('{"name": "pwd", "arguments": {}'),
-    "a list of calls": in_tags(f"[{PWD}, {CD}]"),
-    "a text": in_tags('"pwd"'),
-    "a number": in_tags("1"),
-    "NaN": in_tags('{"name": "absolute_value", "arguments": {"number": NaN}}'),
-    "Infinity": in_tags('{"name": "absolute_value", "arguments": {"number": -Infinity}}'),
-    "1e999": in_tags('{"name": "absolute_value", "arguments": {"number": 1e999}}'),
-    "NaN in a list": in_tags('{"name": "mean", "arguments": {"numbers": [1, NaN]}}'),
-    "400 digits": in_tags('{"name": "absolute_value", "arguments": {"number": %s}}' % ("9" * 400)),
-    "5000 digits": in_tags(
-        '{"name": "absolute_value", "arguments": {"number": %s}}' % ("9" * 5000)
-    ),
-    "a closing tag in a text": in_tags(
-        '{"name": "echo", "arguments": {"content": "</tool_call>"}}'
-    ),
-    "an opening tag in a text": in_tags(
-        '{"name": "echo", "arguments": {"content": "<tool_call>"}}'
-    ),
     "an escaped closing tag": call_text("echo", {"content": "a\n</tool_call>"}),
-    "a lone surrogate": in_tags('{"name": "echo", "arguments": {"content": "\\ud800"}}'),
-    "300 levels": in_tags(
-        '{"name": "echo", "arguments": {"content": %s}}' % ("[" * 300 + "]" * 300)
-    ),
-    "5000 levels": in_tags(
-        '{"name": "echo", "arguments": {"content": %s}}' % ("[" * 5000 + "]" * 5000)
-    ),
-    "a name twice": in_tags('{"name": "cd", "name": "pwd", "arguments": {}}'),
     "thoughts": f"<think>\n{in_tags(CD)}\n</think>\n{in_tags(PWD)}",
     "thoughts only": f"<think>\n{in_tags(CD)}\n</think>\nDone.",
     "a fence": f"```json\n{PWD}\n```",
@@ -322,35 +321,30 @@ ODD_REPLIES = {
 @pytest.mark.parametrize("case", ODD_REPLIES)
 def test_replies_are_read_as_the_package_reads_them(case):
     reply = ODD_REPLIES[case]
-    ours = [
-        f"{call.name}({','.join(f'{k}={v!r}' for k, v in call.arguments.items())})"
-        for call in official_calls(reply)
-    ]
-    assert ours == Handler().calls(reply)
+    assert list(map(python_text, official_calls(reply))) == Handler().calls(reply)
 
 
 @pytest.mark.parametrize("case", ODD_REPLIES)
 def test_odd_replies_have_the_results_that_the_package_gives_them(case):
     """Its executor evaluates the text of a call, so that NaN is an unknown name."""
-    from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
-
-    entry = bfcl.entries("multi_turn_base")["multi_turn_base_0"]
-    calls, before = Handler().calls(ODD_REPLIES[case]), set(vars(multi_turn_utils))
-    arguments = (entry.config, ["GorillaFileSystem", "MathAPI"], "odd", entry.id)
-    try:
-        expected, _ = multi_turn_utils.execute_multi_turn_func_call(calls, *arguments, False, False)
-    finally:
-        for name in set(vars(multi_turn_utils)) - before:
-            delattr(multi_turn_utils, name)
+    classes = ["GorillaFileSystem", "MathAPI"]
+    entry = dataclasses.replace(
+        bfcl.entries("multi_turn_base")["multi_turn_base_0"], classes=classes
+    )
+    calls = Handler().calls(ODD_REPLIES[case])
+    with clean_globals() as package:
+        expected, _ = package.execute_multi_turn_func_call(
+            calls, entry.config, classes, "odd", entry.id, False, False
+        )
     world = Bfcl()
     world.reset(Task(entry.id, "bfcl", ""))
-    world._apis = Apis(dataclasses.replace(entry, classes=["GorillaFileSystem", "MathAPI"]))
+    world._apis = Apis(entry)
     result = world.step(ODD_REPLIES[case])
     shown = [message["content"] for message in result.messages if message["role"] == "tool"]
-    assert [text.startswith("Error during") for text in shown] == [
-        text.startswith("Error during") for text in expected
-    ]
-    assert [text for text in shown if not text.startswith("Error")] == [
+    failed = "Error during"
+    assert [text.startswith(failed) for text in shown] == [t.startswith(failed) for t in expected]
+    # The messages of errors may differ.
+    assert [t for t in shown if not t.startswith("Error")] == [
         t for t in expected if not t.startswith("Error")
     ]
     if case in ("NaN", "Infinity", "1e999", "NaN in a list"):
@@ -394,16 +388,12 @@ def test_malicious_calls_execute_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "system", refuse)
     monkeypatch.setattr("subprocess.Popen.__init__", refuse)
     world = Bfcl()
-    files, maths = (
-        next(t for t in world.tasks("all") if t.id == i)
-        for i in ("multi_turn_base_0", "multi_turn_base_50")
-    )
+    files, maths = (Task(f"multi_turn_base_{n}", "bfcl", "") for n in (0, 50))
     for name, arguments in TRICKS:
         for task in (files, maths):
             world.reset(task)
-            result = world.step(call_text(name, arguments))
-            assert result.messages[0]["role"] == "tool"
-            assert "root:" not in result.messages[0]["content"]
+            (message,) = world.step(call_text(name, arguments)).messages
+            assert message["role"] == "tool" and "root:" not in message["content"]
     for text in (
         "cd(folder='..')",
         "[open('PWNED','w')]",
@@ -434,30 +424,21 @@ def test_splits():
     for scheme, size in (("100/100", 100), ("50/150", 50)):
         train, val = (bfcl.split_indices(split, scheme, seed=1) for split in ("train", "val"))
         assert len(train) == size and sorted(train + val) == list(range(200))
-        assert (
-            train
-            == bfcl.split_indices("train", scheme, seed=1)
-            != bfcl.split_indices("train", scheme, seed=2)
-        )
+        assert train == bfcl.split_indices("train", scheme, seed=1)
+        assert train != bfcl.split_indices("train", scheme, seed=2)
         counts = [sum(i // 50 == domain for i in train) for domain in range(4)]
         assert max(counts) - min(counts) <= 1
     # Fixed values, because results are not comparable if a split changes silently.
-    assert bfcl.split_indices("train", "50/150")[:8] == FIRST_OF_50
+    assert bfcl.split_indices("train", "50/150")[:8] == [2, 9, 12, 13, 16, 31, 34, 35]
     with pytest.raises(ValueError, match="train, val"):
         bfcl.split_indices("validation")
-
-
-FIRST_OF_50 = [2, 9, 12, 13, 16, 31, 34, 35]
 
 
 def test_oracle_tools_are_few_seeded_sufficient_and_labelled():
     world = Bfcl("multi_turn_miss_func", tools="oracle+3")
     for task in world.tasks("val")[::10]:
-        needed = {
-            call.name
-            for turn in bfcl.entries("multi_turn_miss_func")[task.id].truth
-            for call in turn
-        }
+        truth = bfcl.entries("multi_turn_miss_func")[task.id].truth
+        needed = {call.name for turn in truth for call in turn}
         first = world.reset(task, seed=1)
         assert len(first.tools) <= len(needed) + 3
         for action in task.reference:
@@ -491,33 +472,24 @@ def test_what_an_episode_does_is_gone_in_the_next_one():
     change."""
     world, posted = Bfcl(), []
     task = Task("multi_turn_base_5", "bfcl", "Post something.", verifier={"calls": []})
+
+    def shown(tool, **arguments):
+        return world.step(call_text(tool, arguments)).messages[0]["content"]
+
     for _ in range(2):
         world.reset(task)
-        world.step(
-            call_text("authenticate_twitter", {"username": "dr_smith", "password": "securePass123"})
-        )
-        posted.append(
-            json.loads(
-                world.step(call_text("post_tweet", {"content": "hello"})).messages[0]["content"]
-            )
-        )
-        mention = {"tweet_id": posted[-1]["id"], "mentioned_usernames": ["@bob"]}
-        assert (
-            "error" not in world.step(call_text("mention", mention)).messages[0]["content"].lower()
-        )
+        shown("authenticate_twitter", username="dr_smith", password="securePass123")
+        posted.append(json.loads(shown("post_tweet", content="hello")))
+        mentioned = shown("mention", tweet_id=posted[-1]["id"], mentioned_usernames=["@bob"])
+        assert "error" not in mentioned.lower()
     assert posted[0] == posted[1] and posted[0]["mentions"] == []
 
 
 def test_a_synthetic_task_has_one_turn_and_its_own_ground_truth():
     world = Bfcl()
     calls = [{"name": "mkdir", "arguments": {"dir_name": "new"}}]
-    task = Task(
-        "made-1",
-        "bfcl",
-        "Make a directory called new.",
-        verifier={"calls": calls},
-        meta={"entry": "multi_turn_base_0"},
-    )
+    verifier, meta = {"calls": calls}, {"entry": "multi_turn_base_0"}
+    task = Task("made-1", "bfcl", "Make a directory called new.", verifier=verifier, meta=meta)
     assert world.reset(task).messages == [{"role": "user", "content": task.query}]
     world.step(call_text("mkdir", {"dir_name": "new"}))
     assert world.step("Done.").terminated and world.evaluate().success
@@ -545,8 +517,7 @@ def test_wrong_arguments_are_named(arguments, message):
 def test_conversations_are_those_of_some_api_classes():
     files, both = Bfcl(classes="GorillaFileSystem"), Bfcl(classes=["GorillaFileSystem", "MathAPI"])
     assert len(files.tasks("all")) == 13 and len(both.tasks("all")) == 25
-    offered = [tool for task in both.tasks("all") for tool in both.reset(task).tools]
-    names = {tool["function"]["name"] for tool in offered}
+    names = {name for task in both.tasks("all") for name in names_of(both.reset(task).tools)}
     assert {"mkdir", "logarithm"} <= names and not {"post_tweet", "get_stock_info"} & names
 
 
@@ -556,13 +527,9 @@ def test_brief_docs_and_short_conversations_are_labelled_unofficial():
     assert 20 < len(few) < 40 and all(0 < task.difficulty <= 3 for task in few)
     assert not any(task.meta["official"] for task in few)
     long, short = full.reset(few[0]).tools, brief.reset(few[0]).tools
-    assert [tool["function"]["name"] for tool in long] == [
-        tool["function"]["name"] for tool in short
-    ]
-    assert (
-        '"description": "' not in json.dumps(short)
-        and len(json.dumps(short)) < len(json.dumps(long)) / 3
-    )
+    assert names_of(long) == names_of(short)
+    assert '"description": "' not in json.dumps(short)
+    assert len(json.dumps(short)) < len(json.dumps(long)) / 3
     properties = [set(tool["function"]["parameters"]["properties"]) for tool in long]
     assert properties == [set(tool["function"]["parameters"]["properties"]) for tool in short]
 
@@ -573,10 +540,11 @@ def test_demonstrations_succeed_more_often_the_more_careful_they_are():
     arguments = {"tools": "oracle+1", "docs": "brief", "max_calls": 3}
     rates = []
     for care in (0.0, 0.5, 1.0):
-        episodes = [demonstrate(random.Random(seed), care=care, **arguments) for seed in range(60)]
-        assert episodes == [
-            demonstrate(random.Random(seed), care=care, **arguments) for seed in range(60)
-        ]
+        episodes, again = (
+            [demonstrate(random.Random(seed), care=care, **arguments) for seed in range(60)]
+            for _ in range(2)
+        )
+        assert episodes == again
         rates.append(sum(episode["success"] for episode in episodes) / len(episodes))
         for episode in episodes:
             roles = [message["role"] for message in episode["messages"]]
@@ -588,7 +556,5 @@ def test_demonstrations_succeed_more_often_the_more_careful_they_are():
 
 
 def test_the_package_folder_is_unchanged():
-    folder = package_dir()
-    assert not [
-        name for name in ("result", "score", ".file_locks") if (folder.parent / name).exists()
-    ]
+    made = ("result", "score", ".file_locks")
+    assert not [name for name in made if (package_dir().parent / name).exists()]

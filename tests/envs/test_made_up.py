@@ -15,11 +15,10 @@ from envs.made_up.plan import plan_of
 from envs.made_up.tasks import own_task
 from envs.made_up.world import STARTS, start_of, text_of
 from envs.source import Source
-from envs.toolcalls import parse
 from envs.wording import summaries
-from evolver.replaying import play
 from models.tokenizer import Tokenizer
 from rl.contexts import brief
+from tests.envs.playing import calls_of, play, without
 
 NUMBERS = range(300)
 
@@ -37,9 +36,9 @@ def test_it_keeps_the_contract_of_an_environment(number):
 
 def test_references_solve_the_tasks_and_nothing_less_does():
     for task in tasks():
-        assert play(MadeUp(), task, 0, task.reference)["success"], task
+        assert play(MadeUp(), task, task.reference).success, task
         if task.verifier["state"]:
-            assert not play(MadeUp(), task, 0, task.reference[-1:])["success"], task
+            assert not play(MadeUp(), task, task.reference[-1:]).success, task
 
 
 def found_by(call, entity):
@@ -50,9 +49,9 @@ def found_by(call, entity):
 def test_a_query_tells_all_that_its_goals_need_and_no_id_that_has_to_be_looked_up():
     looked_up = 0
     for task in tasks():
-        calls = [call for action in task.reference for call in parse(action).calls]
-        state = start_of(plan_of(task.seed // STARTS), task.seed)
-        entities = {id: e for entities in state for id, e in entities.items()}
+        calls = calls_of(task)
+        kinds = start_of(plan_of(task.seed // STARTS), task.seed).entities
+        entities = {id: e for kind in kinds for id, e in kind.items()}
         for n, call in enumerate(calls):
             for value in map(text_of, call.arguments.values()):
                 told = value in task.query or n in task.meta["needed"]
@@ -77,18 +76,18 @@ def test_half_of_the_tasks_are_in_the_explorers_words():
 def test_no_parameter_has_the_name_of_another():
     for number in NUMBERS:
         for op in plan_of(number).operations:
-            roles = {"set": 2, "link": 2, "which": 1, "add": 1, "list": 0}.get(op.does, 1)
-            single = op.kind >= 0 and plan_of(number).kinds[op.kind].single
-            assert len(op.parameters) == roles - (single and op.does not in ("which", "list"))
+            roles = len(plan.ROLES[op.does].split())
+            assert len(op.parameters) == roles - (
+                op.kind.single and "entity" in plan.ROLES[op.does]
+            )
 
 
 def test_a_goal_is_refused_until_the_call_that_its_rule_needs():
     ruled = [task for task in tasks() if task.meta["needed"]]
     assert len(ruled) > 20
     for task in ruled:
-        first = task.meta["needed"][0]
-        without = [a for n, a in enumerate(task.reference) if n != first]
-        assert not play(MadeUp(), task, 0, without)["success"], task
+        rest = without(task.reference, task.meta["needed"][0])
+        assert not play(MadeUp(), task, rest).success, task
 
 
 def test_worlds_differ_and_depend_on_their_number_alone():

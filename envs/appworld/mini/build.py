@@ -19,7 +19,6 @@ import pathlib
 import shutil
 import subprocess
 import sys
-from typing import Any
 
 from envs.appworld.mini import data, evaluation
 from envs.appworld.mini.data import HERE, SPLITS, MiniTask
@@ -82,9 +81,8 @@ def build(root: pathlib.Path) -> None:
     )
     for apis in docs.values():
         for doc in apis.values():
-            models.api_docs.ApiDoc.create_save(
-                **{"app_name_" if k == "app_name" else k: v for k, v in doc.items()}
-            )
+            doc = dict(doc)
+            models.api_docs.ApiDoc.create_save(app_name_=doc.pop("app_name"), **doc)
     for table, rows in data.tables().items():
         app, model = table.split(".")
         for number, row in enumerate(rows, 1):
@@ -99,7 +97,7 @@ def build(root: pathlib.Path) -> None:
     models.save(str(base), format="full", app_names=apps, delete_if_exists=True)
     models.close()
     for task in data.tasks():
-        _write_task(target, task, apps, ModelCollection)
+        _write_task(target, task, apps)
     for split in SPLITS:
         ids = [task.id for task in data.tasks() if task.split == split]
         _write(target / "datasets" / f"{split}.txt", "\n".join(ids) + "\n")
@@ -107,16 +105,15 @@ def build(root: pathlib.Path) -> None:
     target.rename(root / "data")
 
 
-def _write_task(
-    target: pathlib.Path, task: MiniTask, apps: list[str], model_collection: Any
-) -> None:
+def _write_task(target: pathlib.Path, task: MiniTask, apps: list[str]) -> None:
+    from appworld.collections.models import ModelCollection
     from appworld.common.constants import DB_VERSION
 
     folder = target / "tasks" / task.id
     user, passwords = data.person(task.person)
     # Apps to which a task adds rows; the files of the others are empty.
     own = ["admin", "supervisor"]
-    models = model_collection.load(
+    models = ModelCollection.load(
         to_db_home_path=f":memory:task_input-{task.id}",
         from_db_home_path=str(target / "base_dbs"),
         load_apps=own,
@@ -176,9 +173,9 @@ def main(argv: list[str] | None = None) -> None:
     root = parser.parse_args(argv).root
     if root is None:
         ensure(default_root())
-        return
-    root.mkdir(parents=True, exist_ok=True)
-    build(root)
+    else:
+        root.mkdir(parents=True, exist_ok=True)
+        build(root)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ HERE = Path(__file__).resolve().parent
 NOW = dt.datetime(2024, 3, 14, 9, 30)  # a Thursday; every task's clock is frozen at this time
 APPS = ("spotify", "venmo", "phone", "simple_note", "todoist", "file_system")
 SPLITS = ("train", "dev", "test_normal")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 THOUGHTS = ("I log in first.", "Next I look up what I need.", "Now I do it and complete the task.")
 
 SETUP = '''\
@@ -93,19 +94,19 @@ def tasks() -> tuple[MiniTask, ...]:
 
 def person(number: int) -> tuple[Row, Row]:
     """Return the name, addresses and birthday of a person, and {app: password}."""
-    passwords = tables()["admin.AccountPassword"]
-    own = [row for row in passwords if row["main_user_id"] == number]
-    user = tables()["admin.MainUser"][number - 1]
-    return user, {row["account_name"]: row["password"] for row in own}
+    passwords = {
+        row["account_name"]: row["password"]
+        for row in tables()["admin.AccountPassword"]
+        if row["main_user_id"] == number
+    }
+    return tables()["admin.MainUser"][number - 1], passwords
 
 
 def _with_times(row: Row) -> Row:
-    times = {key: value for key, value in row.items() if _is_time(value)}
-    return row | {key: dt.datetime.fromisoformat(value) for key, value in times.items()}
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, str) and bool(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", value))
+    return {
+        key: dt.datetime.fromisoformat(value) if _TIME.fullmatch(str(value)) else value
+        for key, value in row.items()
+    }
 
 
 def _setup(apps: list[str]) -> str:
