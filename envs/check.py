@@ -24,6 +24,7 @@ from envs import conformance
 from envs.conformance import Problem
 from envs.process import Piped, child_environment
 from envs.source import MODES, Source, serving
+from envs.values import Json
 from envs.world import WorldError
 
 AGREES = "agrees_between_processes"
@@ -74,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def run(spec: dict[str, Any], timeout: float) -> tuple[list[str], list[Problem]]:
+def run(spec: Json, timeout: float) -> tuple[list[str], list[Problem]]:
     """Run the suite in child processes, the next one after each that hung or died. Return (checks,
     problems).
 
@@ -98,7 +99,7 @@ def run(spec: dict[str, Any], timeout: float) -> tuple[list[str], list[Problem]]
     return names, problems
 
 
-def _suite(spec: dict[str, Any], timeout: float) -> tuple[list[str], list[Problem]]:
+def _suite(spec: Json, timeout: float) -> tuple[list[str], list[Problem]]:
     problems: list[Problem] = []
     skip: list[str] = []
     reasons = {check.__name__: " ".join(str(check.__doc__).split()) for check in conformance.CHECKS}
@@ -120,7 +121,7 @@ def _suite(spec: dict[str, Any], timeout: float) -> tuple[list[str], list[Proble
             return [check], problems
 
 
-def _disagreement(spec: dict[str, Any], timeout: float) -> str:
+def _disagreement(spec: Json, timeout: float) -> str:
     """Return where two processes with other hashes play other episodes, "" if nowhere, or why that
     cannot be told."""
     played, call = [], ""
@@ -135,7 +136,7 @@ def _disagreement(spec: dict[str, Any], timeout: float) -> str:
     return conformance.first_difference(*played)
 
 
-def _reports(spec: dict[str, Any], timeout: float, **environment: str) -> Iterator[tuple[str, Any]]:
+def _reports(spec: Json, timeout: float, **environment: str) -> Iterator[tuple[str, Any]]:
     """Yield the reports of a child process, and at last "done" or "lost" with what became of it."""
     process = Piped(
         [sys.executable, "-m", "envs.check_child", json.dumps(spec)],
@@ -182,10 +183,10 @@ def _lines(descriptor: int, timeout: float) -> Iterator[bytes]:
         yield line
 
 
-def child(spec: dict[str, Any], report: Any) -> Any:
+def child(spec: Json, report: Any) -> Any:
     """Do the work of a child process: run the suite, or play the episodes that two processes
     compare."""
-    workers: dict[str, Any] = {"workers": 1} if spec["mode"] == "worker" else {}
+    workers: Json = {"workers": 1} if spec["mode"] == "worker" else {}
     with Source(
         spec["env"], spec["kwargs"], mode=spec["mode"], url=spec.get("url", ""), **workers
     ) as source:

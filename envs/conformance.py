@@ -19,6 +19,7 @@ from typing import Any
 
 from envs import boundary, values
 from envs.toolcalls import call_text, parse
+from envs.values import Json
 from envs.world import Proxy, StepResult, Task, World, repeated
 
 Make = Callable[[], World]
@@ -532,9 +533,7 @@ def _actions(task: Task) -> list[str]:
     return list(task.reference) or [call_text("no_such_tool", {}), "Hello.", "Done."]
 
 
-def _odd_calls(
-    tools: list[dict[str, Any]], task: Task
-) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _odd_calls(tools: list[Json], task: Task) -> Iterator[tuple[str, str, Json]]:
     """Yield (tool, what is odd about the call, arguments), starting from the reference's arguments
     if it has some."""
     known = {call.name: call.arguments for action in task.reference for call in parse(action).calls}
@@ -552,7 +551,7 @@ def _odd_calls(
                 yield name, f"{key}={_short(value)}", {**usual, key: value}
 
 
-def _usual(schema: dict[str, Any]) -> Any:
+def _usual(schema: Json) -> Any:
     """Return a value that a parameter may have."""
     if schema.get("enum"):
         return schema["enum"][0]
@@ -576,9 +575,9 @@ def _memory_mb() -> float:
         return 0.0
 
 
-def _play(world: World, task: Task, actions: list[str], evaluate: bool = False) -> dict[str, Any]:
+def _play(world: World, task: Task, actions: list[str], evaluate: bool = False) -> Json:
     """Reset, take the actions until the episode ends, and return everything observed."""
-    seen: dict[str, Any] = {"first": _json(world.reset(task, 0).to_dict()), "steps": []}
+    seen: Json = {"first": _json(world.reset(task, 0).to_dict()), "steps": []}
     for action in actions:
         if evaluate:
             world.evaluate()
@@ -595,7 +594,7 @@ def _json(value: Any) -> Any:
     return json.loads(json.dumps(value, allow_nan=False))
 
 
-def _messages(messages: list[dict[str, Any]]) -> Iterator[str]:
+def _messages(messages: list[Json]) -> Iterator[str]:
     for message in messages:
         if message["role"] not in ROLES:
             yield f"the role of a message is not one of {', '.join(ROLES)}: {_short(message)}"
@@ -658,7 +657,7 @@ def _evaluation(evaluation: Any) -> Iterator[str]:
         yield f"progress is {progress} and success is {evaluation.success}"
 
 
-def _difference(a: dict[str, Any], b: dict[str, Any]) -> str:
+def _difference(a: Json, b: Json) -> str:
     if a["first"] != b["first"]:
         return "at reset"
     for number, (x, y) in enumerate(zip(a["steps"], b["steps"])):

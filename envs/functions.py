@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal
 
 from envs import profile
 from envs.toolworld import SYSTEM, ToolWorld
-from envs.values import json_value
+from envs.values import Json, json_value
 from envs.world import Task, Tool, tool_of
 
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
@@ -82,7 +82,7 @@ class Functions(ToolWorld):
         self._tools = [_tool(function) for function in self._functions.values()]
         self._hints = {name: _hints(function) for name, function in self._functions.items()}
         self._starts = n_train if self._seeded else 1
-        self._state: dict[str, Any] = {}
+        self._state: Json = {}
 
     def tasks(self, split: str) -> list[Task]:
         if split not in ("train", "dev", "test"):
@@ -93,19 +93,19 @@ class Functions(ToolWorld):
         where = f"functions/{self._module.__name__}"
         return [Task(f"{where}/{i:04d}", self.name, QUERY, seed=i) for i in starts]
 
-    def profile(self) -> dict[str, Any]:
+    def profile(self) -> Json:
         """Return a profile with the module as its only entity and the functions as operations."""
         functions = [tool["function"] for tool in self._tools]
         entity = profile.entity(self._module.__name__, functions)
         preference = {**profile.PREFERENCE, "num_entities": 1}
         return {"name": self.name, "entities": [entity], "task_preference": preference}
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Json:
         """Return the calls that were made: the state itself may not be JSON."""
         task = self._require_episode().to_dict()
         return {"task": task, "seed": self._seed, "made": list(self._made), "over": self._over}
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
+    def restore(self, snapshot: Json) -> None:
         self.reset(Task.from_dict(snapshot["task"]), snapshot["seed"])
         for name, arguments in snapshot["made"]:
             if self._call(name, arguments)[1]:
@@ -114,7 +114,7 @@ class Functions(ToolWorld):
 
     def _open(self, task: Task, seed: int) -> list[Tool]:
         self._seed, start = seed, zlib.crc32(f"{task.seed} {seed}".encode())
-        self._made: list[tuple[str, dict[str, Any]]] = []
+        self._made: list[tuple[str, Json]] = []
         self._state = copy.deepcopy(vars(self._module)[STATE])
         self._random = random.Random(start).getstate()
         if self._reset:
@@ -122,7 +122,7 @@ class Functions(ToolWorld):
                 self._reset(*[start] if self._seeded else [])
         return copy.deepcopy(self._tools)
 
-    def _call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+    def _call(self, name: str, arguments: Json) -> tuple[str, bool]:
         if name not in self._functions:
             return (
                 f"error: there is no tool {name!r}; there are {', '.join(self._functions)}",
@@ -156,13 +156,13 @@ class Functions(ToolWorld):
                 random.setstate(numbers)
 
 
-def _exchange(module: dict[str, Any], old: dict[str, Any], new: dict[str, Any]) -> None:
+def _exchange(module: Json, old: Json, new: Json) -> None:
     for name in old:
         del module[name]
     module.update(new)
 
 
-def _state_of(module: dict[str, Any]) -> dict[str, Any]:
+def _state_of(module: Json) -> Json:
     """Return the globals of a module that are data."""
     return {name: value for name, value in module.items() if _is_state(name, value)}
 
@@ -173,7 +173,7 @@ def _is_state(name: str, value: Any) -> bool:
     return type(value).__module__ not in ("typing", "__future__")
 
 
-def _copied(module: dict[str, Any]) -> dict[str, Any]:
+def _copied(module: Json) -> Json:
     """Return a copy of the state of a module, without what cannot be copied, such as a lock."""
     state = {}
     for name, value in _state_of(module).items():
@@ -189,7 +189,7 @@ def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
         return thread.submit(asyncio.run, coroutine).result()
 
 
-def _hints(kind: Callable[..., Any]) -> dict[str, Any]:
+def _hints(kind: Callable[..., Any]) -> Json:
     return typing.get_type_hints(kind, include_extras=True)
 
 
@@ -218,7 +218,7 @@ def _tool(function: Callable[..., Any]) -> Tool:
     return tool_of(name, description, properties, required)
 
 
-def _schema(kind: Any, where: str) -> dict[str, Any]:
+def _schema(kind: Any, where: str) -> Json:
     """Return the JSON Schema of an annotation."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
@@ -309,9 +309,7 @@ def _documented(text: str) -> tuple[str, dict[str, str]]:
     return " ".join(" ".join(told).split()), described
 
 
-def _fitting(
-    function: Callable[..., Any], hints: dict[str, Any], arguments: dict[str, Any]
-) -> dict[str, Any]:
+def _fitting(function: Callable[..., Any], hints: Json, arguments: Json) -> Json:
     """Return the arguments as the function takes them. Raises ValueError, for the agent, if they do
     not fit."""
     parameters = inspect.signature(function).parameters

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 from envs import forked, packages, profile
 from envs.toolworld import SYSTEM, ToolWorld
-from envs.values import mapped
+from envs.values import Json, mapped
 from envs.world import Task, Tool
 
 RESETS = ("reset", "reset_all", "reset_environment", "reset_server", "reset_state", "reset_world")
@@ -113,7 +113,7 @@ class McpWorld(ToolWorld):
             raise ValueError(f"mcp has no split {split!r}; it has train, dev, test, all empty")
         return []
 
-    def profile(self) -> dict[str, Any]:
+    def profile(self) -> Json:
         """Return a profile with the server as its only entity and the tools as operations."""
         session = self._session or self._connect()
         functions = [tool["function"] for tool in session.tools]
@@ -165,7 +165,7 @@ class McpWorld(ToolWorld):
         self._system = "\n\n".join(filter(None, (self._own_system, session.instructions)))
         return session.tools
 
-    def _call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+    def _call(self, name: str, arguments: Json) -> tuple[str, bool]:
         assert self._session, "no episode: reset the world first"
         return self._session.call(name, arguments)
 
@@ -244,16 +244,16 @@ class _Trust:
     one comparison per episode.
     """
 
-    known: dict[str, tuple[str, dict[str, Any], str]]  # first calls on new servers, and answers
+    known: dict[str, tuple[str, Json, str]]  # first calls on new servers, and answers
     agreed: int = 0
     refuted: bool = False
 
-    def learn(self, name: str, arguments: dict[str, Any], answer: str) -> None:
+    def learn(self, name: str, arguments: Json, answer: str) -> None:
         """Keep the answer to the first call on a new server."""
         if len(self.known) < MOST_KNOWN:
             self.known[json.dumps([name, arguments], sort_keys=True)] = (name, arguments, answer)
 
-    def comparisons(self) -> list[tuple[str, str, dict[str, Any], str]]:
+    def comparisons(self) -> list[tuple[str, str, Json, str]]:
         """Return known calls with their keys: some until the server is trusted, then one at a
         time."""
         known = [(key, *call) for key, call in list(self.known.items())]
@@ -275,7 +275,7 @@ class _Session:
         self._start, self._timeout_s = start, start.timeout_s
         self._reading: set[str] = set()  # tools that change nothing
         self._changed = False
-        self._resetting: tuple[str, dict[str, Any]] | None = None  # a call
+        self._resetting: tuple[str, Json] | None = None  # a call
         self._new = True  # no call was made yet
         self._folder: pathlib.Path | None = None
         if start.files:
@@ -348,7 +348,7 @@ class _Session:
         trust.agreed += bool(trust.known)
         return bool(trust.known) and trust.agreed >= AGREED
 
-    def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+    def call(self, name: str, arguments: Json) -> tuple[str, bool]:
         """Return the text of the result, and False if it is an error. Never raises."""
         if name not in {tool["function"]["name"] for tool in self.tools}:
             return f"error: there is no tool {name!r}", False
@@ -381,7 +381,7 @@ class _Session:
                 path.unlink()
         shutil.copytree(self._start.files, self._folder, symlinks=True, dirs_exist_ok=True)
 
-    def _ask(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+    def _ask(self, name: str, arguments: Json) -> tuple[str, bool]:
         folder = str(self._folder or SHOWN)
         given = mapped(arguments, lambda text: _SHOWN.sub(lambda _: folder, text))
         try:

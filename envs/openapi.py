@@ -23,10 +23,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import urljoin
 
 from envs import packages
+from envs.values import Json
 
 METHODS = ("get", "put", "post", "delete", "patch")
 READY_S = 30.0  # until a service that was started must answer
@@ -37,7 +37,7 @@ class Unusable(Exception):
     """A description or a service that cannot be a world; the message is for the user."""
 
 
-def names_of(spec: dict[str, Any]) -> dict[str, str]:
+def names_of(spec: Json) -> dict[str, str]:
     """Return {operationId: name of its tool}.
 
     FastAPI appends path and method to the name of a function, as in close_tickets__id__post; that
@@ -54,7 +54,7 @@ def names_of(spec: dict[str, Any]) -> dict[str, str]:
     return {id: name if taken.count(name) == 1 else id for id, name in names.items()}
 
 
-def read_spec(where: str) -> dict[str, Any]:
+def read_spec(where: str) -> Json:
     """Return the description in a file or at an address. Raises Unusable."""
     httpx = packages.load("httpx2", "openapi")
     try:
@@ -104,7 +104,7 @@ def serving(command: str) -> Iterator[str]:
             process.kill()
 
 
-def serve(spec: dict[str, Any], url: str) -> None:
+def serve(spec: Json, url: str) -> None:
     """Offer the operations of a service at an address as tools, on standard input and output."""
     fastmcp, httpx = packages.load("fastmcp", "openapi"), packages.load("httpx2", "openapi")
     name = str(spec.get("info", {}).get("title") or "service")

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 from envs.hosted import HostedWorld
 from envs.process import DEADLINES, Deadlines, Worker
+from envs.values import Json
 from envs.world import WorldError, WorldTimeout
 
 if TYPE_CHECKING:
     from envs.ray_pool import RayWorker
 
-Json = dict[str, Any]
 GRACE_S = 10.0  # beyond a deadline, for killing the worker that missed it
 
 

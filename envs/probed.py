@@ -43,7 +43,7 @@ from typing import Any
 from envs import handles
 from envs.renamed import KEY, meant, shown
 from envs.toolcalls import parse
-from envs.values import mapped
+from envs.values import Json, mapped
 from envs.world import (
     Evaluation,
     Observation,
@@ -158,7 +158,7 @@ def _json_cells(
         )
 
 
-def _is_table(value: dict[str, Any]) -> bool:
+def _is_table(value: Json) -> bool:
     """Return True for an object whose names are those of rows and not of fields: several objects
     with the same fields, or names that look like ids."""
     inner, forms = list(value.values()), {re.sub(r"\d", "9", name) for name in value}
@@ -299,7 +299,7 @@ def new_ids(
     return names
 
 
-def answered(text: str, answer: dict[str, Any]) -> bool:
+def answered(text: str, answer: Json) -> bool:
     """Return True if `text` names the value of the answer and nothing that it could be mistaken
     for.
 
@@ -320,9 +320,7 @@ def answered(text: str, answer: dict[str, Any]) -> bool:
     )
 
 
-def judge(
-    verifier: dict[str, Any], readings: Sequence[Sequence[Cell]], answer: str | None
-) -> Evaluation:
+def judge(verifier: Json, readings: Sequence[Sequence[Cell]], answer: str | None) -> Evaluation:
     """Compare the answers to the probes and the closing text (None if there is none) with the
     verifier.
 
@@ -375,7 +373,7 @@ class Probed(Proxy):
     def __init__(self, world: World):
         self.world, self.name = world, world.name
         self._task: Task | None = None
-        self._record: dict[str, Any] | None = None  # the task as JSON values, for snapshots
+        self._record: Json | None = None  # the task as JSON values, for snapshots
         self._actions: list[str] = []
         self._seed, self._over, self._answer = 0, False, None
         self._evaluation: Evaluation | None = None
@@ -439,7 +437,7 @@ class Probed(Proxy):
             self._evaluation = judge(verifier, self._readings, closing)
         return self._evaluation
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Json:
         if self._left == [None] and not self._handles.kinds:
             raise NotImplementedError(f"{self.name} has no snapshots")
         self._return()
@@ -455,7 +453,7 @@ class Probed(Proxy):
         state["answer"] = self._answer
         return state | {"world": self.world.snapshot()}
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
+    def restore(self, snapshot: Json) -> None:
         record = snapshot["task"]  # in replays, nearly always that of the episode in progress
         running = self._task if record is self._record else None
         self._begin(running or Task.from_dict(record), snapshot["seed"])
@@ -540,9 +538,7 @@ class Probed(Proxy):
                 return None
         return readings
 
-    def _read(
-        self, probes: list[dict[str, Any]], actions: Sequence[str]
-    ) -> list[Sequence[Cell]] | None:
+    def _read(self, probes: list[Json], actions: Sequence[str]) -> list[Sequence[Cell]] | None:
         """Repeat the actions from the start and run the probes. Return None if the episode ends
         before the probes.
 

@@ -25,6 +25,7 @@ import weakref
 from dataclasses import dataclass
 from typing import IO, Any
 
+from envs.values import Json
 from envs.world import WorldError, WorldTimeout
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -98,7 +99,7 @@ class Worker:
     def __init__(
         self,
         env: str,
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Json | None = None,
         *,
         python: str | None = None,
         memory_mb: int | None = None,
@@ -207,7 +208,7 @@ class Worker:
             except BrokenPipeError:
                 raise EOFError from None
 
-    def _receive(self, id: int, until: float) -> dict[str, Any]:
+    def _receive(self, id: int, until: float) -> Json:
         """Return the reply to `id`. Skips up to MAX_NOISE bytes of other lines, such as stray
         prints."""
         noise = searched = 0
@@ -268,7 +269,7 @@ class Worker:
         return f"; the end of its stderr:\n{text}" if text else ""
 
 
-def unpack(reply: dict[str, Any], env: str, op: str) -> Any:
+def unpack(reply: Json, env: str, op: str) -> Any:
     """Return the value of a reply. Raises its error: ValueError and NotImplementedError unchanged,
     else WorldError."""
     if "error" not in reply:

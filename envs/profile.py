@@ -18,9 +18,9 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from envs import make
+from envs.values import Json
 from envs.world import Task, Tool, World
 
 PREFERENCE = {
@@ -49,11 +49,11 @@ _FILLERS = {
 }
 
 
-def draft(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
+def draft(name: str, tools: Sequence[Tool]) -> Json:
     """Return a profile of the environment `name` from its OpenAI tool schemas; descriptions may be
     missing."""
     functions = [tool["function"] for tool in tools]
-    groups: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[Json]] = {}
     nouns = _nouns([function["name"] for function in functions])
     for function, noun in zip(functions, nouns):
         groups.setdefault(noun or name, []).append(function)
@@ -66,7 +66,7 @@ def draft(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
     }
 
 
-def entity(name: str, functions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def entity(name: str, functions: Sequence[Json]) -> Json:
     """Return an entity with these functions as its operations and their parameters as its
     attributes."""
     attributes = {parameter for function in functions for parameter in _parameters(function)}
@@ -86,7 +86,7 @@ def tools_of(world: World, tasks: Sequence[Task]) -> list[Tool]:
     return list(tools.values())
 
 
-def _parameters(function: dict[str, Any]) -> dict[str, Any]:
+def _parameters(function: Json) -> Json:
     parameters = function.get("parameters") or {}
     return parameters.get("properties") or {}
 

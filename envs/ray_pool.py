@@ -14,8 +14,9 @@ import threading
 from typing import Any
 
 from envs import packages
-from envs.pool import Instance, Json, Pool, PoolFull, Slot
+from envs.pool import Instance, Pool, PoolFull, Slot
 from envs.process import DEADLINES, ROOT, Deadlines, unpack
+from envs.values import Json
 from envs.worker import Worlds, reply
 from envs.world import WorldError, WorldTimeout
 

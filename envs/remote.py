@@ -14,9 +14,9 @@ from typing import Any
 from envs.hosted import HostedWorld
 from envs.http import TOKEN_VARIABLE, bearer
 from envs.process import DEADLINES, MAX_MESSAGE, Deadlines
+from envs.values import Json
 from envs.world import WorldError, WorldTimeout
 
-Json = dict[str, Any]
 FIRST_WAIT_S = 0.1  # before the first retry; doubles with each further one
 
 

@@ -32,7 +32,7 @@ from envs.packages import how_to_install
 from envs.pool import Call, Pool, PoolFull
 from envs.process import Deadlines
 from envs.toolcalls import CLOSE, OPEN, call_text, tools_text
-from envs.values import json_value, without_repeats
+from envs.values import Json, json_value, without_repeats
 from envs.world import Task, WorldError, WorldTimeout
 
 try:
@@ -79,7 +79,6 @@ KINDS = {str: "a string", int: "an integer", list: "a list", dict: "an object"}
 # seconds in which the head of a request has to arrive; envs/http.py has those for the body
 HEAD_S = 20.0
 log = logging.getLogger("envs.service")
-Json = dict[str, Any]
 
 
 class Service:

@@ -12,6 +12,7 @@ from envs import make
 from envs.pool import Pool
 from envs.process import DEADLINES, Deadlines, Piped, child_environment
 from envs.remote import Connections, RemoteWorld
+from envs.values import Json
 from envs.world import World, WorldError
 
 MODES = ("inprocess", "worker", "http")
@@ -30,7 +31,7 @@ class Source:
     def __init__(
         self,
         env: str,
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Json | None = None,
         *,
         mode: str = "inprocess",
         url: str = "",

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envs import values
-from envs.values import MAX_DEPTH, NotJson, NotText, Repeated, TooDeep, Unsafe
+from envs.values import MAX_DEPTH, Json, NotJson, NotText, Repeated, TooDeep, Unsafe
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -46,10 +46,10 @@ class Call:
     """A parsed call. Its name and arguments have not been checked against any tool."""
 
     name: str
-    arguments: dict[str, Any]
+    arguments: Json
     id: str = field(default="", compare=False)  # that the model gave it, in some formats
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         return {"name": self.name, "arguments": self.arguments}
 
 
@@ -64,7 +64,7 @@ class ParsedTurn:
     thought: str = ""
 
 
-def call_text(name: str, arguments: dict[str, Any]) -> str:
+def call_text(name: str, arguments: Json) -> str:
     """Return the text of one call, which `parse` reads back unchanged."""
     return _tagged({"name": name, "arguments": arguments})
 
@@ -74,13 +74,13 @@ def refusal_text(error: str, text: str) -> str:
     return _tagged({REFUSED: error, "text": text})
 
 
-def _tagged(record: dict[str, Any]) -> str:
+def _tagged(record: Json) -> str:
     body = json.dumps(record, ensure_ascii=False)
     # A closing tag inside a string would end the call. JSON lets a slash in a string be escaped.
     return f"{OPEN}\n{body.replace(CLOSE, ESCAPED_CLOSE)}\n{CLOSE}"
 
 
-def tools_text(tools: list[dict[str, Any]]) -> str:
+def tools_text(tools: list[Json]) -> str:
     """Return the section of the system message that lists the tools, identical to that of Qwen's
     chat template."""
     return (
@@ -212,8 +212,8 @@ def _call(body: str) -> Call:
 
 
 def run_calls(
-    turn: ParsedTurn, call: Callable[[str, dict[str, Any]], tuple[str, bool]], most: int
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    turn: ParsedTurn, call: Callable[[str, Json], tuple[str, bool]], most: int
+) -> tuple[list[Json], Json]:
     """Run the first `most` calls of a turn. `call` takes a name and arguments, and returns a text
     and its success.
 

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from envs import make
+from envs.values import Json
 from envs.world import Task, World
 
 OPERATIONS = ("tasks", "reset", "step", "evaluate", "snapshot", "restore", "profile")
@@ -39,7 +40,7 @@ class Worlds:
     """The worlds of one process by name, and the operations on them. Arguments and results are JSON
     values."""
 
-    def __init__(self, env: str, kwargs: dict[str, Any]):
+    def __init__(self, env: str, kwargs: Json):
         self._env, self._kwargs = env, kwargs
         world = make(env, **kwargs)  # loads everything slow before the first episode
         self._kind = type(world)
@@ -78,7 +79,7 @@ class Worlds:
             self._worlds[name], self._spare = self._spare or make(self._env, **self._kwargs), None
         return self._worlds[name]
 
-    def _query(self, world: World, method: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _query(self, world: World, method: str, args: list[Any], kwargs: Json) -> Any:
         if method.startswith("_") or not (method in QUERIES or _is_extra(type(world), method)):
             raise ValueError(f"{type(world).__name__} has no method '{method}' to query")
         return getattr(world, method)(*args, **kwargs)
@@ -116,14 +117,14 @@ def reply(id: int, run: Callable[[], Any]) -> str:
         )
 
 
-def _run(hosted: list[Worlds], request: dict[str, Any]) -> Any:
+def _run(hosted: list[Worlds], request: Json) -> Any:
     if request["op"] != "start":
         return hosted[0].call(request["op"], request["world"], request["args"])
     hosted.append(_start(**request["args"]))
     return {"methods": hosted[0].methods()}
 
 
-def _start(env: str, kwargs: dict[str, Any], memory_mb: int | None) -> Worlds:
+def _start(env: str, kwargs: Json, memory_mb: int | None) -> Worlds:
     if memory_mb is not None:
         import resource
 
