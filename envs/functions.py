@@ -32,6 +32,8 @@ from envs.world import Task, Tool, tool_of
 
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 TIMES = {datetime.datetime: "date-time", datetime.date: "date", datetime.time: "time"}
+_WRAPPED = (Annotated, typing.Required, typing.NotRequired)
+_UNION = (typing.Union, types.UnionType)
 STATE = "__evolver_state__"  # the global of a module that holds its state after the import
 QUERY = "Find out what can be done with the tools."
 _SECTION = re.compile(r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?):?\s*$")
@@ -82,7 +84,7 @@ class Functions(ToolWorld):
         self._tools = [_tool(function) for function in self._functions.values()]
         self._hints = {name: _hints(function) for name, function in self._functions.items()}
         self._starts = n_train if self._seeded else 1
-        self._state: Json = {}
+        self._state: dict[str, Any] = {}
 
     def tasks(self, split: str) -> list[Task]:
         if split not in ("train", "dev", "test"):
@@ -97,8 +99,7 @@ class Functions(ToolWorld):
         """Return a profile with the module as its only entity and the functions as operations."""
         functions = [tool["function"] for tool in self._tools]
         entity = profile.entity(self._module.__name__, functions)
-        preference = {**profile.PREFERENCE, "num_entities": 1}
-        return {"name": self.name, "entities": [entity], "task_preference": preference}
+        return profile.profile_of(self.name, [entity])
 
     def snapshot(self) -> Json:
         """Return the calls that were made: the state itself may not be JSON."""
@@ -124,10 +125,8 @@ class Functions(ToolWorld):
 
     def _call(self, name: str, arguments: Json) -> tuple[str, bool]:
         if name not in self._functions:
-            return (
-                f"error: there is no tool {name!r}; there are {', '.join(self._functions)}",
-                False,
-            )
+            known = ", ".join(self._functions)
+            return f"error: there is no tool {name!r}; there are {known}", False
         self._made.append((name, copy.deepcopy(arguments)))
         function = self._functions[name]
         try:
@@ -156,13 +155,13 @@ class Functions(ToolWorld):
                 random.setstate(numbers)
 
 
-def _exchange(module: Json, old: Json, new: Json) -> None:
+def _exchange(module: dict[str, Any], old: dict[str, Any], new: dict[str, Any]) -> None:
     for name in old:
         del module[name]
     module.update(new)
 
 
-def _state_of(module: Json) -> Json:
+def _state_of(module: dict[str, Any]) -> dict[str, Any]:
     """Return the globals of a module that are data."""
     return {name: value for name, value in module.items() if _is_state(name, value)}
 
@@ -173,7 +172,7 @@ def _is_state(name: str, value: Any) -> bool:
     return type(value).__module__ not in ("typing", "__future__")
 
 
-def _copied(module: Json) -> Json:
+def _copied(module: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of the state of a module, without what cannot be copied, such as a lock."""
     state = {}
     for name, value in _state_of(module).items():
@@ -189,7 +188,7 @@ def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
         return thread.submit(asyncio.run, coroutine).result()
 
 
-def _hints(kind: Callable[..., Any]) -> Json:
+def _hints(kind: Callable[..., Any]) -> dict[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 
 
@@ -221,24 +220,21 @@ def _tool(function: Callable[..., Any]) -> Tool:
 def _schema(kind: Any, where: str) -> Json:
     """Return the JSON Schema of an annotation."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    simple = kind if isinstance(kind, type) else None
     if kind is Any:
         return {}
-    if origin is Annotated:
+    if origin in _WRAPPED:
         return _schema(inner[0], where) | _described(inner[1:])
-    if origin in (typing.Required, typing.NotRequired):
-        return _schema(inner[0], where)
-    if isinstance(kind, type) and kind in TYPES:
-        return {"type": TYPES[kind]}
-    if isinstance(kind, type) and kind in TIMES:
-        return {"type": "string", "format": TIMES[kind]}
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return {"enum": [_plain(member) for member in kind]}
-    if origin is Literal:
-        return {"enum": [_plain(choice) for choice in inner]}
-    if origin in (typing.Union, types.UnionType):
+    if simple in TYPES:
+        return {"type": TYPES[simple]}
+    if simple in TIMES:
+        return {"type": "string", "format": TIMES[simple]}
+    if (choices := _choices(kind)) is not None:
+        return {"enum": [_plain(choice) for choice in choices]}
+    if origin in _UNION:
         return {"anyOf": [_schema(part, where) for part in inner]}
     if (origin or kind) in (list, set, frozenset) or (origin is tuple and inner[1:] == (...,)):
-        return {"type": "array", **({"items": _schema(inner[0], where)} if inner else {})}
+        return {"type": "array"} | ({"items": _schema(inner[0], where)} if inner else {})
     if origin is tuple:
         parts = [_schema(part, where) for part in inner]
         return {"type": "array", "prefixItems": parts, "minItems": len(parts), "items": False}
@@ -249,15 +245,20 @@ def _schema(kind: Any, where: str) -> Json:
             "required": [name for name, (_, required) in fields.items() if required],
         }
     if (origin or kind) is dict:
-        return {
-            "type": "object",
-            **({"additionalProperties": _schema(inner[1], where)} if inner else {}),
-        }
+        more = {"additionalProperties": _schema(inner[1], where)} if inner else {}
+        return {"type": "object"} | more
     raise ValueError(
         f"{where} has the type {kind}; it may have str, int, float, bool, list, tuple, set, dict,"
         " Literal, Enum, date, time, datetime, unions of these, and dataclasses, TypedDicts and"
         " pydantic models of them"
     )
+
+
+def _choices(kind: Any) -> tuple[Any, ...] | None:
+    """Return what an Enum or a Literal may be, None for another type."""
+    if typing.get_origin(kind) is Literal:
+        return typing.get_args(kind)
+    return tuple(kind) if isinstance(kind, enum.EnumMeta) else None
 
 
 def _described(extras: tuple[Any, ...]) -> dict[str, str]:
@@ -287,10 +288,8 @@ def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
         required = typing.cast(Any, kind).__required_keys__
         return {name: (part, name in required) for name, part in _hints(kind).items()}
     if hasattr(kind, "model_validate"):
-        return {
-            name: (Annotated[f.annotation, f], f.is_required())
-            for name, f in typing.cast(Any, kind).model_fields.items()
-        }
+        fields = typing.cast(Any, kind).model_fields
+        return {n: (Annotated[f.annotation, f], f.is_required()) for n, f in fields.items()}
     return {}
 
 
@@ -309,7 +308,9 @@ def _documented(text: str) -> tuple[str, dict[str, str]]:
     return " ".join(" ".join(told).split()), described
 
 
-def _fitting(function: Callable[..., Any], hints: Json, arguments: Json) -> Json:
+def _fitting(
+    function: Callable[..., Any], hints: dict[str, Any], arguments: Json
+) -> dict[str, Any]:
     """Return the arguments as the function takes them. Raises ValueError, for the agent, if they do
     not fit."""
     parameters = inspect.signature(function).parameters
@@ -318,9 +319,8 @@ def _fitting(function: Callable[..., Any], hints: Json, arguments: Json) -> Json
     missing = [name for name in needed if name not in arguments]
     if unknown or missing:
         takes = ", ".join(parameters) or "no arguments"
-        what = [f"it has no {name!r}" for name in unknown] + [
-            f"{name} is missing" for name in missing
-        ]
+        what = [f"it has no {name!r}" for name in unknown]
+        what += [f"{name} is missing" for name in missing]
         raise ValueError(f"{function.__name__} takes {takes}: {'; '.join(what)}")
     return {name: _taken(value, hints.get(name, Any), name) for name, value in arguments.items()}
 
@@ -328,27 +328,23 @@ def _fitting(function: Callable[..., Any], hints: Json, arguments: Json) -> Json
 def _taken(value: Any, kind: Any, name: str) -> Any:
     """Return a JSON value as its annotation takes it. Raises ValueError if it does not fit."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (Annotated, typing.Required, typing.NotRequired):
-        return _taken(value, inner[0], name)
-    if origin in (typing.Union, types.UnionType):
-        for part in inner:
-            try:
-                return _taken(value, part, name)
-            except ValueError:
-                continue
-    elif kind is Any:
+    simple = kind if isinstance(kind, type) else None
+    if kind is Any:
         return value
-    elif isinstance(kind, type) and kind in TYPES:
-        if type(value) in ((float, int) if kind is float else (kind,)):
+    if origin in _WRAPPED:
+        return _taken(value, inner[0], name)
+    if origin in _UNION:
+        for part in inner:
+            with suppress(ValueError):
+                return _taken(value, part, name)
+    elif simple in TYPES:
+        if type(value) is kind or (kind is float and type(value) is int):
             return value
-    elif origin is Literal:
-        if any(_same(_plain(choice), value) for choice in inner):
-            return value
-    elif isinstance(kind, type) and issubclass(kind, enum.Enum):
-        for member in kind:
-            if _same(_plain(member), value):
-                return member
-    elif isinstance(kind, type) and kind in TIMES and isinstance(value, str):
+    elif (choices := _choices(kind)) is not None:
+        for choice in choices:
+            if _same(_plain(choice), value):
+                return value if origin is Literal else choice
+    elif simple in TIMES and isinstance(value, str):
         with suppress(ValueError):
             return typing.cast(Any, kind).fromisoformat(value)
     elif (origin or kind) in (list, tuple, set, frozenset) and isinstance(value, list):

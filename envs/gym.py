@@ -66,7 +66,9 @@ class GymEnv(gymnasium.Env):
             raise ValueError(f"world {world.name} has no tasks in split {split!r}")
         self._transcript = ""
 
-    def reset(self, *, seed: int | None = None, options: Json | None = None) -> tuple[str, Json]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, Json]:
         super().reset(seed=seed)
         index = int(self.np_random.integers(len(self._tasks)))
         if options and "task" in options:
@@ -126,13 +128,13 @@ class GymWorld(World):
         n_train: int = 64,
         n_dev: int = 48,
         n_test: int = 96,
-        options: Json | None = None,
+        options: dict[str, Any] | None = None,
     ):
         """`env` is an environment or the id of a registered one; `options` are passed to
         gymnasium.make. Without a render_mode among them, one that renders text does so."""
         self._env = _made(env, options or {}) if isinstance(env, str) else env
         self._id = env if isinstance(env, str) else type(env.unwrapped).__name__
-        space: Any = self._env.action_space
+        space = self._env.action_space
         if not isinstance(space, spaces.Text | spaces.Discrete):
             raise ValueError(
                 f"{self._id}: actions must be Text or Discrete, not {type(space).__name__}"
@@ -147,7 +149,8 @@ class GymWorld(World):
                 raise ValueError(f"{self._id}: two actions have the same name: {actions}")
         elif actions:
             raise ValueError(f"{self._id}: only Discrete actions can be named")
-        self._space, self._actions = space, actions or []
+        self._space: Any = space
+        self._actions = actions or []
         self._instruction = instruction or f"You act in {self._id}. Write one action."
         self._success_at = success_at
         self._sizes = {"train": n_train, "dev": n_dev, "test": n_test}
@@ -239,7 +242,7 @@ class GymWorld(World):
         return _printed(observation)
 
 
-def _made(id: str, options: Json) -> gymnasium.Env:
+def _made(id: str, options: dict[str, Any]) -> gymnasium.Env:
     env = gymnasium.make(id, **options)
     renders = "ansi" in env.metadata.get("render_modes", ())
     if "render_mode" in options or not renders or isinstance(env.observation_space, spaces.Text):

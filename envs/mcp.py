@@ -117,11 +117,7 @@ class McpWorld(ToolWorld):
         """Return a profile with the server as its only entity and the tools as operations."""
         session = self._session or self._connect()
         functions = [tool["function"] for tool in session.tools]
-        return {
-            "name": self.name,
-            "entities": [profile.entity(session.server, functions)],
-            "task_preference": {**profile.PREFERENCE, "num_entities": 1},
-        }
+        return profile.profile_of(self.name, [profile.entity(session.server, functions)])
 
     def close(self) -> None:
         """Leave the server to the next world of this process if it can be reset, else end it."""
@@ -298,9 +294,8 @@ class _Session:
             reason = _innermost(error)
             if isinstance(error, TimeoutError | concurrent.futures.TimeoutError):
                 reason = f"no answer within {start.timeout_s:g} s"
-            raise RuntimeError(
-                f"the MCP server cannot be used: {reason}{self._advice()}"
-            ) from error
+            unusable = f"the MCP server cannot be used: {reason}{self._advice()}"
+            raise RuntimeError(unusable) from error
         except BaseException:  # the user ends the run
             self.close()
             raise
@@ -493,9 +488,9 @@ class _Session:
         except BaseException as error:
             # Raised in __init__; once the connection is open, each call reports its own.
             if not self._opened.done():
-                self._opened.set_exception(
-                    error if isinstance(error, Exception) else RuntimeError("it was closed")
-                )
+                if not isinstance(error, Exception):
+                    error = RuntimeError("it was closed")
+                self._opened.set_exception(error)
 
 
 def _tool(tool: Any) -> Tool:

@@ -26,6 +26,7 @@ from pathlib import Path
 from urllib.parse import urljoin
 
 from envs import packages
+from envs.process import end
 from envs.values import Json
 
 METHODS = ("get", "put", "post", "delete", "patch")
@@ -46,8 +47,7 @@ def names_of(spec: Json) -> dict[str, str]:
     names = {}
     for path, operations in spec.get("paths", {}).items():
         for method in METHODS:
-            id = operations.get(method, {}).get("operationId", "")
-            if id:
+            if id := operations.get(method, {}).get("operationId", ""):
                 suffix = re.sub(r"\W", "_", path) + f"_{method}"
                 names[id] = id.removesuffix(suffix) or id
     taken = list(names.values())
@@ -70,6 +70,12 @@ def read_spec(where: str) -> Json:
     return spec
 
 
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+        return True
+    return False
+
+
 @contextlib.contextmanager
 def serving(command: str) -> Iterator[str]:
     """Start a service and return its address; end it afterwards. Raises Unusable."""
@@ -84,24 +90,16 @@ def serving(command: str) -> Iterator[str]:
         raise Unusable(f"{command!r} cannot be started: {error}") from None
     try:
         until = time.monotonic() + READY_S
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
-                break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > until:
-                    raise Unusable(
-                        f"{command!r} does not listen on port {port} (its exit code:"
-                        f" {process.poll()})"
-                    ) from None
-                time.sleep(0.05)
+        while not _listens(port):
+            if process.poll() is not None or time.monotonic() > until:
+                code = process.poll()
+                raise Unusable(
+                    f"{command!r} does not listen on port {port} (its exit code: {code})"
+                )
+            time.sleep(0.05)
         yield f"http://127.0.0.1:{port}"
     finally:
-        process.terminate()
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        end(process, 5)
 
 
 def serve(spec: Json, url: str) -> None:

@@ -83,16 +83,22 @@ def _tagged(record: Json) -> str:
 def tools_text(tools: list[Json]) -> str:
     """Return the section of the system message that lists the tools, identical to that of Qwen's
     chat template."""
-    return (
-        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-        "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
-        + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-        + "\n</tools>\n\nFor each function call, return a json object with function name and "
-        "arguments within "
-        '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": '
-        "<args-json-object>}\n"
-        "</tool_call>"
-    )
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return f"""\
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{listed}
+</tools>
+
+For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
 
 
 def spoken(text: str) -> str:
@@ -138,7 +144,6 @@ def parse(text: str) -> ParsedTurn:
         turn.errors.append(f"{THINK} without {END_THINK}")
     text, start = text[start:end], 0
     outside: list[str] = []
-    start = 0
     while True:
         # Positions in one text: cutting off what was read would copy the rest for each call.
         opened = text.find(OPEN, start)
@@ -227,13 +232,7 @@ def run_calls(
     refused = [f"error: {error}" for error in turn.errors]
     if len(turn.calls) > most:
         refused.append(f"error: {most} calls a turn at most")
-    messages = [
-        {"role": "tool", "content": text}
-        for text in [*(made["result"] for made in calls), *refused]
-    ]
-    failed = sum(not made["ok"] for made in calls)
-    return messages, {
-        "calls": calls,
-        "errors": len(refused) + failed,
-        "parse_error": bool(turn.errors),
-    }
+    texts = [made["result"] for made in calls] + refused
+    errors = len(refused) + sum(not made["ok"] for made in calls)
+    info = {"calls": calls, "errors": errors, "parse_error": bool(turn.errors)}
+    return [{"role": "tool", "content": text} for text in texts], info

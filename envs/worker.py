@@ -68,11 +68,7 @@ class Worlds:
     def methods(self) -> list[str]:
         """Return the names of the public methods that the adapter adds to World; `query` can call
         them."""
-        return sorted(
-            name
-            for name in dir(self._kind)
-            if not name.startswith("_") and _is_extra(self._kind, name)
-        )
+        return [name for name in dir(self._kind) if _is_extra(self._kind, name)]
 
     def _world(self, name: str) -> World:
         if name not in self._worlds:
@@ -80,13 +76,14 @@ class Worlds:
         return self._worlds[name]
 
     def _query(self, world: World, method: str, args: list[Any], kwargs: Json) -> Any:
-        if method.startswith("_") or not (method in QUERIES or _is_extra(type(world), method)):
+        if not (method in QUERIES or _is_extra(type(world), method)):
             raise ValueError(f"{type(world).__name__} has no method '{method}' to query")
         return getattr(world, method)(*args, **kwargs)
 
 
 def _is_extra(kind: type[World], name: str) -> bool:
-    return callable(getattr(kind, name, None)) and not hasattr(World, name)
+    public = not name.startswith("_") and not hasattr(World, name)
+    return public and callable(getattr(kind, name, None))
 
 
 def serve(requests: int, replies: int) -> None:
@@ -98,9 +95,8 @@ def serve(requests: int, replies: int) -> None:
             request = json.loads(line)
             # The watching thread never runs during a call that holds the interpreter lock; this
             # timer still fires.
-            signal.setitimer(
-                signal.ITIMER_PROF, (request["deadline"] + GRACE_S) * (os.cpu_count() or 1)
-            )
+            allowed = (request["deadline"] + GRACE_S) * (os.cpu_count() or 1)
+            signal.setitimer(signal.ITIMER_PROF, allowed)
             answer = reply(request["id"], functools.partial(_run, hosted, request))
             signal.setitimer(signal.ITIMER_PROF, 0)
             _write(replies, answer.encode() + b"\n")
@@ -112,24 +108,20 @@ def reply(id: int, run: Callable[[], Any]) -> str:
     try:
         return json.dumps({"id": id, "value": run()})
     except Exception as error:
-        return json.dumps(
-            {"id": id, "error": str(error) or type(error).__name__, "kind": type(error).__name__}
-        )
+        kind = type(error).__name__
+        return json.dumps({"id": id, "error": str(error) or kind, "kind": kind})
 
 
 def _run(hosted: list[Worlds], request: Json) -> Any:
-    if request["op"] != "start":
-        return hosted[0].call(request["op"], request["world"], request["args"])
-    hosted.append(_start(**request["args"]))
-    return {"methods": hosted[0].methods()}
-
-
-def _start(env: str, kwargs: Json, memory_mb: int | None) -> Worlds:
-    if memory_mb is not None:
+    op, args = request["op"], request["args"]
+    if op != "start":
+        return hosted[0].call(op, request["world"], args)
+    if args["memory_mb"] is not None:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
-    return Worlds(env, kwargs)
+        resource.setrlimit(resource.RLIMIT_AS, (args["memory_mb"] << 20,) * 2)
+    hosted.append(Worlds(args["env"], args["kwargs"]))
+    return {"methods": hosted[0].methods()}
 
 
 def _end_with_parent(requests: int) -> None:
@@ -149,9 +141,8 @@ def _write(replies: int, data: bytes) -> None:
 def main() -> None:
     """Serve on stdin and stdout, moved to other descriptors which the environment's print and input
     cannot reach."""
-    faulthandler.register(
-        signal.SIGUSR1, all_threads=False
-    )  # the parent asks for a traceback before it kills
+    # The parent asks for a traceback before it kills.
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
     requests, replies = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
