@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from envs.toolcalls import parse
-from envs.world import ReplayWorld, StepResult, Tool, tool_of
+from envs.world import ReplayWorld, StepResult, Tool, message, tool_of
 
 
 class ActionWorld(ReplayWorld):
@@ -28,28 +28,24 @@ class ActionWorld(ReplayWorld):
         truncated = len(self._actions) >= self._max_steps
         try:
             text, role = action_of(action)
-            if self.longest and not (
-                len(text) <= self.longest and text.isascii() and text.isprintable()
-            ):
+            plain = text.isascii() and text.isprintable()
+            if self.longest and not (plain and len(text) <= self.longest):
                 raise ValueError(f"an action has at most {self.longest} characters, all of ASCII")
         except ValueError as error:
             self._over = truncated
             info = {"calls": [], "errors": 1, "parse_error": True}
-            return StepResult(
-                [{"role": "user", "content": f"error: {error}"}], truncated=truncated, info=info
-            )
+            said = [message("user", f"error: {error}")]
+            return StepResult(said, truncated=truncated, info=info)
         text, observation, reward, terminated = self._act(text)
         self._over = terminated or truncated
+        calls = [{"name": "act", "arguments": {"action": text}}]
+        errors = int(self._is_error(observation))
         return StepResult(
-            messages=[{"role": role, "content": observation}],
-            reward=reward,
-            terminated=terminated,
-            truncated=truncated and not terminated,
-            info={
-                "calls": [{"name": "act", "arguments": {"action": text}}],
-                "errors": int(self._is_error(observation)),
-                "parse_error": False,
-            },
+            [message(role, observation)],
+            reward,
+            terminated,
+            truncated and not terminated,
+            info={"calls": calls, "errors": errors, "parse_error": False},
         )
 
     def _is_error(self, observation: str) -> bool:

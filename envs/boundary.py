@@ -2,29 +2,26 @@
 
 Behind this boundary every text can be encoded and every value is JSON of bounded depth and size
 (envs/values.py), so that nothing written, sent or computed later fails on it. Text is repaired.
-Anything else is a failure of the world that
-wrote it: its episode ends, and no other.
+Anything else is a failure of the world that wrote it: its episode ends, and no other.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 from envs import values
 from envs.values import Unsafe, json_value
-from envs.world import Evaluation, Message, Observation, StepResult, Task, World, repeated
+from envs.world import Evaluation, Message, Observation, StepResult, Task, Tool, World, repeated
+
+T = TypeVar("T")
 
 
 def task(value: Any) -> Task:
     """Return a task with JSON values and repaired texts. Raises Unsafe if it cannot be made
     safe."""
-    if not isinstance(value, Task):
-        raise Unsafe(f"a {type(value).__name__} instead of a Task")
+    _record(value, Task)
     try:
-        return Task.from_dict(
-            {field.name: getattr(value, field.name) for field in dataclasses.fields(Task)}
-        )
+        return Task.from_dict({name: getattr(value, name) for name in Task.__dataclass_fields__})
     except ValueError as error:
         raise Unsafe(f"task {str(value.id)[:80]!r}: {error}") from None
 
@@ -43,17 +40,14 @@ def tasks(world: World, split: str) -> list[Task]:
 
 def observation(value: Any) -> Observation:
     """Return an observation, made safe. Raises Unsafe."""
-    if not isinstance(value, Observation):
-        raise Unsafe(f"a {type(value).__name__} instead of an Observation")
+    _record(value, Observation)
     return Observation(_messages(value.messages), _tools(value.tools))
 
 
 def result(value: Any) -> StepResult:
     """Return the answer to a step, made safe. Raises Unsafe."""
-    if not isinstance(value, StepResult):
-        raise Unsafe(f"a {type(value).__name__} instead of a StepResult")
-    if not isinstance(value.info, dict):
-        raise Unsafe(f"info is of type {type(value.info).__name__}, not dict")
+    _record(value, StepResult)
+    _typed(value.info, dict, "info is")
     return StepResult(
         messages=_messages(value.messages),
         reward=_real(value.reward, "the reward"),
@@ -66,40 +60,44 @@ def result(value: Any) -> StepResult:
 
 def evaluation(value: Any) -> Evaluation:
     """Return an evaluation, made safe. Raises Unsafe, also for a score outside its range."""
-    if not isinstance(value, Evaluation):
-        raise Unsafe(f"a {type(value).__name__} instead of an Evaluation")
+    _record(value, Evaluation)
     score = _real(value.score, "the score")
     low, high = _real(value.low, "low"), _real(value.high, "high")
     if not low < high:
         raise Unsafe(f"the range of the score, [{low:.6g}, {high:.6g}], is empty")
     if not low <= score <= high:
         raise Unsafe(f"the score {score:.6g} is not in [{low:.6g}, {high:.6g}]")
-    if not isinstance(value.success, bool):
-        raise Unsafe(f"success is of type {type(value.success).__name__}, not bool")
-    if not isinstance(value.components, dict):
-        raise Unsafe(f"components are of type {type(value.components).__name__}, not dict")
+    success = _typed(value.success, bool, "success is")
     components = {
-        values.key(k, "components"): _real(v, f"components.{k}")
-        for k, v in value.components.items()
+        values.key(name, "components"): _real(part, f"components.{name}")
+        for name, part in _typed(value.components, dict, "components are").items()
     }
-    return Evaluation(score, value.success, components, low, high)
+    return Evaluation(score, success, components, low, high)
+
+
+def _record(value: Any, kind: type) -> None:
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "EO" else "a"
+        raise Unsafe(f"a {type(value).__name__} instead of {article} {kind.__name__}")
+
+
+def _typed(value: Any, kind: type[T], what: str) -> T:
+    """Return a value of a type, else raise Unsafe. what: its name, with "is" or "are"."""
+    if not isinstance(value, kind):
+        raise Unsafe(f"{what} of type {type(value).__name__}, not {kind.__name__}")
+    return value
 
 
 def _messages(messages: Any) -> list[Message]:
-    for number, message in enumerate(_list(messages, "messages", check=False)):
-        if not isinstance(message, dict):
-            raise Unsafe(f"messages[{number}] is of type {type(message).__name__}, not dict")
+    for number, message in enumerate(_list(messages, "messages")):
+        _typed(message, dict, f"messages[{number}] is")
         for key in ("role", "content"):
-            if not isinstance(message.get(key), str):
-                raise Unsafe(
-                    f"messages[{number}].{key} is of type {type(message.get(key)).__name__}, not "
-                    "str"
-                )
+            _typed(message.get(key), str, f"messages[{number}].{key} is")
     return json_value(messages, "messages")
 
 
-def _tools(value: Any) -> list[Any]:
-    tools = _list(value, "tools")
+def _tools(value: Any) -> list[Tool]:
+    tools = json_value(_list(value, "tools"), "tools")
     functions = [tool.get("function") for tool in tools if isinstance(tool, dict)]
     names = [function.get("name") for function in functions if isinstance(function, dict)]
     if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
@@ -107,10 +105,8 @@ def _tools(value: Any) -> list[Any]:
     return tools
 
 
-def _list(value: Any, where: str, check: bool = True) -> list[Any]:
-    if not isinstance(value, list | tuple):
-        raise Unsafe(f"{where} are of type {type(value).__name__}, not list")
-    return json_value(value, where) if check else list(value)
+def _list(value: Any, where: str) -> list[Any]:
+    return _typed(list(value) if isinstance(value, tuple) else value, list, f"{where} are")
 
 
 def _real(value: Any, where: str) -> float:

@@ -130,9 +130,8 @@ class Mistral(CallFormat):
                 end = json.JSONDecoder().raw_decode(text, head.end())[1]
             except (ValueError, RecursionError):
                 end = len(text)  # which `loads` explains
-            call = toolcalls.call_of(
-                {"name": head["name"], "arguments": toolcalls.loads(text[head.end() : end])}
-            )
+            arguments = toolcalls.loads(text[head.end() : end])
+            call = toolcalls.call_of({"name": head["name"], "arguments": arguments})
             call.id = head["id"] or ""
             made.append(call)
             between = _BETWEEN.match(text, end)

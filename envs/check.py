@@ -23,14 +23,14 @@ from typing import Any
 from envs import conformance
 from envs.conformance import Problem
 from envs.process import Piped, child_environment
-from envs.source import MODES, Source, serving
+from envs.source import MODES, serving
+from envs.values import Json
 from envs.world import WorldError
 
 AGREES = "agrees_between_processes"
 WHY_AGREE = (
-    "Two processes play the same episode, whatever the seed of their hashes, because a run "
-    "resumes in another process"
-    " than it was interrupted in: the order of a set must decide nothing."
+    "Two processes play the same episode, whatever the seed of their hashes, because a run resumes"
+    " in another process than it was interrupted in: the order of a set must decide nothing."
 )
 START_S = 120.0  # for the interpreter, imports and workers, before the first call
 STARTS = "The environment can be made."
@@ -47,7 +47,9 @@ def main(argv: list[str] | None = None) -> int:
         "--kwargs", type=json.loads, default={}, help="JSON arguments of the environment"
     )
     parser.add_argument("--split", default="train")
-    parser.add_argument("--tasks", type=int, default=5, help="number of tasks to try")
+    parser.add_argument(
+        "--tasks", dest="limit", metavar="TASKS", type=int, default=5, help="number of tasks to try"
+    )
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["inprocess", "worker"])
     parser.add_argument(
         "--timeout", type=float, default=60.0, help="seconds that one call may take"
@@ -55,15 +57,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     failed = 0
     for mode in args.modes:
-        spec = {
-            "env": args.env,
-            "kwargs": args.kwargs,
-            "split": args.split,
-            "limit": args.tasks,
-            "mode": mode,
-        }
         try:
-            names, problems = run(spec, args.timeout)
+            names, problems = run({**vars(args), "mode": mode}, args.timeout)
         except (WorldError, ValueError, OSError) as error:
             names, problems = ["starts"], [Problem("starts", str(error), STARTS)]
         failures = {problem.check for problem in problems}
@@ -74,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def run(spec: dict[str, Any], timeout: float) -> tuple[list[str], list[Problem]]:
+def run(spec: Json, timeout: float) -> tuple[list[str], list[Problem]]:
     """Run the suite in child processes, the next one after each that hung or died. Return (checks,
     problems).
 
@@ -83,12 +78,8 @@ def run(spec: dict[str, Any], timeout: float) -> tuple[list[str], list[Problem]]
     with contextlib.ExitStack() as stack:
         if spec["mode"] == "http":
             options = ("--workers", "1", "--step_s", str(timeout), "--reset_s", str(timeout))
-            spec = {
-                **spec,
-                "url": stack.enter_context(
-                    serving(spec["env"], json.dumps(spec["kwargs"]), *options)
-                ),
-            }
+            service = serving(spec["env"], json.dumps(spec["kwargs"]), *options)
+            spec = spec | {"url": stack.enter_context(service)}
         names, problems = _suite(spec, timeout)
         broken = {problem.check for problem in problems}
         if spec["mode"] != "http" and not broken & {"starts", "tasks"}:
@@ -98,10 +89,10 @@ def run(spec: dict[str, Any], timeout: float) -> tuple[list[str], list[Problem]]
     return names, problems
 
 
-def _suite(spec: dict[str, Any], timeout: float) -> tuple[list[str], list[Problem]]:
+def _suite(spec: Json, timeout: float) -> tuple[list[str], list[Problem]]:
     problems: list[Problem] = []
     skip: list[str] = []
-    reasons = {check.__name__: " ".join(str(check.__doc__).split()) for check in conformance.CHECKS}
+    reasons = {check.__name__: conformance.why(check) for check in conformance.CHECKS}
     while True:
         check, call = "starts", "the import"
         for kind, what in _reports({**spec, "skip": skip, "do": "suite"}, timeout):
@@ -120,7 +111,7 @@ def _suite(spec: dict[str, Any], timeout: float) -> tuple[list[str], list[Proble
             return [check], problems
 
 
-def _disagreement(spec: dict[str, Any], timeout: float) -> str:
+def _disagreement(spec: Json, timeout: float) -> str:
     """Return where two processes with other hashes play other episodes, "" if nowhere, or why that
     cannot be told."""
     played, call = [], ""
@@ -135,7 +126,7 @@ def _disagreement(spec: dict[str, Any], timeout: float) -> str:
     return conformance.first_difference(*played)
 
 
-def _reports(spec: dict[str, Any], timeout: float, **environment: str) -> Iterator[tuple[str, Any]]:
+def _reports(spec: Json, timeout: float, **environment: str) -> Iterator[tuple[str, Any]]:
     """Yield the reports of a child process, and at last "done" or "lost" with what became of it."""
     process = Piped(
         [sys.executable, "-m", "envs.check_child", json.dumps(spec)],
@@ -149,11 +140,8 @@ def _reports(spec: dict[str, Any], timeout: float, **environment: str) -> Iterat
             if kind == "done":
                 return
         process.wait(timeout)
-        how = (
-            f"signal {-process.returncode}"
-            if process.returncode < 0
-            else f"exit code {process.returncode}"
-        )
+        code = process.returncode
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
         yield "lost", f"ended the process ({how})"
     except (TimeoutError, subprocess.TimeoutExpired):
         yield "lost", f"did not return within {timeout:g} s"
@@ -180,23 +168,6 @@ def _lines(descriptor: int, timeout: float) -> Iterator[bytes]:
             rest += data
         line, _, rest = rest.partition(b"\n")
         yield line
-
-
-def child(spec: dict[str, Any], report: Any) -> Any:
-    """Do the work of a child process: run the suite, or play the episodes that two processes
-    compare."""
-    workers: dict[str, Any] = {"workers": 1} if spec["mode"] == "worker" else {}
-    with Source(
-        spec["env"], spec["kwargs"], mode=spec["mode"], url=spec.get("url", ""), **workers
-    ) as source:
-        if spec["do"] == "suite":
-            choice = {"split": spec["split"], "limit": spec["limit"], "skip": spec["skip"]}
-            return conformance.run(source.world, **choice, journal=report)[0]
-
-        def make() -> conformance.Watched:
-            return conformance.Watched(source.world(), lambda call: report("call", call))
-
-        return conformance.episodes(make, split=spec["split"], limit=spec["limit"])
 
 
 if __name__ == "__main__":

@@ -8,8 +8,26 @@ import os
 import sys
 from typing import Any
 
-from envs.check import STARTS, child
+from envs import conformance
+from envs.check import STARTS
 from envs.conformance import Problem
+from envs.source import Source
+from envs.values import Json
+
+
+def work(spec: Json, report: Any) -> Any:
+    """Run the suite, or play the episodes that two processes compare."""
+    mode, url = spec["mode"], spec.get("url", "")
+    workers: Json = {"workers": 1} if mode == "worker" else {}
+    choice = {"split": spec["split"], "limit": spec["limit"]}
+    with Source(spec["env"], spec["kwargs"], mode=mode, url=url, **workers) as source:
+        if spec["do"] == "suite":
+            return conformance.run(source.world, **choice, skip=spec["skip"], journal=report)[0]
+
+        def make() -> conformance.Watched:
+            return conformance.Watched(source.world(), lambda call: report("call", call))
+
+        return conformance.episodes(make, **choice)
 
 
 def main() -> None:
@@ -19,14 +37,13 @@ def main() -> None:
     os.dup2(2, 1)  # what the world prints goes to stderr
 
     def report(kind: str, what: Any) -> None:
-        data = (
-            json.dumps([kind, vars(what) if isinstance(what, Problem) else what]).encode() + b"\n"
-        )
+        what = vars(what) if isinstance(what, Problem) else what
+        data = json.dumps([kind, what]).encode() + b"\n"
         while data:
             data = data[os.write(reports, data) :]
 
     try:
-        report("done", child(json.loads(sys.argv[1]), report))
+        report("done", work(json.loads(sys.argv[1]), report))
     except Exception as error:
         report("problem", Problem("starts", f"{type(error).__name__}: {error}", STARTS))
         report("done", ["starts"])

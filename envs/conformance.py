@@ -19,6 +19,7 @@ from typing import Any
 
 from envs import boundary, values
 from envs.toolcalls import call_text, parse
+from envs.values import Json
 from envs.world import Proxy, StepResult, Task, World, repeated
 
 Make = Callable[[], World]
@@ -29,21 +30,9 @@ MAX_ODD = 400  # calls
 LEAK_MB = 2.0  # of a reset
 HELD_OUT = ("dev", "val", "test", "test_normal", "test_challenge")
 ODD_VALUES: tuple[Any, ...] = (
-    None,
-    True,
-    -1,
-    0,
-    2.5,
-    10**400,
-    1e308,
-    "",
-    "no such value",
-    "\x00",
-    [],
-    [["a"]],
-    {},
+    None, True, -1, 0, 2.5, 10**400, 1e308, "", "no such value", "\x00", [], [["a"]], {},
     {"a": {"b": None}},
-)
+)  # fmt: skip
 
 MALFORMED = (
     "",
@@ -89,15 +78,19 @@ class Watched(Proxy):
         self.name = world.name
 
     def _call(self, method: str, /, *arguments: Any, **named: Any) -> Any:
-        self._journal(
-            f"{method}({', '.join(_short(getattr(value, 'id', value)) for value in arguments)})"
-        )
+        shown = ", ".join(_short(getattr(value, "id", value)) for value in arguments)
+        self._journal(f"{method}({shown})")
         try:
             return getattr(self._world, method)(*arguments, **named)
         except (Exception, KeyboardInterrupt):
             raise
         except BaseException as error:
             raise Escape(f"{type(error).__name__}({error})") from None
+
+
+def why(check: Callable[..., Any]) -> str:
+    """Return the requirement that a check makes, and its reason."""
+    return " ".join(str(check.__doc__).split())
 
 
 def run(
@@ -121,8 +114,8 @@ def run(
         calls[0] = text
         journal("call", text)
 
-    def found(check: str, what: str, why: str) -> None:
-        problems.append(Problem(check, what, why))
+    def found(check: str, what: str, reason: str) -> None:
+        problems.append(Problem(check, what, reason))
         journal("problem", problems[-1])
 
     def watched() -> World:
@@ -134,8 +127,8 @@ def run(
         while made:
             made.pop().close()
 
-    def raised(check: str, error: Exception, why: str) -> None:
-        found(check, f"{calls[0]} {_raised(error)}", why)
+    def raised(check: str, error: Exception, reason: str) -> None:
+        found(check, f"{calls[0]} {_raised(error)}", reason)
         with contextlib.suppress(Exception):
             close()
 
@@ -150,16 +143,14 @@ def run(
     for check in CHECKS:
         if check.__name__ in skip:
             continue
-        why = " ".join(str(check.__doc__).split())
+        reason = why(check)
         journal("check", check.__name__)
         try:
-            for what in check(
-                watched, tasks if check in (lists_tasks, keeps_splits_apart) else sample
-            ):
-                found(check.__name__, what, why)
+            for what in check(watched, tasks if check in OF_ALL_TASKS else sample):
+                found(check.__name__, what, reason)
             close()
         except Exception as error:
-            raised(check.__name__, error, why)
+            raised(check.__name__, error, reason)
     return [check.__name__ for check in CHECKS], problems
 
 
@@ -185,10 +176,10 @@ def first_difference(a: list[Any], b: list[Any]) -> str:
         return "the tasks of the split differ"
     ids = [task["id"] for task in a[0]]
     sample = random.Random(0).sample(ids, len(a) - 1)
-    different = [
-        f"task {id}: {_difference(x, y)}" for id, x, y in zip(sample, a[1:], b[1:]) if x != y
-    ]
-    return different[0] if different else ""
+    for id, x, y in zip(sample, a[1:], b[1:]):
+        if x != y:
+            return f"task {id}: {_difference(x, y)}"
+    return ""
 
 
 # ------------------------------------------------------------------------------------------- checks
@@ -207,10 +198,8 @@ def lists_tasks(make: Make, tasks: list[Task]) -> Iterator[str]:
     if twice := repeated(tasks):
         yield f"ids that are not unique: {', '.join(twice[:5])}"
     yield from (f"task {task.id} has no query" for task in tasks[:1000] if not task.query)
-    world = make()
-    if [task.to_dict() for task in world.tasks(tasks[0].split)] != [
-        _json(task.to_dict()) for task in tasks
-    ]:
+    again = [task.to_dict() for task in make().tasks(tasks[0].split)]
+    if again != [_json(task.to_dict()) for task in tasks]:
         yield (
             "another world lists other tasks, or tasks change in JSON (tuples, sets, keys that are"
             " not strings)"
@@ -221,11 +210,9 @@ def rejects_unknown_splits(make: Make, tasks: list[Task]) -> Iterator[str]:
     """`tasks("no such split")` raises ValueError and names the splits, so that typos in a config
     are detected."""
     world = make()
-    try:
+    with contextlib.suppress(ValueError):
         world.tasks("no such split")
         yield "it raised nothing"
-    except ValueError:
-        pass
 
 
 def resets_to_valid_observations(make: Make, tasks: list[Task]) -> Iterator[str]:
@@ -248,16 +235,15 @@ def is_deterministic(make: Make, tasks: list[Task]) -> Iterator[str]:
     because attribution, resuming and recovery replay episodes."""
     used = make()
     for task in tasks:
-        actions = _actions(task)
-        episodes = [_play(used, task, actions), _play(used, task, actions)]
+        first, second = (_play(used, task, _actions(task)) for _ in range(2))
         fresh = make()
-        episodes.append(_play(fresh, task, actions))
+        other = _play(fresh, task, _actions(task))
         fresh.close()
-        if episodes[0] != episodes[1]:
-            how = _difference(*episodes[:2])
+        if first != second:
+            how = _difference(first, second)
             yield f"task {task.id}: a used world plays it differently the second time ({how})"
-        elif episodes[0] != episodes[2]:
-            how = _difference(episodes[0], episodes[2])
+        elif first != other:
+            how = _difference(first, other)
             yield f"task {task.id}: a new world plays it differently ({how})"
 
 
@@ -437,9 +423,8 @@ def frees_its_episodes(make: Make, tasks: list[Task]) -> Iterator[str]:
             world.reset(tasks[0], 0)
         gc.collect()
         sizes.append(_memory_mb())
-    growth = (
-        min((b - a for a, b in itertools.pairwise(sizes)), default=0.0) / 5
-    )  # of the first window: caches fill
+    # The least of the windows, as caches fill in the first.
+    growth = min((b - a for a, b in itertools.pairwise(sizes)), default=0.0) / 5
     if growth >= LEAK_MB:
         yield f"task {tasks[0].id}: each reset keeps {growth:.0f} MB"
 
@@ -457,11 +442,11 @@ def restores_snapshots(make: Make, tasks: list[Task]) -> Iterator[str]:
             snapshot = _json(world.snapshot())
         except NotImplementedError:
             break
-        rest = [_json(world.step(action).to_dict()) for action in actions[half : half + 1]]
+        rest = _steps(world, actions[half : half + 1])
         score = world.evaluate()
         for name, target in (("another world", other), ("the same world", world)):
             target.restore(snapshot)
-            again = [_json(target.step(action).to_dict()) for action in actions[half : half + 1]]
+            again = _steps(target, actions[half : half + 1])
             if again != rest or target.evaluate() != score:
                 yield f"task {task.id}: {name} continues differently from a snapshot"
 
@@ -474,11 +459,8 @@ def lists_functions(make: Make, tasks: list[Task]) -> Iterator[str]:
     for task in tasks[:2]:
         world.reset(task, 0)
         functions = world.functions()
-        if (
-            not isinstance(functions, list)
-            or _json(functions) != functions
-            or world.functions() != functions
-        ):
+        same = isinstance(functions, list) and _json(functions) == functions
+        if not same or world.functions() != functions:
             yield f"task {task.id}: functions() is no list of JSON values, or differs when repeated"
             continue
         yield from (f"task {task.id}: {problem}" for problem in _tools(functions))
@@ -522,6 +504,7 @@ CHECKS = (
     lists_functions,
     has_a_json_profile,
 )
+OF_ALL_TASKS = (lists_tasks, keeps_splits_apart)  # the others look at a sample
 
 
 # ------------------------------------------------------------------------------------------ helpers
@@ -532,18 +515,15 @@ def _actions(task: Task) -> list[str]:
     return list(task.reference) or [call_text("no_such_tool", {}), "Hello.", "Done."]
 
 
-def _odd_calls(
-    tools: list[dict[str, Any]], task: Task
-) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _odd_calls(tools: list[Json], task: Task) -> Iterator[tuple[str, str, Json]]:
     """Yield (tool, what is odd about the call, arguments), starting from the reference's arguments
     if it has some."""
     known = {call.name: call.arguments for action in task.reference for call in parse(action).calls}
     for tool in tools:
         name, schema = tool["function"]["name"], tool["function"].get("parameters", {})
         properties = schema.get("properties", {})
-        usual = known.get(name) or {
-            key: _usual(properties.get(key, {})) for key in schema.get("required", properties)
-        }
+        required = schema.get("required", properties)
+        usual = known.get(name) or {key: _usual(properties.get(key, {})) for key in required}
         yield name, "no arguments", {}
         yield name, "an unknown argument", {**usual, "no_such_argument": 1}
         for key in properties:
@@ -552,7 +532,7 @@ def _odd_calls(
                 yield name, f"{key}={_short(value)}", {**usual, key: value}
 
 
-def _usual(schema: dict[str, Any]) -> Any:
+def _usual(schema: Json) -> Any:
     """Return a value that a parameter may have."""
     if schema.get("enum"):
         return schema["enum"][0]
@@ -562,9 +542,8 @@ def _usual(schema: dict[str, Any]) -> Any:
 
 
 def _content(task: Task) -> str:
-    return json.dumps(
-        [task.query, task.seed, task.reference, task.verifier], sort_keys=True, default=repr
-    )
+    shown = [task.query, task.seed, task.reference, task.verifier]
+    return json.dumps(shown, sort_keys=True, default=repr)
 
 
 def _memory_mb() -> float:
@@ -576,17 +555,24 @@ def _memory_mb() -> float:
         return 0.0
 
 
-def _play(world: World, task: Task, actions: list[str], evaluate: bool = False) -> dict[str, Any]:
+def _play(world: World, task: Task, actions: list[str], evaluate: bool = False) -> Json:
     """Reset, take the actions until the episode ends, and return everything observed."""
-    seen: dict[str, Any] = {"first": _json(world.reset(task, 0).to_dict()), "steps": []}
+    first = _json(world.reset(task, 0).to_dict())
+    steps = _steps(world, actions, evaluate)
+    return {"first": first, "steps": steps, "evaluation": _json(world.evaluate().to_dict())}
+
+
+def _steps(world: World, actions: list[str], evaluate: bool = False) -> list[Json]:
+    """Take the actions until the episode ends, and return the answers."""
+    seen = []
     for action in actions:
         if evaluate:
             world.evaluate()
         result = world.step(action)
-        seen["steps"].append(_json(result.to_dict()))
+        seen.append(_json(result.to_dict()))
         if result.over:
             break
-    return {**seen, "evaluation": _json(world.evaluate().to_dict())}
+    return seen
 
 
 def _json(value: Any) -> Any:
@@ -595,7 +581,7 @@ def _json(value: Any) -> Any:
     return json.loads(json.dumps(value, allow_nan=False))
 
 
-def _messages(messages: list[dict[str, Any]]) -> Iterator[str]:
+def _messages(messages: list[Json]) -> Iterator[str]:
     for message in messages:
         if message["role"] not in ROLES:
             yield f"the role of a message is not one of {', '.join(ROLES)}: {_short(message)}"
@@ -604,11 +590,8 @@ def _messages(messages: list[dict[str, Any]]) -> Iterator[str]:
 def _tools(tools: list[Any]) -> Iterator[str]:
     names = []
     for tool in tools:
-        function = (
-            tool.get("function")
-            if isinstance(tool, dict) and tool.get("type") == "function"
-            else None
-        )
+        is_function = isinstance(tool, dict) and tool.get("type") == "function"
+        function = tool.get("function") if is_function else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             form = '{"type": "function", "function": {"name", ...}}'
             yield f"a tool is not {form}: {_short(tool)}"
@@ -658,7 +641,7 @@ def _evaluation(evaluation: Any) -> Iterator[str]:
         yield f"progress is {progress} and success is {evaluation.success}"
 
 
-def _difference(a: dict[str, Any], b: dict[str, Any]) -> str:
+def _difference(a: Json, b: Json) -> str:
     if a["first"] != b["first"]:
         return "at reset"
     for number, (x, y) in enumerate(zip(a["steps"], b["steps"])):

@@ -27,11 +27,13 @@ from typing import Annotated, Any, Literal
 
 from envs import profile
 from envs.toolworld import SYSTEM, ToolWorld
-from envs.values import json_value
+from envs.values import Json, json_value
 from envs.world import Task, Tool, tool_of
 
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 TIMES = {datetime.datetime: "date-time", datetime.date: "date", datetime.time: "time"}
+_WRAPPED = (Annotated, typing.Required, typing.NotRequired)
+_UNION = (typing.Union, types.UnionType)
 STATE = "__evolver_state__"  # the global of a module that holds its state after the import
 QUERY = "Find out what can be done with the tools."
 _SECTION = re.compile(r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?):?\s*$")
@@ -93,19 +95,18 @@ class Functions(ToolWorld):
         where = f"functions/{self._module.__name__}"
         return [Task(f"{where}/{i:04d}", self.name, QUERY, seed=i) for i in starts]
 
-    def profile(self) -> dict[str, Any]:
+    def profile(self) -> Json:
         """Return a profile with the module as its only entity and the functions as operations."""
         functions = [tool["function"] for tool in self._tools]
         entity = profile.entity(self._module.__name__, functions)
-        preference = {**profile.PREFERENCE, "num_entities": 1}
-        return {"name": self.name, "entities": [entity], "task_preference": preference}
+        return profile.profile_of(self.name, [entity])
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Json:
         """Return the calls that were made: the state itself may not be JSON."""
         task = self._require_episode().to_dict()
         return {"task": task, "seed": self._seed, "made": list(self._made), "over": self._over}
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
+    def restore(self, snapshot: Json) -> None:
         self.reset(Task.from_dict(snapshot["task"]), snapshot["seed"])
         for name, arguments in snapshot["made"]:
             if self._call(name, arguments)[1]:
@@ -114,7 +115,7 @@ class Functions(ToolWorld):
 
     def _open(self, task: Task, seed: int) -> list[Tool]:
         self._seed, start = seed, zlib.crc32(f"{task.seed} {seed}".encode())
-        self._made: list[tuple[str, dict[str, Any]]] = []
+        self._made: list[tuple[str, Json]] = []
         self._state = copy.deepcopy(vars(self._module)[STATE])
         self._random = random.Random(start).getstate()
         if self._reset:
@@ -122,12 +123,10 @@ class Functions(ToolWorld):
                 self._reset(*[start] if self._seeded else [])
         return copy.deepcopy(self._tools)
 
-    def _call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+    def _call(self, name: str, arguments: Json) -> tuple[str, bool]:
         if name not in self._functions:
-            return (
-                f"error: there is no tool {name!r}; there are {', '.join(self._functions)}",
-                False,
-            )
+            known = ", ".join(self._functions)
+            return f"error: there is no tool {name!r}; there are {known}", False
         self._made.append((name, copy.deepcopy(arguments)))
         function = self._functions[name]
         try:
@@ -218,27 +217,24 @@ def _tool(function: Callable[..., Any]) -> Tool:
     return tool_of(name, description, properties, required)
 
 
-def _schema(kind: Any, where: str) -> dict[str, Any]:
+def _schema(kind: Any, where: str) -> Json:
     """Return the JSON Schema of an annotation."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    simple = kind if isinstance(kind, type) else None
     if kind is Any:
         return {}
-    if origin is Annotated:
+    if origin in _WRAPPED:
         return _schema(inner[0], where) | _described(inner[1:])
-    if origin in (typing.Required, typing.NotRequired):
-        return _schema(inner[0], where)
-    if isinstance(kind, type) and kind in TYPES:
-        return {"type": TYPES[kind]}
-    if isinstance(kind, type) and kind in TIMES:
-        return {"type": "string", "format": TIMES[kind]}
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return {"enum": [_plain(member) for member in kind]}
-    if origin is Literal:
-        return {"enum": [_plain(choice) for choice in inner]}
-    if origin in (typing.Union, types.UnionType):
+    if simple in TYPES:
+        return {"type": TYPES[simple]}
+    if simple in TIMES:
+        return {"type": "string", "format": TIMES[simple]}
+    if (choices := _choices(kind)) is not None:
+        return {"enum": [_plain(choice) for choice in choices]}
+    if origin in _UNION:
         return {"anyOf": [_schema(part, where) for part in inner]}
     if (origin or kind) in (list, set, frozenset) or (origin is tuple and inner[1:] == (...,)):
-        return {"type": "array", **({"items": _schema(inner[0], where)} if inner else {})}
+        return {"type": "array"} | ({"items": _schema(inner[0], where)} if inner else {})
     if origin is tuple:
         parts = [_schema(part, where) for part in inner]
         return {"type": "array", "prefixItems": parts, "minItems": len(parts), "items": False}
@@ -249,15 +245,20 @@ def _schema(kind: Any, where: str) -> dict[str, Any]:
             "required": [name for name, (_, required) in fields.items() if required],
         }
     if (origin or kind) is dict:
-        return {
-            "type": "object",
-            **({"additionalProperties": _schema(inner[1], where)} if inner else {}),
-        }
+        more = {"additionalProperties": _schema(inner[1], where)} if inner else {}
+        return {"type": "object"} | more
     raise ValueError(
         f"{where} has the type {kind}; it may have str, int, float, bool, list, tuple, set, dict,"
         " Literal, Enum, date, time, datetime, unions of these, and dataclasses, TypedDicts and"
         " pydantic models of them"
     )
+
+
+def _choices(kind: Any) -> tuple[Any, ...] | None:
+    """Return what an Enum or a Literal may be, None for another type."""
+    if typing.get_origin(kind) is Literal:
+        return typing.get_args(kind)
+    return tuple(kind) if isinstance(kind, enum.EnumMeta) else None
 
 
 def _described(extras: tuple[Any, ...]) -> dict[str, str]:
@@ -287,10 +288,8 @@ def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
         required = typing.cast(Any, kind).__required_keys__
         return {name: (part, name in required) for name, part in _hints(kind).items()}
     if hasattr(kind, "model_validate"):
-        return {
-            name: (Annotated[f.annotation, f], f.is_required())
-            for name, f in typing.cast(Any, kind).model_fields.items()
-        }
+        fields = typing.cast(Any, kind).model_fields
+        return {n: (Annotated[f.annotation, f], f.is_required()) for n, f in fields.items()}
     return {}
 
 
@@ -310,7 +309,7 @@ def _documented(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _fitting(
-    function: Callable[..., Any], hints: dict[str, Any], arguments: dict[str, Any]
+    function: Callable[..., Any], hints: dict[str, Any], arguments: Json
 ) -> dict[str, Any]:
     """Return the arguments as the function takes them. Raises ValueError, for the agent, if they do
     not fit."""
@@ -320,9 +319,8 @@ def _fitting(
     missing = [name for name in needed if name not in arguments]
     if unknown or missing:
         takes = ", ".join(parameters) or "no arguments"
-        what = [f"it has no {name!r}" for name in unknown] + [
-            f"{name} is missing" for name in missing
-        ]
+        what = [f"it has no {name!r}" for name in unknown]
+        what += [f"{name} is missing" for name in missing]
         raise ValueError(f"{function.__name__} takes {takes}: {'; '.join(what)}")
     return {name: _taken(value, hints.get(name, Any), name) for name, value in arguments.items()}
 
@@ -330,27 +328,23 @@ def _fitting(
 def _taken(value: Any, kind: Any, name: str) -> Any:
     """Return a JSON value as its annotation takes it. Raises ValueError if it does not fit."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (Annotated, typing.Required, typing.NotRequired):
-        return _taken(value, inner[0], name)
-    if origin in (typing.Union, types.UnionType):
-        for part in inner:
-            try:
-                return _taken(value, part, name)
-            except ValueError:
-                continue
-    elif kind is Any:
+    simple = kind if isinstance(kind, type) else None
+    if kind is Any:
         return value
-    elif isinstance(kind, type) and kind in TYPES:
-        if type(value) in ((float, int) if kind is float else (kind,)):
+    if origin in _WRAPPED:
+        return _taken(value, inner[0], name)
+    if origin in _UNION:
+        for part in inner:
+            with suppress(ValueError):
+                return _taken(value, part, name)
+    elif simple in TYPES:
+        if type(value) is kind or (kind is float and type(value) is int):
             return value
-    elif origin is Literal:
-        if any(_same(_plain(choice), value) for choice in inner):
-            return value
-    elif isinstance(kind, type) and issubclass(kind, enum.Enum):
-        for member in kind:
-            if _same(_plain(member), value):
-                return member
-    elif isinstance(kind, type) and kind in TIMES and isinstance(value, str):
+    elif (choices := _choices(kind)) is not None:
+        for choice in choices:
+            if _same(_plain(choice), value):
+                return value if origin is Literal else choice
+    elif simple in TIMES and isinstance(value, str):
         with suppress(ValueError):
             return typing.cast(Any, kind).fromisoformat(value)
     elif (origin or kind) in (list, tuple, set, frozenset) and isinstance(value, list):

@@ -13,8 +13,20 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from envs.toolcalls import parse, spoken
-from envs.world import Evaluation, Message, Observation, StepResult, Task, World
+from envs.toolcalls import ParsedTurn, parse, spoken
+from envs.values import Json
+from envs.world import (
+    Evaluation,
+    Message,
+    Observation,
+    StepResult,
+    Task,
+    Tool,
+    World,
+    check_split,
+    message,
+    tool_of,
+)
 
 CHARACTERS = "".join(sorted(set(string.printable)))
 _COLOUR = re.compile(
@@ -44,10 +56,9 @@ class GymEnv(gymnasium.Env):
         max_length: int = 8192,
         render_mode: str | None = None,
     ):
-        if render_mode not in (None, *self.metadata["render_modes"]):
+        if render_mode not in (None, "ansi"):
             raise ValueError(f"render_mode is None or ansi, not {render_mode!r}")
-        self.world = world
-        self.render_mode = render_mode
+        self.world, self.render_mode = world, render_mode
         self.observation_space = spaces.Text(max_length, min_length=0, charset=CHARACTERS)
         self.action_space = spaces.Text(max_length, min_length=0, charset=CHARACTERS)
         self._tasks = world.tasks(split)
@@ -57,38 +68,28 @@ class GymEnv(gymnasium.Env):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, dict[str, Any]]:
+    ) -> tuple[str, Json]:
         super().reset(seed=seed)
         index = int(self.np_random.integers(len(self._tasks)))
         if options and "task" in options:
-            index = next(
-                (i for i, task in enumerate(self._tasks) if task.id == options["task"]), -1
-            )
-            if index < 0:
+            ids = [task.id for task in self._tasks]
+            if options["task"] not in ids:
                 raise ValueError(f"no task {options['task']!r} in this split")
+            index = ids.index(options["task"])
         task = self._tasks[index]
         start = self.world.reset(task, int(self.np_random.integers(2**31)))
         self._transcript = ""
-        return self._text(start.messages), {
-            "task": task.id,
-            "messages": start.messages,
-            "tools": start.tools,
-        }
+        return self._text(start.messages), {"task": task.id} | start.to_dict()
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[str, float, bool, bool, Json]:
         self._transcript += f"assistant: {action}\n"
         result = self.world.step(action)
         info = {**result.info, "messages": result.messages}
-        if result.terminated or result.truncated:
+        if result.over:
             evaluation = self.world.evaluate()
             info |= {"score": evaluation.score, "success": evaluation.success}
-        return (
-            self._text(result.messages),
-            float(result.reward),
-            result.terminated,
-            result.truncated,
-            info,
-        )
+        text, reward = self._text(result.messages), float(result.reward)
+        return text, reward, result.terminated, result.truncated, info
 
     def render(self) -> str | None:
         """Return the conversation so far if the render mode is "ansi"."""
@@ -100,10 +101,9 @@ class GymEnv(gymnasium.Env):
     def _text(self, messages: list[Message]) -> str:
         text = "\n".join(f"{message['role']}: {message['content']}" for message in messages)
         self._transcript += text + "\n"
-        allowed = self.observation_space.character_set
-        return "".join(c if c in allowed else "?" for c in text)[
-            : self.observation_space.max_length
-        ]
+        space = self.observation_space
+        text = "".join(c if c in space.character_set else "?" for c in text)
+        return text[: space.max_length]
 
 
 class GymWorld(World):
@@ -140,9 +140,7 @@ class GymWorld(World):
                 f"{self._id}: actions must be Text or Discrete, not {type(space).__name__}"
             )
         if isinstance(space, spaces.Discrete):
-            actions = actions or [
-                str(n) for n in range(int(space.start), int(space.start + space.n))
-            ]
+            actions = actions or [str(space.start + n) for n in range(space.n)]
             if len(actions) != space.n:
                 raise ValueError(
                     f"{self._id} has {space.n} actions, but {len(actions)} names were given"
@@ -151,25 +149,19 @@ class GymWorld(World):
                 raise ValueError(f"{self._id}: two actions have the same name: {actions}")
         elif actions:
             raise ValueError(f"{self._id}: only Discrete actions can be named")
+        self._space: Any = space
         self._actions = actions or []
         self._instruction = instruction or f"You act in {self._id}. Write one action."
         self._success_at = success_at
         self._sizes = {"train": n_train, "dev": n_dev, "test": n_test}
-        self._total = 0.0
-        self._over = True
+        self._total, self._over = 0.0, True
 
     def tasks(self, split: str) -> list[Task]:
-        if split not in self._sizes:
-            raise ValueError(f"{self._id} has no split {split!r}; it has {', '.join(self._sizes)}")
+        check_split(self._id, split, self._sizes)
         first = list(self._sizes).index(split) * SEEDS
+        where, query = f"gym/{self._id}/{split}", self._instruction
         return [
-            Task(
-                f"gym/{self._id}/{split}/{i:04d}",
-                self.name,
-                self._instruction,
-                split=split,
-                seed=first + i,
-            )
+            Task(f"{where}/{i:04d}", self.name, query, split, seed=first + i)
             for i in range(self._sizes[split])
         ]
 
@@ -177,12 +169,9 @@ class GymWorld(World):
         digest = hashlib.blake2b(f"{task.seed} {seed}".encode(), digest_size=4).digest()
         observation, _ = self._env.reset(seed=int.from_bytes(digest, "big") >> 1)
         self._total, self._over = 0.0, False
-        query = "\n".join(
-            [task.query, *([f"Actions: {', '.join(self._actions)}."] if self._actions else [])]
-        )
-        return Observation(
-            [{"role": "user", "content": f"{query}\n{self._text(observation)}"}], [self._tool()]
-        )
+        actions = f"\nActions: {', '.join(self._actions)}." if self._actions else ""
+        text = f"{task.query}{actions}\n{self._text(observation)}"
+        return Observation([message("user", text)], [self._tool()])
 
     def step(self, action: str) -> StepResult:
         if self._over:
@@ -190,23 +179,22 @@ class GymWorld(World):
         turn = parse(action)
         role = "tool" if turn.calls or turn.errors else "user"
         try:
-            chosen = self._action(action)
+            chosen = self._action(turn, action)
         except ValueError as error:
             info = {"calls": [], "errors": 1, "parse_error": bool(turn.errors)}
-            return StepResult([{"role": role, "content": f"error: {error}"}], info=info)
+            return StepResult([message(role, f"error: {error}")], info=info)
         observation, reward, terminated, truncated, _ = self._env.step(chosen)
         self._total += float(reward)
         self._over = bool(terminated or truncated)
+        # Discrete actions have names; a text is its own.
+        named = self._actions[chosen - int(self._space.start)] if self._actions else chosen
+        calls = [{"name": "act", "arguments": {"action": named}}]
         return StepResult(
-            messages=[{"role": role, "content": self._text(observation)}],
-            reward=float(reward),
-            terminated=bool(terminated),
-            truncated=bool(truncated),
-            info={
-                "calls": [{"name": "act", "arguments": {"action": self._named(chosen)}}],
-                "errors": 0,
-                "parse_error": False,
-            },
+            [message(role, self._text(observation))],
+            float(reward),
+            bool(terminated),
+            bool(truncated),
+            info={"calls": calls, "errors": 0, "parse_error": False},
         )
 
     def evaluate(self) -> Evaluation:
@@ -217,30 +205,24 @@ class GymWorld(World):
     def close(self) -> None:
         self._env.close()
 
-    def _tool(self) -> dict[str, Any]:
-        action: dict[str, Any] = {"type": "string"}
+    def _tool(self) -> Tool:
+        action: Json = {"type": "string"}
         if self._actions:
             action["enum"] = self._actions
-        parameters = {"type": "object", "properties": {"action": action}, "required": ["action"]}
-        function = {"name": "act", "description": "Take an action.", "parameters": parameters}
-        return {"type": "function", "function": function}
+        return tool_of("act", "Take an action.", {"action": action}, ["action"])
 
-    def _action(self, written: str) -> Any:
+    def _action(self, turn: ParsedTurn, written: str) -> Any:
         """Return the action of a turn. Raises ValueError with a message for the model."""
-        turn = parse(written)
         if turn.errors:
             raise ValueError(turn.errors[0])
         text: Any = spoken(written)  # with the space around it, which a text may need
         if turn.calls:
-            if (
-                len(turn.calls) > 1
-                or turn.calls[0].name != "act"
-                or set(turn.calls[0].arguments) != {"action"}
-            ):
+            call, *more = turn.calls
+            if more or call.name != "act" or set(call.arguments) != {"action"}:
                 raise ValueError("call act once, with an action")
-            text = turn.calls[0].arguments["action"]
-        space: Any = self._env.action_space
-        if isinstance(space, spaces.Discrete):
+            text = call.arguments["action"]
+        space = self._space
+        if self._actions:
             named = str(text).strip()
             if named not in self._actions:
                 raise ValueError(f"the actions are {', '.join(self._actions)}")
@@ -251,11 +233,6 @@ class GymWorld(World):
                 "have"
             )
         return text
-
-    def _named(self, action: Any) -> str:
-        """Return the text of an action."""
-        space: Any = self._env.action_space
-        return self._actions[action - int(space.start)] if self._actions else action
 
     def _text(self, observation: Any) -> str:
         if isinstance(observation, str):

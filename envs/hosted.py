@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from envs.values import Json
 from envs.world import Evaluation, Observation, StepResult, Task, Tool, World, WorldError
 
 
@@ -51,10 +52,10 @@ class HostedWorld(World):
     def functions(self) -> list[Tool]:
         return self._query("functions")
 
-    def call_text(self, name: str, arguments: dict[str, Any]) -> str:
+    def call_text(self, name: str, arguments: Json) -> str:
         return self._query("call_text", name, arguments)
 
-    def profile(self) -> dict[str, Any]:
+    def profile(self) -> Json:
         return self._wait(self._host.profile())
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 from envs import forked, packages, profile
 from envs.toolworld import SYSTEM, ToolWorld
-from envs.values import mapped
+from envs.values import Json, mapped
 from envs.world import Task, Tool
 
 RESETS = ("reset", "reset_all", "reset_environment", "reset_server", "reset_state", "reset_world")
@@ -113,15 +113,11 @@ class McpWorld(ToolWorld):
             raise ValueError(f"mcp has no split {split!r}; it has train, dev, test, all empty")
         return []
 
-    def profile(self) -> dict[str, Any]:
+    def profile(self) -> Json:
         """Return a profile with the server as its only entity and the tools as operations."""
         session = self._session or self._connect()
         functions = [tool["function"] for tool in session.tools]
-        return {
-            "name": self.name,
-            "entities": [profile.entity(session.server, functions)],
-            "task_preference": {**profile.PREFERENCE, "num_entities": 1},
-        }
+        return profile.profile_of(self.name, [profile.entity(session.server, functions)])
 
     def close(self) -> None:
         """Leave the server to the next world of this process if it can be reset, else end it."""
@@ -165,7 +161,7 @@ class McpWorld(ToolWorld):
         self._system = "\n\n".join(filter(None, (self._own_system, session.instructions)))
         return session.tools
 
-    def _call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+    def _call(self, name: str, arguments: Json) -> tuple[str, bool]:
         assert self._session, "no episode: reset the world first"
         return self._session.call(name, arguments)
 
@@ -244,16 +240,16 @@ class _Trust:
     one comparison per episode.
     """
 
-    known: dict[str, tuple[str, dict[str, Any], str]]  # first calls on new servers, and answers
+    known: dict[str, tuple[str, Json, str]]  # first calls on new servers, and answers
     agreed: int = 0
     refuted: bool = False
 
-    def learn(self, name: str, arguments: dict[str, Any], answer: str) -> None:
+    def learn(self, name: str, arguments: Json, answer: str) -> None:
         """Keep the answer to the first call on a new server."""
         if len(self.known) < MOST_KNOWN:
             self.known[json.dumps([name, arguments], sort_keys=True)] = (name, arguments, answer)
 
-    def comparisons(self) -> list[tuple[str, str, dict[str, Any], str]]:
+    def comparisons(self) -> list[tuple[str, str, Json, str]]:
         """Return known calls with their keys: some until the server is trusted, then one at a
         time."""
         known = [(key, *call) for key, call in list(self.known.items())]
@@ -275,7 +271,7 @@ class _Session:
         self._start, self._timeout_s = start, start.timeout_s
         self._reading: set[str] = set()  # tools that change nothing
         self._changed = False
-        self._resetting: tuple[str, dict[str, Any]] | None = None  # a call
+        self._resetting: tuple[str, Json] | None = None  # a call
         self._new = True  # no call was made yet
         self._folder: pathlib.Path | None = None
         if start.files:
@@ -298,9 +294,8 @@ class _Session:
             reason = _innermost(error)
             if isinstance(error, TimeoutError | concurrent.futures.TimeoutError):
                 reason = f"no answer within {start.timeout_s:g} s"
-            raise RuntimeError(
-                f"the MCP server cannot be used: {reason}{self._advice()}"
-            ) from error
+            unusable = f"the MCP server cannot be used: {reason}{self._advice()}"
+            raise RuntimeError(unusable) from error
         except BaseException:  # the user ends the run
             self.close()
             raise
@@ -348,7 +343,7 @@ class _Session:
         trust.agreed += bool(trust.known)
         return bool(trust.known) and trust.agreed >= AGREED
 
-    def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+    def call(self, name: str, arguments: Json) -> tuple[str, bool]:
         """Return the text of the result, and False if it is an error. Never raises."""
         if name not in {tool["function"]["name"] for tool in self.tools}:
             return f"error: there is no tool {name!r}", False
@@ -381,7 +376,7 @@ class _Session:
                 path.unlink()
         shutil.copytree(self._start.files, self._folder, symlinks=True, dirs_exist_ok=True)
 
-    def _ask(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+    def _ask(self, name: str, arguments: Json) -> tuple[str, bool]:
         folder = str(self._folder or SHOWN)
         given = mapped(arguments, lambda text: _SHOWN.sub(lambda _: folder, text))
         try:
@@ -493,9 +488,9 @@ class _Session:
         except BaseException as error:
             # Raised in __init__; once the connection is open, each call reports its own.
             if not self._opened.done():
-                self._opened.set_exception(
-                    error if isinstance(error, Exception) else RuntimeError("it was closed")
-                )
+                if not isinstance(error, Exception):
+                    error = RuntimeError("it was closed")
+                self._opened.set_exception(error)
 
 
 def _tool(tool: Any) -> Tool:

@@ -21,6 +21,7 @@ from typing import Any
 
 from envs import WORLDS, make
 from envs.source import Source
+from envs.values import Json
 from envs.world import Observation, Proxy, Task, World, WorldError
 
 # What is said of a world: {key: its type}. `name` is its own name where it differs from that in the
@@ -70,7 +71,7 @@ class Mixture(Proxy):
 
     name = "mixture"
 
-    def __init__(self, worlds: dict[str, Any], make_world: Callable[[str], World] | None = None):
+    def __init__(self, worlds: Json, make_world: Callable[[str], World] | None = None):
         """worlds: {name: {"name", "args", "splits"}}, see `KEYS`. make_world: makes the world of a
         name; None = in this process. Raises ValueError."""
         if wrong := problems(worlds):
@@ -122,7 +123,7 @@ class Mixture(Proxy):
         self._name = snapshot["name"]
         self._playing().restore(snapshot["world"])
 
-    def profile(self) -> dict[str, Any]:
+    def profile(self) -> Json:
         return {}
 
     def close(self) -> None:
@@ -147,7 +148,7 @@ class Mixture(Proxy):
 class MixedSource(Source):
     """A source of mixtures, each of whose worlds comes from a source of its own."""
 
-    def __init__(self, worlds: dict[str, Any], open_source: Callable[[str], Source]):
+    def __init__(self, worlds: Json, open_source: Callable[[str], Source]):
         """open_source: makes the source of the world of a name. Raises WorldError, with the reasons
         of every world that cannot be had."""
         self._worlds = worlds

@@ -23,10 +23,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import urljoin
 
 from envs import packages
+from envs.process import end
+from envs.values import Json
 
 METHODS = ("get", "put", "post", "delete", "patch")
 READY_S = 30.0  # until a service that was started must answer
@@ -37,7 +38,7 @@ class Unusable(Exception):
     """A description or a service that cannot be a world; the message is for the user."""
 
 
-def names_of(spec: dict[str, Any]) -> dict[str, str]:
+def names_of(spec: Json) -> dict[str, str]:
     """Return {operationId: name of its tool}.
 
     FastAPI appends path and method to the name of a function, as in close_tickets__id__post; that
@@ -46,15 +47,14 @@ def names_of(spec: dict[str, Any]) -> dict[str, str]:
     names = {}
     for path, operations in spec.get("paths", {}).items():
         for method in METHODS:
-            id = operations.get(method, {}).get("operationId", "")
-            if id:
+            if id := operations.get(method, {}).get("operationId", ""):
                 suffix = re.sub(r"\W", "_", path) + f"_{method}"
                 names[id] = id.removesuffix(suffix) or id
     taken = list(names.values())
     return {id: name if taken.count(name) == 1 else id for id, name in names.items()}
 
 
-def read_spec(where: str) -> dict[str, Any]:
+def read_spec(where: str) -> Json:
     """Return the description in a file or at an address. Raises Unusable."""
     httpx = packages.load("httpx2", "openapi")
     try:
@@ -68,6 +68,12 @@ def read_spec(where: str) -> dict[str, Any]:
     if not isinstance(spec, dict) or not names_of(spec):
         raise Unusable(f"{where} describes no operation with an operationId")
     return spec
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+        return True
+    return False
 
 
 @contextlib.contextmanager
@@ -84,27 +90,19 @@ def serving(command: str) -> Iterator[str]:
         raise Unusable(f"{command!r} cannot be started: {error}") from None
     try:
         until = time.monotonic() + READY_S
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
-                break
-            except OSError:
-                if process.poll() is not None or time.monotonic() > until:
-                    raise Unusable(
-                        f"{command!r} does not listen on port {port} (its exit code:"
-                        f" {process.poll()})"
-                    ) from None
-                time.sleep(0.05)
+        while not _listens(port):
+            if process.poll() is not None or time.monotonic() > until:
+                code = process.poll()
+                raise Unusable(
+                    f"{command!r} does not listen on port {port} (its exit code: {code})"
+                )
+            time.sleep(0.05)
         yield f"http://127.0.0.1:{port}"
     finally:
-        process.terminate()
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        end(process, 5)
 
 
-def serve(spec: dict[str, Any], url: str) -> None:
+def serve(spec: Json, url: str) -> None:
     """Offer the operations of a service at an address as tools, on standard input and output."""
     fastmcp, httpx = packages.load("fastmcp", "openapi"), packages.load("httpx2", "openapi")
     name = str(spec.get("info", {}).get("title") or "service")

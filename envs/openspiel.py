@@ -12,7 +12,19 @@ from typing import Any, Literal
 
 from envs import packages
 from envs.toolcalls import parse, run_calls
-from envs.world import Evaluation, Observation, StepResult, Task, Tool, World, nothing_done
+from envs.values import Json
+from envs.world import (
+    Evaluation,
+    Observation,
+    StepResult,
+    Task,
+    World,
+    check_split,
+    message,
+    nothing_done,
+    opening,
+    tool_of,
+)
 
 SPLITS = ("train", "dev", "test")
 SEEDS = 1_000_000  # per split: task i has the seed i of its split
@@ -21,18 +33,8 @@ SYSTEM = (
     "You play {game}, a game of two players. What one wins, the other loses. Each turn is one call"
     " of `move` with the number of one of the moves that are listed. Anything else loses the game."
 )
-MOVE: Tool = {
-    "type": "function",
-    "function": {
-        "name": "move",
-        "description": "Make a move.",
-        "parameters": {
-            "type": "object",
-            "properties": {"move": {"type": "string", "description": "its number"}},
-            "required": ["move"],
-        },
-    },
-}
+NUMBER = {"type": "string", "description": "its number"}
+MOVE = tool_of("move", "Make a move.", {"move": NUMBER}, ["move"])
 
 
 class OpenSpiel(World):
@@ -84,8 +86,7 @@ class OpenSpiel(World):
         return game
 
     def tasks(self, split: str) -> list[Task]:
-        if split not in SPLITS:
-            raise ValueError(f"openspiel has no split {split!r}; it has {', '.join(SPLITS)}")
+        check_split(self.name, split, SPLITS)
         names, opponent = list(self._games), self._opponents[split]
         tasks = []
         for i in range(self._sizes[split]):
@@ -104,17 +105,14 @@ class OpenSpiel(World):
         return tasks
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        name = task.meta.get("game", "")
+        name = task.meta.get("game")
         if name not in self._games:
             raise ValueError(f"task {task.id} is no game of {', '.join(self._games)}")
         alone = task.meta.get("opponent", "self") == "self"
         self.restore([name, seed, alone, int(task.meta.get("player", 0)), [], -1])
         self._play_others()
         system = SYSTEM.format(game=self._game.get_type().long_name)
-        return Observation(
-            [{"role": "system", "content": system}, {"role": "user", "content": self._seen()}],
-            [MOVE],
-        )
+        return Observation(opening(system, self._seen()), [MOVE])
 
     def step(self, action: str) -> StepResult:
         """Make the move of the player whose turn it is. `info["player"]` says who that was."""
@@ -125,7 +123,7 @@ class OpenSpiel(World):
         messages, info = run_calls(parse(action), self._call, 1)
         if info["errors"] or not info["calls"]:
             self._forfeit = player
-            messages = messages or [{"role": "user", "content": "No move was made."}]
+            messages = messages or [message("user", "No move was made.")]
         info["player"] = player
         return StepResult(messages, terminated=self._over, info=info)
 
@@ -154,7 +152,7 @@ class OpenSpiel(World):
     def _over(self) -> bool:
         return self._forfeit >= 0 or self._state.is_terminal()
 
-    def _call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+    def _call(self, name: str, arguments: Json) -> tuple[str, bool]:
         said = str(arguments.get("move", "")).strip()
         moves = {str(action): action for action in self._state.legal_actions()}
         if name != "move" or said not in moves:

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 from envs.hosted import HostedWorld
 from envs.process import DEADLINES, Deadlines, Worker
+from envs.values import Json
 from envs.world import WorldError, WorldTimeout
 
 if TYPE_CHECKING:
     from envs.ray_pool import RayWorker
 
-Json = dict[str, Any]
 GRACE_S = 10.0  # beyond a deadline, for killing the worker that missed it
 
 
@@ -231,11 +231,7 @@ class Pool:
         """Release the instances that had no call within the lease. Return their number."""
         earliest = time.monotonic() - self.lease_s
         with self._lock:
-            idle = [
-                instance.id
-                for instance in self._instances.values()
-                if instance.last_used < earliest
-            ]
+            idle = [i.id for i in self._instances.values() if i.last_used < earliest]
         return sum(self.release(id, "idle") for id in idle)
 
     def alive(self) -> int:
@@ -263,9 +259,8 @@ class Pool:
         """Return the slot for a new instance. Raises PoolFull."""
         slot = min(self._slots, key=lambda s: s.instances)
         if slot.instances >= self._per_worker:
-            raise PoolFull(
-                f"all {len(self._slots) * self._per_worker} places for {self.env} are in use"
-            )
+            places = len(self._slots) * self._per_worker
+            raise PoolFull(f"all {places} places for {self.env} are in use")
         return slot
 
     def _open(self, opening: tuple[str, list[Any]], id: str | None) -> Call:
@@ -371,9 +366,8 @@ class Pool:
             if op != "query" or not worker.alive:
                 instance.failure = error
             if not worker.alive and instance.id in self._instances:
-                instance.slot.thread.submit(
-                    instance.slot.worker
-                )  # start a new worker before the next call
+                # Start a new worker before the next call.
+                instance.slot.thread.submit(instance.slot.worker)
             raise
 
     def _count(self, what: str) -> None:
@@ -426,10 +420,8 @@ class PoolWorld(HostedWorld):
                 if call.future.done():
                     raise  # the worker's own WorldTimeout
                 if call.slot.answered == answered:
-                    raise WorldTimeout(
-                        f"{self.name} did not answer within {self._host.patience:g} s"
-                    ) from None
+                    late = f"{self.name} did not answer within {self._host.patience:g} s"
+                    raise WorldTimeout(late) from None
             except CancelledError:
-                raise WorldError(
-                    f"the pool of {self.name} was closed before the call began"
-                ) from None
+                closed = f"the pool of {self.name} was closed before the call began"
+                raise WorldError(closed) from None

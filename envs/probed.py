@@ -43,7 +43,7 @@ from typing import Any
 from envs import handles
 from envs.renamed import KEY, meant, shown
 from envs.toolcalls import parse
-from envs.values import mapped
+from envs.values import Json, mapped
 from envs.world import (
     Evaluation,
     Observation,
@@ -63,12 +63,10 @@ NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?!\w)")
 _FUNCTION_WORDS = set(
     re.findall(
         r"\w+",
-        "a an the this that these those some any no not and or but if so as at by for from in "
-        "into of off on onto out"
-        " over to under up with you your yourself it its he she they them we i me my is are was "
-        "were be been being has"
-        " have had do does did can could will would may might must there here what which who "
-        "when where how why very",
+        "a an the this that these those some any no not and or but if so as at by for from in into"
+        " of off on onto out over to under up with you your yourself it its he she they them we i"
+        " me my is are was were be been being has have had do does did can could will would may"
+        " might must there here what which who when where how why very",
     )
 )
 _PART = re.compile(r"\w[\w'-]*|[^\w\s]")  # a word or a mark
@@ -142,8 +140,7 @@ def _json_cells(
         for name, inner in value.items():
             here = f"{path}.{name}"
             column = f"{label}[*].{_noun(label, name)}"
-            shown = name if len(name) <= _LONGEST else digest(name)
-            yield Cell(here, column, shown, (f"{tool} {column}",))
+            yield Cell(here, column, _bounded(name), (f"{tool} {column}",))
             yield from _json_cells(tool, inner, here, f"{label}[*]", here)
     elif isinstance(value, dict):
         for name, inner in value.items():
@@ -153,12 +150,10 @@ def _json_cells(
             yield from _json_cells(tool, inner, f"{path}[{n}]", f"{label}[*]", f"{path}[{n}]")
     elif value is not None:
         text = value if isinstance(value, str) else json.dumps(value)
-        yield Cell(
-            row, label, text if len(text) <= _LONGEST else digest(text), (f"{tool} {label}",)
-        )
+        yield Cell(row, label, _bounded(text), (f"{tool} {label}",))
 
 
-def _is_table(value: dict[str, Any]) -> bool:
+def _is_table(value: Json) -> bool:
     """Return True for an object whose names are those of rows and not of fields: several objects
     with the same fields, or names that look like ids."""
     inner, forms = list(value.values()), {re.sub(r"\d", "9", name) for name in value}
@@ -190,7 +185,11 @@ def _text_cells(tool: str, row: str, line: str) -> Iterable[Cell]:
             kinds: tuple[str, ...] = (re.sub(r"\d", "9", token),)
         else:
             kinds = (f"{tool}@{n}", f"{tool}@{n - len(found)}")
-        yield Cell(row, "", token if len(token) <= _LONGEST else digest(token), kinds)
+        yield Cell(row, "", _bounded(token), kinds)
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= _LONGEST else digest(text)
 
 
 @functools.lru_cache(4096)
@@ -232,10 +231,7 @@ def phrases(text: str) -> tuple[Cell, ...]:
                     break
                 before = parts[start - 1].lower() if start else "^"
                 after = parts[end].lower() if end < len(parts) else "$"
-                if (
-                    parts[start].lower() in _FUNCTION_WORDS
-                    or parts[end - 1].lower() in _FUNCTION_WORDS
-                ):
+                if not _FUNCTION_WORDS.isdisjoint((parts[start].lower(), parts[end - 1].lower())):
                     continue
                 kinds = (f"{before} _ {after}", f"{before} _")
                 found.append(Cell(str(n), "", " ".join(parts[start:end]), kinds))
@@ -299,7 +295,7 @@ def new_ids(
     return names
 
 
-def answered(text: str, answer: dict[str, Any]) -> bool:
+def answered(text: str, answer: Json) -> bool:
     """Return True if `text` names the value of the answer and nothing that it could be mistaken
     for.
 
@@ -315,14 +311,11 @@ def answered(text: str, answer: dict[str, Any]) -> bool:
         wanted = " ".join(_WORD.findall(other.lower()))
         return bool(wanted) and f" {wanted} " in padded
 
-    return named(value) and not any(
-        named(other) for other in answer["others"] if other.lower() != value
-    )
+    others = [other for other in answer["others"] if other.lower() != value]
+    return named(value) and not any(map(named, others))
 
 
-def judge(
-    verifier: dict[str, Any], readings: Sequence[Sequence[Cell]], answer: str | None
-) -> Evaluation:
+def judge(verifier: Json, readings: Sequence[Sequence[Cell]], answer: str | None) -> Evaluation:
     """Compare the answers to the probes and the closing text (None if there is none) with the
     verifier.
 
@@ -349,10 +342,11 @@ def judge(
     points = wanted - wrong - damage + (right and not damage)
     progress = min(max(points / total, 0.0), 1.0) if total else 0.0
     success = bool(total) and not wrong and not damage and right == asked
-    components = {"state": float(not wrong and not damage), "answer": float(right or not asked)}
-    return Evaluation(
-        1.0 if success else 0.5 * progress, success, components | {"progress": progress}
-    )
+    components = {
+        "state": float(not wrong and not damage), "answer": float(right or not asked),
+        "progress": progress,
+    }  # fmt: skip
+    return Evaluation(1.0 if success else 0.5 * progress, success, components)
 
 
 def _distance(a: Counter, b: Counter) -> int:
@@ -375,7 +369,7 @@ class Probed(Proxy):
     def __init__(self, world: World):
         self.world, self.name = world, world.name
         self._task: Task | None = None
-        self._record: dict[str, Any] | None = None  # the task as JSON values, for snapshots
+        self._record: Json | None = None  # the task as JSON values, for snapshots
         self._actions: list[str] = []
         self._seed, self._over, self._answer = 0, False, None
         self._evaluation: Evaluation | None = None
@@ -403,9 +397,8 @@ class Probed(Proxy):
 
     def step(self, action: str) -> StepResult:
         self._return()
-        task = (
-            self._task if self._task and KEY in self._task.meta else None
-        )  # if its ids are others
+        # The task, if its ids are others.
+        task = self._task if self._task and KEY in self._task.meta else None
         action = meant(task)(action) if task else action
         self._evaluation, self._readings = None, None
         if self._probes_early(action):
@@ -433,29 +426,24 @@ class Probed(Proxy):
         if self._evaluation is None:
             verifier, closing = self._task.verifier, self._closing()
             if self._readings is None:
-                self._readings = self._read_all(
-                    self._actions[: -1 if closing is not None else None]
-                )
+                calls = self._actions if closing is None else self._actions[:-1]
+                self._readings = self._read_all(calls)
             self._evaluation = judge(verifier, self._readings, closing)
         return self._evaluation
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Json:
         if self._left == [None] and not self._handles.kinds:
             raise NotImplementedError(f"{self.name} has no snapshots")
         self._return()
         if self._task is None:
             raise RuntimeError("no episode: reset the world first")
         self._record = self._record or self._task.to_dict()
-        state = {
-            "task": self._record,
-            "seed": self._seed,
-            "actions": list(self._actions),
-            "over": self._over,
-        }
-        state["answer"] = self._answer
-        return state | {"world": self.world.snapshot()}
+        return {
+            "task": self._record, "seed": self._seed, "actions": list(self._actions),
+            "over": self._over, "answer": self._answer, "world": self.world.snapshot(),
+        }  # fmt: skip
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
+    def restore(self, snapshot: Json) -> None:
         record = snapshot["task"]  # in replays, nearly always that of the episode in progress
         running = self._task if record is self._record else None
         self._begin(running or Task.from_dict(record), snapshot["seed"])
@@ -472,13 +460,8 @@ class Probed(Proxy):
         return self.world
 
     def _begin(self, task: Task, seed: int) -> None:
-        self._task, self._seed, self._actions, self._over, self._answer = (
-            task,
-            seed,
-            [],
-            False,
-            None,
-        )
+        self._task, self._seed, self._actions = task, seed, []
+        self._over, self._answer = False, None
         self._inner = replace(task, verifier=task.verifier["start"]) if is_probed(task) else task
         self._evaluation, self._readings, self._left, self._record = None, None, [], None
 
@@ -521,28 +504,30 @@ class Probed(Proxy):
         assert self._task
         probes = self._task.verifier["probes"]
         self._left = self._left or [None if self._handles.kinds else snapshot_of(self.world)]
-        here = self._read_here() if self._left == [None] and not self._over else None
+        read = self._read_here() if self._left == [None] and not self._over else None
+        # The second is for a last call that ended the episode: nothing is shown after it.
         for played in (actions, actions[:-1]):
-            if (
-                here is None
-            ):  # also where the last call ended the episode: nothing is shown after it
-                here = self._read(probes, played)
-        return [[] for _ in probes] if here is None else here
+            if read is None:
+                read = self._read(probes, played)
+        return [[] for _ in probes] if read is None else read
 
     def _read_here(self) -> list[Sequence[Cell]] | None:
         """Run the probes in the episode itself. Return None if they end it."""
         assert self._task
+        readings, over = self._run(self._task.verifier["probes"])
+        return None if over else readings
+
+    def _run(self, probes: list[Json]) -> tuple[list[Sequence[Cell]], bool]:
+        """Return the answers to the probes up to the end of the episode, and True if it ended."""
         readings: list[Sequence[Cell]] = []
-        for probe in self._task.verifier["probes"]:
+        for probe in probes:
             result = self._play(probe["action"])
             readings.append(cells(probe["tool"], text_of(result.messages)))
             if result.over:
-                return None
-        return readings
+                return readings, True
+        return readings, False
 
-    def _read(
-        self, probes: list[dict[str, Any]], actions: Sequence[str]
-    ) -> list[Sequence[Cell]] | None:
+    def _read(self, probes: list[Json], actions: Sequence[str]) -> list[Sequence[Cell]] | None:
         """Repeat the actions from the start and run the probes. Return None if the episode ends
         before the probes.
 
@@ -556,11 +541,7 @@ class Probed(Proxy):
                 result = self._play(action)
                 if result.over:
                     return None
-            for probe in probes[len(readings) :]:
-                result = self._play(probe["action"])
-                readings.append(cells(probe["tool"], text_of(result.messages)))
-                if result.over:
-                    break
+            readings += self._run(probes[len(readings) :])[0]
             if len(readings) == len(probes):
                 return readings
 

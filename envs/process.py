@@ -25,6 +25,7 @@ import weakref
 from dataclasses import dataclass
 from typing import IO, Any
 
+from envs.values import Json
 from envs.world import WorldError, WorldTimeout
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -68,12 +69,9 @@ class Deadlines:
 
     def of(self, op: str) -> float:
         """Return the deadline of an operation; those without one of their own get `step`."""
-        return {
-            "start": self.start,
-            "reset": self.reset,
-            "restore": self.reset,
-            "tasks": self.start,
-        }.get(op, self.step)
+        if op in ("start", "tasks"):
+            return self.start
+        return self.reset if op in ("reset", "restore") else self.step
 
 
 DEADLINES = Deadlines()
@@ -98,7 +96,7 @@ class Worker:
     def __init__(
         self,
         env: str,
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Json | None = None,
         *,
         python: str | None = None,
         memory_mb: int | None = None,
@@ -110,23 +108,17 @@ class Worker:
         self._ids = itertools.count()
         self._buffer = bytearray()
         self._stderr: collections.deque[bytes] = collections.deque(maxlen=64)
+        python, pipe = python or sys.executable, subprocess.PIPE
         try:
             self._process = Piped(
-                [python or sys.executable, "-u", "-m", "envs.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                env=child_environment(),
-                start_new_session=True,
-            )
+                [python, "-u", "-m", "envs.worker"], stdin=pipe, stdout=pipe, stderr=pipe,
+                bufsize=0, env=child_environment(), start_new_session=True,
+            )  # fmt: skip
         except OSError as error:
-            raise WorldError(
-                f"cannot start {python or sys.executable} for {env}: {error.strerror}"
-            ) from error
+            raise WorldError(f"cannot start {python} for {env}: {error.strerror}") from error
         self._kill = weakref.finalize(self, _kill, self._process)
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            os.set_blocking(pipe.fileno(), False)
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            os.set_blocking(stream.fileno(), False)
         self._poll = select.poll()
         self._poll.register(self._process.stdout, select.POLLIN)
         self._poll.register(self._process.stderr, select.POLLIN)
@@ -174,20 +166,17 @@ class Worker:
         except TimeoutError:
             os.kill(self.pid, signal.SIGUSR1)  # makes the worker write its traceback to stderr
             time.sleep(0.05)
-            raise WorldTimeout(
-                f"{self.env} did not answer {op} within {deadline:g} s{self._end()}"
-            ) from None
+            late = f"{self.env} did not answer {op} within {deadline:g} s{self._end()}"
+            raise WorldTimeout(late) from None
         except EOFError:
-            code = self._exit_code()
-            raise WorldError(
-                f"the worker of {self.env} died in {op} ({code}){self._end()}"
-            ) from None
+            how = self._exit_code()
+            died = f"the worker of {self.env} died in {op} ({how}){self._end()}"
+            raise WorldError(died) from None
         except OverflowError as error:
             self.close()
             raise WorldError(f"{self.env} answered {op} with {error}") from None
-        except (
-            BaseException
-        ):  # interrupted: the pipes may hold half a message, so the worker cannot be used again
+        except BaseException:
+            # Interrupted: the pipes may hold half a message, so the worker cannot be used again.
             self.close()
             raise
         return unpack(reply, self.env, op)
@@ -207,7 +196,7 @@ class Worker:
             except BrokenPipeError:
                 raise EOFError from None
 
-    def _receive(self, id: int, until: float) -> dict[str, Any]:
+    def _receive(self, id: int, until: float) -> Json:
         """Return the reply to `id`. Skips up to MAX_NOISE bytes of other lines, such as stray
         prints."""
         noise = searched = 0
@@ -268,19 +257,26 @@ class Worker:
         return f"; the end of its stderr:\n{text}" if text else ""
 
 
-def unpack(reply: dict[str, Any], env: str, op: str) -> Any:
+def unpack(reply: Json, env: str, op: str) -> Any:
     """Return the value of a reply. Raises its error: ValueError and NotImplementedError unchanged,
     else WorldError."""
     if "error" not in reply:
         return reply.get("value")
     if reply["kind"] == "NotImplementedError":
         raise NotImplementedError(reply["error"])
-    if reply["kind"] == "ValueError" and op not in (
-        "step",
-        "evaluate",
-    ):  # the request itself was wrong
-        raise ValueError(reply["error"])
+    if reply["kind"] == "ValueError" and op not in ("step", "evaluate"):
+        raise ValueError(reply["error"])  # the request itself was wrong
     raise WorldError(f"{reply['kind']} in {env} {op}: {reply['error']}")
+
+
+def end(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Terminate a process and wait for its end, and kill it if that takes too long."""
+    process.terminate()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _signal(process: Piped) -> None:

@@ -18,55 +18,39 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from envs import make
+from envs.values import Json
 from envs.world import Task, Tool, World
 
-PREFERENCE = {
-    "num_entities": 2,
-    "num_operations": 3,
-    "relation_difficulty": 3,
-}  # the paper's task preference
+# The paper's task preference.
+PREFERENCE = {"num_entities": 2, "num_operations": 3, "relation_difficulty": 3}
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _FILLERS = {
-    "a",
-    "all",
-    "an",
-    "and",
-    "api",
-    "by",
-    "for",
-    "from",
-    "in",
-    "my",
-    "of",
-    "on",
-    "or",
-    "the",
-    "to",
+    "a", "all", "an", "and", "api", "by", "for", "from", "in", "my", "of", "on", "or", "the", "to",
     "with",
-}
+}  # fmt: skip
 
 
-def draft(name: str, tools: Sequence[Tool]) -> dict[str, Any]:
+def draft(name: str, tools: Sequence[Tool]) -> Json:
     """Return a profile of the environment `name` from its OpenAI tool schemas; descriptions may be
     missing."""
     functions = [tool["function"] for tool in tools]
-    groups: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[Json]] = {}
     nouns = _nouns([function["name"] for function in functions])
     for function, noun in zip(functions, nouns):
         groups.setdefault(noun or name, []).append(function)
-    entities = [entity(noun, members) for noun, members in groups.items()]
-    num_entities = min(PREFERENCE["num_entities"], max(len(entities), 1))
-    return {
-        "name": name,
-        "entities": entities,
-        "task_preference": {**PREFERENCE, "num_entities": num_entities},
-    }
+    return profile_of(name, [entity(noun, members) for noun, members in groups.items()])
 
 
-def entity(name: str, functions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def profile_of(name: str, entities: list[Json]) -> Json:
+    """Return the profile of an environment with these entities."""
+    number = min(PREFERENCE["num_entities"], max(len(entities), 1))
+    preference = PREFERENCE | {"num_entities": number}
+    return {"name": name, "entities": entities, "task_preference": preference}
+
+
+def entity(name: str, functions: Sequence[Json]) -> Json:
     """Return an entity with these functions as its operations and their parameters as its
     attributes."""
     attributes = {parameter for function in functions for parameter in _parameters(function)}
@@ -86,9 +70,8 @@ def tools_of(world: World, tasks: Sequence[Task]) -> list[Tool]:
     return list(tools.values())
 
 
-def _parameters(function: dict[str, Any]) -> dict[str, Any]:
-    parameters = function.get("parameters") or {}
-    return parameters.get("properties") or {}
+def _parameters(function: Json) -> Json:
+    return (function.get("parameters") or {}).get("properties") or {}
 
 
 def _nouns(names: Sequence[str]) -> list[str]:
@@ -105,11 +88,8 @@ def _nouns(names: Sequence[str]) -> list[str]:
 
 
 def _singular(word: str) -> str:
-    return (
-        word[:-1]
-        if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
-        else word
-    )
+    plural = len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
+    return word[:-1] if plural else word
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,8 +14,9 @@ import threading
 from typing import Any
 
 from envs import packages
-from envs.pool import Instance, Json, Pool, PoolFull, Slot
+from envs.pool import Instance, Pool, PoolFull, Slot
 from envs.process import DEADLINES, ROOT, Deadlines, unpack
+from envs.values import Json
 from envs.worker import Worlds, reply
 from envs.world import WorldError, WorldTimeout
 
@@ -89,19 +90,13 @@ class RayPool(Pool):
         WorldError on failure."""
         ray = packages.load("ray", "ray")
         if not ray.is_initialized():
-            environment = (
-                {"py_modules": [str(ROOT / "envs")]}
-                if address
-                else {"env_vars": {"PYTHONPATH": str(ROOT)}}
-            )
+            here = {"env_vars": {"PYTHONPATH": str(ROOT)}}
+            code = {"py_modules": [str(ROOT / "envs")]} if address else here
             try:
-                ray.init(
-                    address, include_dashboard=False, log_to_driver=False, runtime_env=environment
-                )
+                ray.init(address, include_dashboard=False, log_to_driver=False, runtime_env=code)
             except Exception as error:  # Ray raises exceptions of many types here
-                raise WorldError(
-                    f"cannot use a Ray cluster: {str(error).strip().splitlines()[0]}"
-                ) from error
+                first_line = str(error).strip().splitlines()[0]
+                raise WorldError(f"cannot use a Ray cluster: {first_line}") from error
         self._limit = limit
         self._actor_arguments = (env, kwargs or {}, deadlines.start)
         super().__init__(env, workers=1, deadlines=deadlines, lease_s=lease_s)

@@ -10,7 +10,8 @@ from typing import Any
 
 from envs import packages
 from envs.toolcalls import spoken
-from envs.world import Evaluation, Observation, StepResult, Task, World
+from envs.values import Json
+from envs.world import Evaluation, Observation, StepResult, Task, TaskWorld, check_split, message
 
 SYSTEM = (
     "Solve the problem. Think first, then write the answer, and nothing else, between <answer> and"
@@ -20,7 +21,7 @@ SPLITS = ("train", "dev", "test")
 SEEDS = 1_000_000  # per split: reasoning-gym draws question i of a data set with seed + i
 
 
-class Reasoning(World):
+class Reasoning(TaskWorld):
     """One question per episode. The seed of `reset` has no effect.
 
     datasets: names of reasoning-gym's data sets, which share a split equally. n_train, n_dev,
@@ -41,7 +42,7 @@ class Reasoning(World):
             "leg_counting",
             "spell_backward",
         ),
-        options: dict[str, dict[str, Any]] | None = None,
+        options: dict[str, Json] | None = None,
         n_train: int = 96,
         n_dev: int = 48,
         n_test: int = 96,
@@ -55,7 +56,6 @@ class Reasoning(World):
         self._sizes = dict(zip(SPLITS, (n_train, n_dev, n_test)))
         self._seed, self._partial, self._examples = seed, partial, examples
         self._cache: dict[tuple[str, str], Any] = {}
-        self._entry: dict[str, Any] | None = None
 
     def tasks(self, split: str) -> list[Task]:
         tasks = []
@@ -88,17 +88,13 @@ class Reasoning(World):
             dataset := self._dataset(name, task.split)
         ):
             raise ValueError(f"no question {task.id!r} in {', '.join(self._datasets)}")
-        self._checker, self._entry, self._score, self._over = (
-            dataset,
-            dataset[task.seed],
-            0.0,
-            False,
-        )
-        messages = [{"role": "system", "content": SYSTEM}]
+        self._task, self._checker, self._entry = task, dataset, dataset[task.seed]
+        self._score, self._over = 0.0, False
+        messages = [message("system", SYSTEM)]
         for entry in self._solved(name):
-            messages.append({"role": "user", "content": entry["question"]})
-            messages.append({"role": "assistant", "content": f"<answer>{entry['answer']}</answer>"})
-        return Observation([*messages, {"role": "user", "content": self._entry["question"]}])
+            messages.append(message("user", entry["question"]))
+            messages.append(message("assistant", f"<answer>{entry['answer']}</answer>"))
+        return Observation([*messages, message("user", self._entry["question"])])
 
     def step(self, action: str) -> StepResult:
         self._require_episode()
@@ -117,18 +113,16 @@ class Reasoning(World):
 
     def _check(self, answer: str) -> float:
         try:
-            return min(max(float(self._checker.score_answer(answer, self._entry)), 0.0), 1.0)
+            score = float(self._checker.score_answer(answer, self._entry))
+            return min(max(score, 0.0), 1.0)
         except Exception:  # some checkers raise if the answer is not a number
             return 0.0
 
     def _dataset(self, name: str, split: str) -> Any:
-        if split not in SPLITS:
-            raise ValueError(f"reasoning has no split {split!r}; it has {', '.join(SPLITS)}")
+        check_split(self.name, split, SPLITS)
         if (name, split) not in self._cache:
-            count = len(self._datasets)
-            size = self._sizes[split] // count + (
-                self._datasets.index(name) < self._sizes[split] % count
-            )
+            size, rest = divmod(self._sizes[split], len(self._datasets))
+            size += self._datasets.index(name) < rest
             seed = (self._seed * len(SPLITS) + SPLITS.index(split)) * SEEDS
             self._cache[name, split] = self._questions(name, size, seed)
         return self._cache[name, split]
@@ -144,10 +138,6 @@ class Reasoning(World):
     def _questions(self, name: str, size: int, seed: int) -> Any:
         create = packages.load("reasoning_gym", "reasoning").create_dataset
         return create(name, size=size, seed=seed, **self._options.get(name, {})) if size else []
-
-    def _require_episode(self) -> None:
-        if self._entry is None:
-            raise RuntimeError("no episode: reset the world first")
 
 
 def answer_of(text: str) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 from envs.hosted import HostedWorld
 from envs.http import TOKEN_VARIABLE, bearer
 from envs.process import DEADLINES, MAX_MESSAGE, Deadlines
+from envs.values import Json
 from envs.world import WorldError, WorldTimeout
 
-Json = dict[str, Any]
 FIRST_WAIT_S = 0.1  # before the first retry; doubles with each further one
 
 
@@ -29,13 +29,11 @@ class Connections:
         parts = urllib.parse.urlsplit(url if "//" in url else f"//{url}", scheme="http")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"the URL of a service looks like http://host:port, not {url!r}")
-        self.methods: list[str] | None = (
-            None  # extra methods of the service's worlds; None = not requested yet
-        )
+        # Extra methods of the service's worlds; None = not requested yet.
+        self.methods: list[str] | None = None
         self.url = f"{parts.scheme}://{parts.netloc}"
-        self._class = (
-            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        )
+        kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+        self._class = kinds[parts.scheme]
         self._address = (parts.hostname, parts.port)
         self._path = parts.path.rstrip("/")
         self._idle: list[http.client.HTTPConnection] = []
@@ -80,9 +78,8 @@ class Client:
     def __init__(self, connections: Connections, env: str, deadlines: Deadlines, retries: int):
         self.connections, self._env = connections, env
         self._deadlines, self._retries = deadlines, retries
-        self._headers = {"Content-Type": "application/json"} | bearer(
-            os.environ.get(TOKEN_VARIABLE, "")
-        )
+        token = bearer(os.environ.get(TOKEN_VARIABLE, ""))
+        self._headers = {"Content-Type": "application/json"} | token
 
     @property
     def methods(self) -> list[str]:
@@ -99,9 +96,8 @@ class Client:
 
     def create(self, task: Json, seed: int, id: str) -> tuple[str, Json]:
         params = {"task": task, "seed": seed, "raw": True}
-        data = self._post(
-            "create", "reset", env_type=self._env, task_id=task["id"], instance_id=id, params=params
-        )
+        about = {"env_type": self._env, "task_id": task["id"], "instance_id": id}
+        data = self._post("create", "reset", **about, params=params)
         return id, {"messages": data["state"], "tools": data["info"]["tools"]}
 
     def restore(self, snapshot: Any, id: str) -> None:
@@ -145,9 +141,8 @@ class Client:
             try:
                 status, answer = self.connections.post(route, data, self._headers, max(left, 0.001))
             except TimeoutError:
-                raise WorldTimeout(
-                    f"{self._env or self.connections.url} did not answer {op} within {deadline:g} s"
-                ) from None
+                who = self._env or self.connections.url
+                raise WorldTimeout(f"{who} did not answer {op} within {deadline:g} s") from None
             except (OSError, http.client.HTTPException) as error:
                 problem = f"{type(error).__name__}: {error}"
                 continue
@@ -163,9 +158,8 @@ class Client:
             data, detail = reply.get("data"), "" if status == 200 else reply["detail"]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             start = answer[:200].decode(errors="replace")
-            raise WorldError(
-                f"{self.connections.url} answered {op} with {status} {start}"
-            ) from None
+            said = f"{self.connections.url} answered {op} with {status} {start}"
+            raise WorldError(said) from None
         if status == 200:
             return data
         if reply.get("reason") == "env_timeout":

@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 
 from envs import packages
 from envs.act import ActionWorld, tool
-from envs.world import Evaluation, Observation, Task
+from envs.values import Json
+from envs.world import Evaluation, Observation, Task, check_split, opening
 
 # Number of variations of each kind of task in version 1.2 of the package.
 VARIATIONS = {
@@ -82,8 +83,7 @@ def split_variations(kind: str, split: str) -> range:
         "dev": range(2 * quarter, 3 * quarter),
         "test": range(3 * quarter, n),
     }
-    if split not in ranges:
-        raise ValueError(f"ScienceWorld has no split {split!r}; it has {', '.join(ranges)}")
+    check_split("ScienceWorld", split, ranges)
     return ranges[split]
 
 
@@ -115,9 +115,8 @@ class ScienceWorld(ActionWorld):
 
     name = "scienceworld"
     longest = 10_000
-    _idle: ClassVar[
-        list[Simulator]
-    ] = []  # at most one; a list is taken from and added to by one thread at a time
+    # At most one; a list is taken from and added to by one thread at a time.
+    _idle: ClassVar[list[Simulator]] = []
 
     def __init__(
         self,
@@ -164,13 +163,12 @@ class ScienceWorld(ActionWorld):
         self._score = 0.0
         goal = task.query if self._invented else self._env.get_task_description()
         text = f"{goal}\n\n{self._env.server.step('look around')}"
-        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
-        return Observation(messages, [tool("Take an action.", self._env.get_possible_actions())])
+        actions = self._env.get_possible_actions()
+        return Observation(opening(SYSTEM, text), [tool("Take an action.", actions)])
 
     def _act(self, text: str) -> tuple[str, str, float, bool]:
-        if (
-            self._invented and text.lower() == "task"
-        ):  # the simulator would show the task of the variation
+        # The simulator would show the task of the variation.
+        if self._invented and text.lower() == "task":
             return text, self._require_episode().query, 0.0, False
         answer = self._env.server.step(text)
         before, self._score = self._score, float(self._env.server.getScore())
@@ -187,11 +185,10 @@ class ScienceWorld(ActionWorld):
         self._require_episode()
         score = 0.0 if self._invented else min(max(self._score, 0.0), 1.0)
         success = score > 0.999
-        return Evaluation(
-            1.0 if success else score, success, {"progress": 1.0 if success else score}
-        )
+        score = 1.0 if success else score
+        return Evaluation(score, success, {"progress": score})
 
-    def walkthrough(self, task: dict[str, Any]) -> list[str]:
+    def walkthrough(self, task: Json) -> list[str]:
         """Return the simulator's solution of a task (`Task.to_dict()`). Ends the running
         episode."""
         self._load(Task.from_dict(task), gold=True)
@@ -218,9 +215,8 @@ class ScienceWorld(ActionWorld):
         if self._simulator is None:
             self._simulator = next(_taken(self._idle), None) or _started()
         simulator, wanted = self._simulator, (kind, variation, self._simplify, gold)
-        if (
-            simulator.loaded != wanted
-        ):  # takes ten times as long as the reset, and changes nothing for the same one
+        # Loading takes ten times as long as the reset, and changes nothing for the same variation.
+        if simulator.loaded != wanted:
             simulator.loaded = None
             simulator.env.load(*wanted)
             simulator.loaded = wanted

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import bisect
+import collections
 import contextlib
 import json
 import logging
@@ -32,8 +33,8 @@ from envs.packages import how_to_install
 from envs.pool import Call, Pool, PoolFull
 from envs.process import Deadlines
 from envs.toolcalls import CLOSE, OPEN, call_text, tools_text
-from envs.values import json_value, without_repeats
-from envs.world import Task, WorldError, WorldTimeout
+from envs.values import Json, json_value, without_repeats
+from envs.world import Message, Task, WorldError, WorldTimeout, message
 
 try:
     import uvicorn
@@ -48,38 +49,21 @@ except ModuleNotFoundError as error:
     ) from None
 
 MAX_BODY = 4 << 20  # bytes
-SPLITS = (
-    "train",
-    "dev",
-    "val",
-    "test",
-    "all",
-    "test_normal",
-    "test_challenge",
-)  # searched for a task id
-BUCKETS = (
-    0.001,
-    0.002,
-    0.005,
-    0.01,
-    0.02,
-    0.05,
-    0.1,
-    0.2,
-    0.5,
-    1.0,
-    2.0,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-)  # seconds
+# Searched for a task id.
+SPLITS = ("train", "dev", "val", "test", "all", "test_normal", "test_challenge")
+BUCKETS = (  # seconds
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0
+)  # fmt: skip
+# The status for an error of a request. The first kind that fits counts.
+STATUSES = (
+    (PermissionError, 401), (http.BodyTooLarge, 413), (http.BodyTooLate, 408), (ValueError, 400),
+    (NotImplementedError, 400), (PoolFull, 503),
+)  # fmt: skip
 FIELDS = {"env_type": str, "task_id": str, "instance_id": str, "messages": dict, "params": dict}
 KINDS = {str: "a string", int: "an integer", list: "a list", dict: "an object"}
 # seconds in which the head of a request has to arrive; envs/http.py has those for the body
 HEAD_S = 20.0
 log = logging.getLogger("envs.service")
-Json = dict[str, Any]
 
 
 class Service:
@@ -94,20 +78,13 @@ class Service:
     ):
         self.pool, self._token, self._max_body, self._local = pool, token, max_body, local
         self._tasks: dict[str, dict[str, Json]] = {}  # by split and id
-        self._seconds: dict[
-            str, list[float]
-        ] = {}  # route -> requests per bucket, then the sum of seconds
-        self._statuses: dict[tuple[str, int], int] = {}
+        # By route: the requests per bucket, then the sum of seconds.
+        self._seconds: dict[str, list[float]] = {}
+        self._statuses: collections.Counter[tuple[str, int]] = collections.Counter()
         handlers = (
-            self.get_env_profile,
-            self.create,
-            self.step,
-            self.evaluate,
-            self.get_info,
-            self.release,
-            self.snapshot,
-            self.restore,
-        )
+            self.get_env_profile, self.create, self.step, self.evaluate, self.get_info,
+            self.release, self.snapshot, self.restore,
+        )  # fmt: skip
         routes = [Route(f"/{h.__name__}", self._endpoint(h), methods=["POST"]) for h in handlers]
         routes.append(Route("/healthz", _healthz))
         routes.append(Route("/metrics", self._metrics))
@@ -124,23 +101,18 @@ class Service:
     async def create(self, body: Json) -> Json:
         self._check_env(body)
         params = body["params"]
-        task = (
-            _task(params["task"])
-            if "task" in params
-            else await self._task(body["task_id"], _typed(params, "split", str))
-        )
+        if "task" in params:
+            task = _task(params["task"])
+        else:
+            task = await self._task(body["task_id"], _typed(params, "split", str))
         if params.get("is_open_query"):
             task = {**task, "meta": {**task.get("meta", {}), "open_query": True}}
-        id, observation = await self._wait(
-            self.pool.create(task, _typed(params, "seed", int) or 0, body["instance_id"])
-        )
+        seed = _typed(params, "seed", int) or 0
+        id, first = await self._wait(self.pool.create(task, seed, body["instance_id"]))
         info = {"instance_id": id, "task_id": task.get("id", "")}
         if params.get("raw"):
-            return {
-                "state": observation["messages"],
-                "info": {**info, "tools": observation["tools"]},
-            }
-        return {"state": opening(observation["messages"], observation["tools"]), "info": info}
+            return {"state": first["messages"], "info": info | {"tools": first["tools"]}}
+        return {"state": opening(first["messages"], first["tools"]), "info": info}
 
     async def step(self, body: Json) -> Json:
         params = body["params"]
@@ -148,10 +120,8 @@ class Service:
         result = await self._wait(
             self.pool.step(_instance(body), action_of(body["messages"]), number)
         )
-        data = {
-            "reward": result["reward"],
-            "is_terminated": result["terminated"] or result["truncated"],
-        }
+        over = result["terminated"] or result["truncated"]
+        data = {"reward": result["reward"], "is_terminated": over}
         if params.get("raw"):
             more = {key: result[key] for key in ("terminated", "truncated", "tools", "info")}
             return {"state": result["messages"], **data, **more}
@@ -183,9 +153,8 @@ class Service:
         return await self._wait(self.pool.snapshot(_instance(body)))
 
     async def restore(self, body: Json) -> Json:
-        id, _ = await self._wait(
-            self.pool.restore(body["params"].get("snapshot"), body["instance_id"])
-        )
+        restored = self.pool.restore(body["params"].get("snapshot"), body["instance_id"])
+        id, _ = await self._wait(restored)
         return {"info": {"instance_id": id}}
 
     async def release(self, body: Json) -> bool:
@@ -205,35 +174,13 @@ class Service:
                 data = await handler(await self._body(request))
                 done = data if name == "release" else True
                 status, answer = 200, {"success": done, "data": None if name == "release" else data}
-            except PermissionError as error:
-                status, answer = 401, {"detail": str(error)}
-            except http.BodyTooLarge as error:
-                await http.drain(
-                    request.stream()
-                )  # else the client's own sending fails before it reads the answer
-                status, answer = 413, {"detail": str(error)}
-            except http.BodyTooLate as error:
-                status, answer = 408, {"detail": str(error)}
-            except ValueError as error:
-                status, answer = 400, {"detail": str(error)}
-            except NotImplementedError as error:
-                status, answer = 400, {"detail": str(error), "reason": "not_implemented"}
-            except PoolFull as error:
-                status, answer = 503, {"detail": str(error)}
-            except WorldError as error:
-                log.warning("%s: %s", name, error)
-                reason = "env_timeout" if isinstance(error, WorldTimeout) else "env_error"
-                status, answer = 500, {"detail": str(error).split("\n")[0], "reason": reason}
-            except Exception:
-                log.exception("%s failed", name)
-                status, answer = (
-                    500,
-                    {"detail": "the service failed; see its log", "reason": "env_error"},
-                )
+            except Exception as error:
+                status, answer = _failure(name, error)
+                if status == 413:  # else the client's own sending fails before it reads the answer
+                    await http.drain(request.stream())
             self._observe(name, status, time.perf_counter() - started)
-            headers = (
-                {"Connection": "close"} if status in (408, 413) else None
-            )  # the rest of the body may still come
+            # The rest of the body may still come.
+            headers = {"Connection": "close"} if status in (408, 413) else None
             return Response(json.dumps(answer), status, headers, "application/json")
 
         return endpoint
@@ -311,7 +258,7 @@ class Service:
         counts = self._seconds.setdefault(route, [0.0] * (len(BUCKETS) + 2))
         counts[bisect.bisect_left(BUCKETS, seconds)] += 1
         counts[-1] += seconds
-        self._statuses[route, status] = self._statuses.get((route, status), 0) + 1
+        self._statuses[route, status] += 1
 
     async def _metrics(self, request: Request) -> Response:
         try:
@@ -376,12 +323,27 @@ class Impatient(Protocol):
 def server_config(app: Starlette, **options: Any) -> uvicorn.Config:
     """Return the settings of the HTTP server of an application."""
     settings: Json = {
-        "log_level": "warning",
-        "access_log": False,
-        "timeout_keep_alive": 75,
+        "log_level": "warning", "access_log": False, "timeout_keep_alive": 75,
         "timeout_graceful_shutdown": 5,
-    }
+    }  # fmt: skip
     return uvicorn.Config(app, http=Impatient, **settings | options)
+
+
+def _failure(route: str, error: Exception) -> tuple[int, Json]:
+    """Return the status and the answer for a request that raised an error, and log what the client
+    cannot mend."""
+    status = next((status for kind, status in STATUSES if isinstance(error, kind)), 500)
+    if status != 500:
+        answer = {"detail": str(error)}
+        if isinstance(error, NotImplementedError):
+            answer["reason"] = "not_implemented"
+        return status, answer
+    if not isinstance(error, WorldError):
+        log.exception("%s failed", route)
+        return 500, {"detail": "the service failed; see its log", "reason": "env_error"}
+    log.warning("%s: %s", route, error)
+    reason = "env_timeout" if isinstance(error, WorldTimeout) else "env_error"
+    return 500, {"detail": str(error).split("\n")[0], "reason": reason}
 
 
 async def _healthz(request: Request) -> Response:
@@ -418,30 +380,28 @@ def _checked(value: Any, name: str, kind: type) -> Any:
 # ------------------------------------------ messages in the form that AgentEvolver's clients expect
 
 
-def opening(messages: list[Json], tools: list[Json]) -> list[Json]:
+def opening(messages: list[Message], tools: list[Json]) -> list[Message]:
     """Merge an observation into one system message, which includes the tool docs, and one user
     message."""
     system = [m["content"] for m in messages if m["role"] == "system"]
     user = [m["content"] for m in messages if m["role"] != "system"]
-    text = "\n\n".join([*system, *([tools_text(tools)] if tools else [])])
-    return [{"role": "system", "content": text}, {"role": "user", "content": "\n\n".join(user)}]
+    if tools:
+        system.append(tools_text(tools))
+    return [message("system", "\n\n".join(system)), message("user", "\n\n".join(user))]
 
 
-def one_message(result: Json) -> Json:
+def one_message(result: Json) -> Message:
     """Merge a step's messages into one user message, with tool results in Qwen's tags and changed
     tools listed."""
-    parts = [
-        f"<tool_response>\n{m['content']}\n</tool_response>"
-        if m["role"] == "tool"
-        else m["content"]
-        for m in result["messages"]
-    ]
-    if result["tools"] is not None:
-        parts.insert(0, tools_text(result["tools"]))
-    return {"role": "user", "content": "\n".join(parts)}
+    parts = [] if result["tools"] is None else [tools_text(result["tools"])]
+    for said in result["messages"]:
+        text = said["content"]
+        is_result = said["role"] == "tool"
+        parts.append(f"<tool_response>\n{text}\n</tool_response>" if is_result else text)
+    return message("user", "\n".join(parts))
 
 
-def action_of(message: Json) -> str:
+def action_of(turn: Message) -> str:
     """Return the text of an assistant message; structured `tool_calls` are rendered after its
     content.
 
@@ -449,11 +409,10 @@ def action_of(message: Json) -> str:
     the environment has to see it and answer it. Raises ValueError, with the name of the field, for
     a message of the wrong form.
     """
-    content = _checked(message.get("content"), "messages.content", str)
+    content = _checked(turn.get("content"), "messages.content", str)
     parts = [content] if content else []
-    for number, call in enumerate(
-        _checked(message.get("tool_calls"), "messages.tool_calls", list) or []
-    ):
+    calls = _checked(turn.get("tool_calls"), "messages.tool_calls", list) or []
+    for number, call in enumerate(calls):
         where = f"messages.tool_calls[{number}]"
         kind = _checked(_checked(call, where, dict).get("type"), f"{where}.type", str)
         key = "function" if "function" in call else kind or "function"
@@ -536,9 +495,8 @@ def main(argv: list[str] | None = None) -> int:
             f"warning: anyone who can reach this port can use it; set {http.TOKEN_VARIABLE}",
             file=sys.stderr,
         )
-    sys.setswitchinterval(
-        0.0005
-    )  # with the default of 5 ms, threads that talk to workers wait long for the loop
+    # With the default of 5 ms, threads that talk to workers wait long for the loop.
+    sys.setswitchinterval(0.0005)
     print(
         f"{args.env}: Uvicorn running on http://{args.host}:{listener.getsockname()[1]}", flush=True
     )

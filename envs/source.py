@@ -10,14 +10,15 @@ from typing import Any
 
 from envs import make
 from envs.pool import Pool
-from envs.process import DEADLINES, Deadlines, Piped, child_environment
+from envs.process import DEADLINES, Deadlines, Piped, child_environment, end
 from envs.remote import Connections, RemoteWorld
+from envs.values import Json
 from envs.world import World, WorldError
 
 MODES = ("inprocess", "worker", "http")
 
 
-class Source:
+class Source(contextlib.AbstractContextManager["Source"]):
     """A factory of worlds of one environment. `close`, or leaving its `with` block, ends its
     processes.
 
@@ -30,7 +31,7 @@ class Source:
     def __init__(
         self,
         env: str,
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Json | None = None,
         *,
         mode: str = "inprocess",
         url: str = "",
@@ -43,12 +44,10 @@ class Source:
             raise ValueError(
                 f"the mode of an environment is one of {', '.join(MODES)}, not '{mode}'"
             )
-        if (mode == "http") != bool(url):
-            raise ValueError(
-                "mode 'http' needs the url of a service"
-                if mode == "http"
-                else f"mode '{mode}' takes no url"
-            )
+        if mode == "http" and not url:
+            raise ValueError("mode 'http' needs the url of a service")
+        if mode != "http" and url:
+            raise ValueError(f"mode '{mode}' takes no url")
         self._env, self._kwargs, self._deadlines = env, kwargs or {}, deadlines
         self._pool = Pool(env, kwargs, deadlines=deadlines, **pool) if mode == "worker" else None
         self._connections = Connections(url) if url else None
@@ -65,9 +64,6 @@ class Source:
         if self._pool:
             self._pool.close()
 
-    def __enter__(self) -> Source:
-        return self
-
     def __exit__(self, *_: Any) -> None:
         self.close()
 
@@ -78,28 +74,15 @@ def serving(
 ) -> Iterator[str]:
     """Run a service in a separate process during the block and yield its URL. `options` are
     command-line options."""
-    command = [
-        python or sys.executable,
-        "-m",
-        "envs.service",
-        "--env",
-        env,
-        "--kwargs",
-        kwargs,
-        "--port",
-        "0",
-    ]
-    process = Piped([*command, *options], stdout=subprocess.PIPE, env=child_environment())
+    command = [python or sys.executable, "-m", "envs.service", "--env", env, "--kwargs", kwargs]
+    process = Piped(
+        [*command, "--port", "0", *options], stdout=subprocess.PIPE, env=child_environment()
+    )
     try:
         line = process.stdout.readline().decode()
         if "running on" not in line:
             raise WorldError(f"the service of {env} did not start (exit code {process.wait(10)})")
         yield line.split()[-1]
     finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process, 10)
         process.stdout.close()

@@ -17,13 +17,14 @@ from typing import Any
 
 from envs import packages
 from envs.act import ActionWorld, tool
-from envs.world import Evaluation, Observation, Task
+from envs.values import Json
+from envs.world import Evaluation, Observation, Task, check_split, opening
 
 SEEDS = 100_000  # per split: train starts at 1, dev at SEEDS + 1, test at 2 * SEEDS + 1
 CACHE = pathlib.Path(__file__).resolve().parents[1] / ".cache" / "textworld"
 _STATUS_BAR = re.compile(r"\s*\n>[^\n]*-?\d+/\d+\s*\Z")
-CUSTOM: dict[str, Any] = {"nb_rooms": 3, "nb_objects": 6, "quest_length": 4}
-CHALLENGES: dict[str, dict[str, Any]] = {
+CUSTOM: Json = {"nb_rooms": 3, "nb_objects": 6, "quest_length": 4}
+CHALLENGES: dict[str, Json] = {
     "tw-simple": {"rewards": "balanced", "goal": "detailed", "test": False},
     "tw-cooking": {
         "recipe": 2,
@@ -40,6 +41,11 @@ CHALLENGES: dict[str, dict[str, Any]] = {
     "tw-treasure_hunter": {"level": 5},
 }
 
+# What the simulator has to say after each command.
+FIELDS = (
+    "objective", "admissible_commands", "policy_commands", "won", "lost", "score", "max_score",
+    "feedback", "description", "command_templates",
+)  # fmt: skip
 SYSTEM = """\
 You play a text adventure, one command per turn. Write the command on a line of its own, or call \
 act. Commands are like:
@@ -68,7 +74,7 @@ class TextWorld(ActionWorld):
     def __init__(
         self,
         kind: str = "custom",
-        options: dict[str, Any] | None = None,
+        options: Json | None = None,
         commands: bool = False,
         max_steps: int = 50,
         n_train: int = 64,
@@ -92,8 +98,7 @@ class TextWorld(ActionWorld):
 
     def tasks(self, split: str) -> list[Task]:
         """Return the tasks. Their query is generic; `reset` shows the game's own objective."""
-        if split not in self._sizes:
-            raise ValueError(f"TextWorld has no split {split!r}; it has {', '.join(self._sizes)}")
+        check_split("TextWorld", split, self._sizes)
         first = 1 + list(self._sizes).index(split) * SEEDS
         return [
             Task(
@@ -109,19 +114,7 @@ class TextWorld(ActionWorld):
     def reset(self, task: Task, seed: int = 0) -> Observation:
         self.close()
         textworld = packages.load("textworld", "textworld")
-        fields = (
-            "objective",
-            "admissible_commands",
-            "policy_commands",
-            "won",
-            "lost",
-            "score",
-            "max_score",
-            "feedback",
-            "description",
-            "command_templates",
-        )
-        infos = textworld.EnvInfos(**dict.fromkeys(fields, True))
+        infos = textworld.EnvInfos(**dict.fromkeys(FIELDS, True))
         self._env = textworld.start(str(self._game(task.seed)), infos)
         self._state = self._env.reset()
         self._begin(task)
@@ -129,13 +122,12 @@ class TextWorld(ActionWorld):
         # description of the room.
         text = f"{task.query}\n\n{self._shown('description')}" if self._invented else ""
         text = text or f"{self._state.objective}\n\n{self._shown()}"
-        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
         # A template such as "lock {c} with {k}" tells doors from containers, which the player is
         # not told.
         templates = [
             re.sub(r"\{.*?\}", "OBJ", template) for template in self._state.command_templates
         ]
-        return Observation(messages, [tool("Enter a command.", templates)])
+        return Observation(opening(SYSTEM, text), [tool("Enter a command.", templates)])
 
     def _act(self, text: str) -> tuple[str, str, float, bool]:
         if self._invented and text.lower() == "goal":  # the game would show its own objective
@@ -168,9 +160,8 @@ class TextWorld(ActionWorld):
         # else.
         text = _STATUS_BAR.sub("", str(getattr(self._state, field))).strip()
         if self._commands:
-            text += (
-                f"\n\nPossible commands: {'; '.join(sorted(self._state.admissible_commands or []))}"
-            )
+            possible = sorted(self._state.admissible_commands or [])
+            text += f"\n\nPossible commands: {'; '.join(possible)}"
         return text
 
     def _game(self, seed: int) -> pathlib.Path:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envs import values
-from envs.values import MAX_DEPTH, NotJson, NotText, Repeated, TooDeep, Unsafe
+from envs.values import MAX_DEPTH, Json, NotJson, NotText, Repeated, TooDeep, Unsafe
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -46,10 +46,10 @@ class Call:
     """A parsed call. Its name and arguments have not been checked against any tool."""
 
     name: str
-    arguments: dict[str, Any]
+    arguments: Json
     id: str = field(default="", compare=False)  # that the model gave it, in some formats
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         return {"name": self.name, "arguments": self.arguments}
 
 
@@ -64,7 +64,7 @@ class ParsedTurn:
     thought: str = ""
 
 
-def call_text(name: str, arguments: dict[str, Any]) -> str:
+def call_text(name: str, arguments: Json) -> str:
     """Return the text of one call, which `parse` reads back unchanged."""
     return _tagged({"name": name, "arguments": arguments})
 
@@ -74,25 +74,31 @@ def refusal_text(error: str, text: str) -> str:
     return _tagged({REFUSED: error, "text": text})
 
 
-def _tagged(record: dict[str, Any]) -> str:
+def _tagged(record: Json) -> str:
     body = json.dumps(record, ensure_ascii=False)
     # A closing tag inside a string would end the call. JSON lets a slash in a string be escaped.
     return f"{OPEN}\n{body.replace(CLOSE, ESCAPED_CLOSE)}\n{CLOSE}"
 
 
-def tools_text(tools: list[dict[str, Any]]) -> str:
+def tools_text(tools: list[Json]) -> str:
     """Return the section of the system message that lists the tools, identical to that of Qwen's
     chat template."""
-    return (
-        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-        "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
-        + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-        + "\n</tools>\n\nFor each function call, return a json object with function name and "
-        "arguments within "
-        '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": '
-        "<args-json-object>}\n"
-        "</tool_call>"
-    )
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return f"""\
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{listed}
+</tools>
+
+For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
 
 
 def spoken(text: str) -> str:
@@ -138,7 +144,6 @@ def parse(text: str) -> ParsedTurn:
         turn.errors.append(f"{THINK} without {END_THINK}")
     text, start = text[start:end], 0
     outside: list[str] = []
-    start = 0
     while True:
         # Positions in one text: cutting off what was read would copy the rest for each call.
         opened = text.find(OPEN, start)
@@ -212,8 +217,8 @@ def _call(body: str) -> Call:
 
 
 def run_calls(
-    turn: ParsedTurn, call: Callable[[str, dict[str, Any]], tuple[str, bool]], most: int
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    turn: ParsedTurn, call: Callable[[str, Json], tuple[str, bool]], most: int
+) -> tuple[list[Json], Json]:
     """Run the first `most` calls of a turn. `call` takes a name and arguments, and returns a text
     and its success.
 
@@ -227,13 +232,7 @@ def run_calls(
     refused = [f"error: {error}" for error in turn.errors]
     if len(turn.calls) > most:
         refused.append(f"error: {most} calls a turn at most")
-    messages = [
-        {"role": "tool", "content": text}
-        for text in [*(made["result"] for made in calls), *refused]
-    ]
-    failed = sum(not made["ok"] for made in calls)
-    return messages, {
-        "calls": calls,
-        "errors": len(refused) + failed,
-        "parse_error": bool(turn.errors),
-    }
+    texts = [made["result"] for made in calls] + refused
+    errors = len(refused) + sum(not made["ok"] for made in calls)
+    info = {"calls": calls, "errors": errors, "parse_error": bool(turn.errors)}
+    return [{"role": "tool", "content": text} for text in texts], info

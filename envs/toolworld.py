@@ -3,23 +3,29 @@ answer."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from envs.toolcalls import parse, run_calls
-from envs.world import Evaluation, Observation, StepResult, Task, Tool, World, nothing_done
+from envs.values import Json
+from envs.world import (
+    Evaluation,
+    Observation,
+    StepResult,
+    Task,
+    TaskWorld,
+    Tool,
+    nothing_done,
+    opening,
+)
 
 SYSTEM = "You have tools. Use them to do what the user asks, then answer in words, without a call."
 
 
-class ToolWorld(World):
+class ToolWorld(TaskWorld):
     """A conversation with tools. Subclasses implement `tasks`, `_open` and `_call`.
 
     `reset` takes any task with a query. A verifier {"calls": [{"name", "arguments"}, ...]} requires
     these calls, in any order, each answered without an error. Without a verifier the score is 0 and
     a judge decides.
     """
-
-    _task: Task | None = None
 
     def __init__(self, system: str, max_calls: int):
         """max_calls: calls allowed in one turn."""
@@ -38,12 +44,8 @@ class ToolWorld(World):
             )
         tools = self._open(task, seed)
         self._task, self._required, self._over = task, calls, False
-        self._succeeded: list[dict[str, Any]] = []
-        messages = [
-            {"role": "system", "content": self._system},
-            {"role": "user", "content": task.query},
-        ]
-        return Observation(messages, tools)
+        self._succeeded: list[Json] = []
+        return Observation(opening(self._system, task.query), tools)
 
     def step(self, action: str) -> StepResult:
         """Run the turn's calls. `info["calls"]` lists them in order, each with "result" and "ok"
@@ -61,12 +63,11 @@ class ToolWorld(World):
     def evaluate(self) -> Evaluation:
         self._require_episode()
         unmatched = list(self._succeeded)
-        matched = 0
         for required in self._required:
             call = {"name": required["name"], "arguments": required["arguments"]}
             if call in unmatched:
                 unmatched.remove(call)
-                matched += 1
+        matched = len(self._succeeded) - len(unmatched)
         success = bool(self._required) and matched == len(self._required)
         return Evaluation(
             float(success), success, {"progress": matched / max(len(self._required), 1)}
@@ -76,11 +77,6 @@ class ToolWorld(World):
         """Bring the tools to the initial state of an episode, and return them."""
         raise NotImplementedError
 
-    def _call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+    def _call(self, name: str, arguments: Json) -> tuple[str, bool]:
         """Return the text of a call's result, and False if it is an error. Never raises."""
         raise NotImplementedError
-
-    def _require_episode(self) -> Task:
-        if self._task is None:
-            raise RuntimeError("no episode: reset the world first")
-        return self._task

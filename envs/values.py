@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+Json = dict[str, Any]  # an object
+
 # levels of lists and objects; serialisers and deep copies recurse, and fail at some hundreds
 MAX_DEPTH = 100
 MAX_BITS = 1023  # of an integer; a longer one overflows in the first division

@@ -82,9 +82,7 @@ def _sentences(text: str) -> list[str]:
 
 def spaced(name: str) -> str:
     """Return a name in words: "order_id" and "orderId" become "order id"."""
-    return " ".join(
-        re.sub(r"([a-z])([A-Z])", r"\1 \2", name).replace("_", " ").replace(".", " ").split()
-    )
+    return " ".join(re.sub(r"([a-z])([A-Z])|[_.]", r"\1 \2", name).split())
 
 
 def alternatives(text: str) -> list[str]:
@@ -220,13 +218,11 @@ def _without_choices(text: str, values: Sequence[str]) -> str:
     chosen = [value for value in values if value in alternatives(text)]
     found = _ALTERNATIVES.search(text)
     if found and chosen:
-        before = text[: found.start()]
-        aside = before.rstrip().endswith((":", "("))
-        text = (
-            before.rstrip(" :(") + text[found.end() :].lstrip(")")
-            if aside
-            else (before + chosen[0] + text[found.end() :])
-        )
+        before, after = text[: found.start()], text[found.end() :]
+        if before.rstrip().endswith((":", "(")):
+            text = before.rstrip(" :(") + after.lstrip(")")
+        else:
+            text = before + chosen[0] + after
     return _ASIDE.sub("", text)
 
 
@@ -247,13 +243,11 @@ def distinguishing(
     others = [[named(cell) for cell in inner] for row, inner in rows.items() if row != own]
     place = next(n for n, cell in enumerate(rows[own]) if cell.value == value)
     near = [cell for _, cell in sorted(enumerate(rows[own]), key=lambda pair: abs(pair[0] - place))]
-    usable = [
-        c for c in near if c.value != value and c.value not in hidden and 0 < len(c.value) <= 40
-    ]
-    usable.sort(
-        key=lambda cell: any(c.isdigit() for c in cell.value)
-    )  # words are better names than numbers
-    words = list(dict.fromkeys(named(cell) for cell in usable))
+    unusable = {value, *hidden}
+    usable = [c for c in near if c.value not in unusable and 0 < len(c.value) <= 40]
+    # Words are better names than numbers.
+    usable.sort(key=lambda cell: any(c.isdigit() for c in cell.value))
+    words = list(dict.fromkeys(map(named, usable)))
     for size in range(least, 3):
         for chosen in itertools.combinations(words, size):
             if not any(set(chosen) <= set(other) for other in others):
@@ -265,10 +259,5 @@ def named(cell: Cell) -> str:
     """Return a value in words: numbers and yes-or-no values of a JSON answer with the name of their
     field."""
     field = cell.label.rpartition(".")[2].removesuffix("[*]")
-    if (
-        field
-        and field != "$"
-        and (cell.value in ("true", "false") or not any(c.isalpha() for c in cell.value))
-    ):
-        return f"{spaced(field)} {cell.value}"
-    return cell.value
+    needs_field = cell.value in ("true", "false") or not any(c.isalpha() for c in cell.value)
+    return f"{spaced(field)} {cell.value}" if needs_field and field not in ("", "$") else cell.value

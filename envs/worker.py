@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from envs import make
+from envs.values import Json
 from envs.world import Task, World
 
 OPERATIONS = ("tasks", "reset", "step", "evaluate", "snapshot", "restore", "profile")
@@ -39,7 +40,7 @@ class Worlds:
     """The worlds of one process by name, and the operations on them. Arguments and results are JSON
     values."""
 
-    def __init__(self, env: str, kwargs: dict[str, Any]):
+    def __init__(self, env: str, kwargs: Json):
         self._env, self._kwargs = env, kwargs
         world = make(env, **kwargs)  # loads everything slow before the first episode
         self._kind = type(world)
@@ -67,25 +68,22 @@ class Worlds:
     def methods(self) -> list[str]:
         """Return the names of the public methods that the adapter adds to World; `query` can call
         them."""
-        return sorted(
-            name
-            for name in dir(self._kind)
-            if not name.startswith("_") and _is_extra(self._kind, name)
-        )
+        return [name for name in dir(self._kind) if _is_extra(self._kind, name)]
 
     def _world(self, name: str) -> World:
         if name not in self._worlds:
             self._worlds[name], self._spare = self._spare or make(self._env, **self._kwargs), None
         return self._worlds[name]
 
-    def _query(self, world: World, method: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if method.startswith("_") or not (method in QUERIES or _is_extra(type(world), method)):
+    def _query(self, world: World, method: str, args: list[Any], kwargs: Json) -> Any:
+        if not (method in QUERIES or _is_extra(type(world), method)):
             raise ValueError(f"{type(world).__name__} has no method '{method}' to query")
         return getattr(world, method)(*args, **kwargs)
 
 
 def _is_extra(kind: type[World], name: str) -> bool:
-    return callable(getattr(kind, name, None)) and not hasattr(World, name)
+    public = not name.startswith("_") and not hasattr(World, name)
+    return public and callable(getattr(kind, name, None))
 
 
 def serve(requests: int, replies: int) -> None:
@@ -97,9 +95,8 @@ def serve(requests: int, replies: int) -> None:
             request = json.loads(line)
             # The watching thread never runs during a call that holds the interpreter lock; this
             # timer still fires.
-            signal.setitimer(
-                signal.ITIMER_PROF, (request["deadline"] + GRACE_S) * (os.cpu_count() or 1)
-            )
+            allowed = (request["deadline"] + GRACE_S) * (os.cpu_count() or 1)
+            signal.setitimer(signal.ITIMER_PROF, allowed)
             answer = reply(request["id"], functools.partial(_run, hosted, request))
             signal.setitimer(signal.ITIMER_PROF, 0)
             _write(replies, answer.encode() + b"\n")
@@ -111,24 +108,20 @@ def reply(id: int, run: Callable[[], Any]) -> str:
     try:
         return json.dumps({"id": id, "value": run()})
     except Exception as error:
-        return json.dumps(
-            {"id": id, "error": str(error) or type(error).__name__, "kind": type(error).__name__}
-        )
+        kind = type(error).__name__
+        return json.dumps({"id": id, "error": str(error) or kind, "kind": kind})
 
 
-def _run(hosted: list[Worlds], request: dict[str, Any]) -> Any:
-    if request["op"] != "start":
-        return hosted[0].call(request["op"], request["world"], request["args"])
-    hosted.append(_start(**request["args"]))
-    return {"methods": hosted[0].methods()}
-
-
-def _start(env: str, kwargs: dict[str, Any], memory_mb: int | None) -> Worlds:
-    if memory_mb is not None:
+def _run(hosted: list[Worlds], request: Json) -> Any:
+    op, args = request["op"], request["args"]
+    if op != "start":
+        return hosted[0].call(op, request["world"], args)
+    if args["memory_mb"] is not None:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
-    return Worlds(env, kwargs)
+        resource.setrlimit(resource.RLIMIT_AS, (args["memory_mb"] << 20,) * 2)
+    hosted.append(Worlds(args["env"], args["kwargs"]))
+    return {"methods": hosted[0].methods()}
 
 
 def _end_with_parent(requests: int) -> None:
@@ -148,9 +141,8 @@ def _write(replies: int, data: bytes) -> None:
 def main() -> None:
     """Serve on stdin and stdout, moved to other descriptors which the environment's print and input
     cannot reach."""
-    faulthandler.register(
-        signal.SIGUSR1, all_threads=False
-    )  # the parent asks for a traceback before it kills
+    # The parent asks for a traceback before it kills.
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
     requests, replies = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from envs import toolcalls
-from envs.values import json_value
+from envs.values import Json, json_value
 
-Message = dict[str, Any]  # {"role": "system"|"user"|"assistant"|"tool", "content": str}
-Tool = dict[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
+Message = Json  # {"role": "system"|"user"|"assistant"|"tool", "content": str}
+Tool = Json  # {"type": "function", "function": {"name", "description", "parameters"}}
 
 
 _R = TypeVar("_R", bound="_Record")
@@ -27,11 +27,11 @@ _R = TypeVar("_R", bound="_Record")
 class _Record:
     """Conversion of a dataclass to and from a dict of JSON values."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls: type[_R], record: dict[str, Any]) -> _R:
+    def from_dict(cls: type[_R], record: Json) -> _R:
         known = {f.name for f in dataclasses.fields(cls)}
         unknown = sorted(set(record) - known)
         if unknown:
@@ -63,7 +63,7 @@ class Task(_Record):
     meta: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_dict(cls, record: dict[str, Any]) -> Task:
+    def from_dict(cls, record: Json) -> Task:
         """Build a task, with its texts repaired (envs/values.py).
 
         Raises ValueError or TypeError for a field that is unknown, missing, of the wrong type or
@@ -104,7 +104,7 @@ class StepResult(_Record):
     terminated: bool = False
     truncated: bool = False
     tools: list[Tool] | None = None
-    info: dict[str, Any] = field(default_factory=dict)
+    info: Json = field(default_factory=dict)
 
     @property
     def over(self) -> bool:
@@ -161,6 +161,22 @@ class WorldTimeout(WorldError, TimeoutError):
     """A missing answer: the environment exceeded its deadline."""
 
 
+def message(role: str, content: str) -> Message:
+    """Return a message."""
+    return {"role": role, "content": content}
+
+
+def opening(system: str, query: str) -> list[Message]:
+    """Return the messages at the start of an episode."""
+    return [message("system", system), message("user", query)]
+
+
+def check_split(world: str, split: str, splits: Iterable[str]) -> None:
+    """Raise ValueError for a split that is none of those of a world."""
+    if split not in splits:
+        raise ValueError(f"{world} has no split {split!r}; it has {', '.join(splits)}")
+
+
 class World:
     """The interface that an adapter implements. One instance plays one episode at a time.
 
@@ -203,7 +219,7 @@ class World:
         [] means that the actions are calls of the tools in the observation."""
         return []
 
-    def call_text(self, name: str, arguments: dict[str, Any]) -> str:
+    def call_text(self, name: str, arguments: Json) -> str:
         """Return the action that calls one function, or one tool if there are no functions, and
         shows its result.
 
@@ -211,7 +227,7 @@ class World:
         not list."""
         return toolcalls.call_text(name, arguments)
 
-    def profile(self) -> dict[str, Any]:
+    def profile(self) -> Json:
         """Return entities, attributes, operations and task preference for self-questioning.
         Optional."""
         return {}
@@ -251,18 +267,28 @@ def snapshot_of(world: World) -> Any:
         return None
 
 
-def tool_of(name: str, description: str, properties: dict[str, Any], required: list[str]) -> Tool:
+def tool_of(name: str, description: str, properties: Json, required: list[str]) -> Tool:
     """Return the schema of a tool, whose parameters are {name: JSON schema}."""
     parameters = {"type": "object", "properties": properties, "required": required}
     function = {"name": name, "description": description, "parameters": parameters}
     return {"type": "function", "function": function}
 
 
-class ReplayWorld(World):
+class TaskWorld(World):
+    """A world whose episode has a task, as `_task`."""
+
+    _task: Task | None = None
+
+    def _require_episode(self) -> Task:
+        if self._task is None:
+            raise RuntimeError("no episode: reset the world first")
+        return self._task
+
+
+class ReplayWorld(TaskWorld):
     """A world whose snapshots are its actions, which `restore` replays. Subclasses implement
     `reset`, which calls `_begin`, and `_take`."""
 
-    _task: Task | None = None
     _seed: int
     _actions: list[str]
     _over: bool
@@ -275,11 +301,11 @@ class ReplayWorld(World):
         self._actions.append(action)
         return self._take(action)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Json:
         task = self._require_episode().to_dict()
         return {"task": task, "seed": self._seed, "actions": list(self._actions)}
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
+    def restore(self, snapshot: Json) -> None:
         self.reset(Task.from_dict(snapshot["task"]), snapshot["seed"])
         for action in snapshot["actions"]:
             self.step(action)
@@ -290,8 +316,3 @@ class ReplayWorld(World):
     def _take(self, action: str) -> StepResult:
         """Process the assistant's text, and set `_over` if it ends the episode."""
         raise NotImplementedError
-
-    def _require_episode(self) -> Task:
-        if self._task is None:
-            raise RuntimeError("no episode: reset the world first")
-        return self._task

@@ -10,14 +10,10 @@ import time
 from typing import Any
 
 from envs.toolcalls import call_text, parse
-from envs.world import Evaluation, Observation, StepResult, Task, World
+from envs.world import Evaluation, Observation, StepResult, Task, World, message, tool_of
 
 FIELDS = {"key": {"type": "string"}, "value": {"type": "number"}}
-SCHEMA = {"type": "object", "properties": FIELDS, "required": ["key", "value"]}
-PUT = {
-    "type": "function",
-    "function": {"name": "put", "description": "Put a value.", "parameters": SCHEMA},
-}
+PUT = tool_of("put", "Put a value.", FIELDS, ["key", "value"])
 
 
 class Store(World):
@@ -34,39 +30,27 @@ class Store(World):
 
     def _task(self, split: str, n: int) -> Task:
         key = self.keys[n % 3]
-        put = call_text("put", {"key": key, "value": n})
         goal = {"key": key, "value": n}
-        return Task(
-            f"{split}-{n}",
-            self.name,
-            f"Put {n} under {key}.",
-            split,
-            reference=[put, "Done."],
-            verifier=goal,
-        )
+        solution = [call_text("put", goal), "Done."]
+        query = f"Put {n} under {key}."
+        return Task(f"{split}-{n}", self.name, query, split, reference=solution, verifier=goal)
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         self.goal, self.state = task.verifier, {}
-        return Observation([{"role": "user", "content": task.query}], [PUT])
+        return Observation([message("user", task.query)], [PUT])
 
     def step(self, action: str) -> StepResult:
         turn = parse(action)
         texts = [
             self.put(call.arguments) if call.name == "put" else "no such tool"
             for call in turn.calls
-        ]
-        texts += turn.errors
-        return StepResult(
-            [{"role": "tool", "content": text} for text in texts], terminated=not texts
-        )
+        ] + turn.errors
+        return StepResult([message("tool", text) for text in texts], terminated=not texts)
 
     def put(self, arguments: dict[str, Any]) -> str:
         key, value = arguments.get("key"), arguments.get("value")
-        if (
-            not isinstance(key, str)
-            or key not in self.keys
-            or isinstance(value, bool | list | dict | str | None)
-        ):
+        known = isinstance(key, str) and key in self.keys
+        if not known or isinstance(value, bool | list | dict | str | None):
             return f"error: put a number under one of {', '.join(self.keys)}"
         self.state[key] = value
         return f"{key} = {value}"
@@ -120,7 +104,7 @@ class HashOrder(Store):
     def reset(self, task, seed=0):
         super().reset(task, seed)
         words = {f"word{i}" for i in range(20)}
-        return Observation([{"role": "user", "content": f"{task.query} {' '.join(words)}"}], [PUT])
+        return Observation([message("user", f"{task.query} {' '.join(words)}")], [PUT])
 
 
 class HashTasks(Store):
@@ -171,9 +155,8 @@ class Overflow(Store):
 
 class TypeErrorOnNone(Store):
     def put(self, arguments):
-        return super().put(
-            {**arguments, "key": str(arguments.get("key", "")) + arguments.get("key", "")[:0]}
-        )
+        key = arguments.get("key", "")
+        return super().put({**arguments, "key": str(key) + key[:0]})
 
 
 class UnexpectedArgument(Store):
@@ -253,7 +236,7 @@ class Stops(Store):
 class Endless(Store):
     def step(self, action):
         result = super().step(action)
-        messages = result.messages or [{"role": "user", "content": "Go on."}]
+        messages = result.messages or [message("user", "Go on.")]
         return dataclasses.replace(result, messages=messages, terminated=False)
 
 
@@ -261,21 +244,16 @@ class SameDev(Store):
     """Evaluates on the training tasks."""
 
     def tasks(self, split):
-        return [
-            dataclasses.replace(task, split=split)
-            for task in super().tasks(split) and super().tasks("train")
-        ]
+        found = super().tasks(split) and super().tasks("train")
+        return [dataclasses.replace(task, split=split) for task in found]
 
 
-class RenamedDev(Store):
+class RenamedDev(SameDev):
     """Evaluates on the training tasks, under other ids."""
 
     def tasks(self, split):
-        found = super().tasks(split) and super().tasks("train")
-        return [
-            dataclasses.replace(task, id=f"{split}-{i}", split=split)
-            for i, task in enumerate(found)
-        ]
+        found = enumerate(super().tasks(split))
+        return [dataclasses.replace(task, id=f"{split}-{i}") for i, task in found]
 
 
 class Leaks(Store):
@@ -303,7 +281,7 @@ class Surrogates(Store):
 class SurrogateQuery(Store):
     def reset(self, task, seed=0):
         super().reset(task, seed)
-        return Observation([{"role": "user", "content": task.query + "\udc00"}], [PUT])
+        return Observation([message("user", task.query + "\udc00")], [PUT])
 
 
 class StringReward(Store):

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from envs.world import Evaluation, Observation, StepResult, Task, Tool, World
+from envs.world import Evaluation, Observation, StepResult, Task, Tool, World, message, tool_of
 
 
 class Counter(World):
@@ -35,16 +35,13 @@ class Counter(World):
         if not task.id.startswith("count"):
             raise ValueError(f"counter has no task '{task.id}'")
         self._count = 0
-        return Observation([{"role": "user", "content": task.query}])
+        return Observation([message("user", task.query)])
 
     def step(self, action: str) -> StepResult:
         self._count += action == "+"
         over = self._count == self._goal or action == "stop"
-        return StepResult(
-            [{"role": "tool", "content": str(self._count)}],
-            terminated=over,
-            info={"pid": os.getpid()},
-        )
+        answer = message("tool", str(self._count))
+        return StepResult([answer], terminated=over, info={"pid": os.getpid()})
 
     def evaluate(self) -> Evaluation:
         done = self._count == self._goal
@@ -91,13 +88,7 @@ class Coder(Counter):
     """A counter with a function `add`, as if its actions were code."""
 
     def functions(self) -> list[Tool]:
-        parameters = {"type": "object", "properties": {"n": {"type": "integer"}}}
-        return [
-            {
-                "type": "function",
-                "function": {"name": "add", "description": "", "parameters": parameters},
-            }
-        ]
+        return [tool_of("add", "", {"n": {"type": "integer"}}, ["n"])]
 
     def call_text(self, name: str, arguments: dict[str, Any]) -> str:
         if name != "add":
@@ -164,7 +155,7 @@ class Faulty(Counter):
         self._hang()
 
     def _huge(self) -> StepResult:
-        return StepResult([{"role": "tool", "content": "x" * (50 << 20)}])
+        return StepResult([message("tool", "x" * (50 << 20))])
 
     def _grow(self) -> None:
         kept = []
@@ -172,7 +163,7 @@ class Faulty(Counter):
             kept.append(bytearray(100 << 20))
 
     def _not_json(self) -> StepResult:
-        return StepResult([{"role": "tool", "content": ""}], info={"object": object()})
+        return StepResult([message("tool", "")], info={"object": object()})
 
     def _noise(self) -> None:
         _write(b"hello\n{}\n[1]\n\xff\xfe\n" + b'{"id": -1, "value": 7}\n')
@@ -186,10 +177,9 @@ class Faulty(Counter):
             _write(b"x" * 65536)
 
     def _twice(self) -> None:
-        early = StepResult([{"role": "tool", "content": "early"}], info={"pid": os.getpid()})
-        _write(
-            json.dumps({"id": _local("request")["id"], "value": early.to_dict()}).encode() + b"\n"
-        )
+        early = StepResult([message("tool", "early")], info={"pid": os.getpid()})
+        reply = {"id": _local("request")["id"], "value": early.to_dict()}
+        _write(json.dumps(reply).encode() + b"\n")
 
     def _close_pipe(self) -> None:
         os.close(_local("replies"))

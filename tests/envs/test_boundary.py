@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import json
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -16,19 +17,13 @@ from envs.values import MAX_DEPTH, Unsafe, json_value
 from envs.world import Evaluation, Observation, StepResult, Task
 from tests.envs.faulty import Twins
 
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+keys = st.text() | st.integers() | st.none() | st.tuples(st.text())
 anything = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.binary()
-    | st.complex_numbers(),
+    scalars | st.binary() | st.complex_numbers(),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.text() | st.integers() | st.none() | st.tuples(st.text()), inner, max_size=3
-        )
+        | st.dictionaries(keys, inner, max_size=3)
         | st.tuples(inner, inner)
         | st.builds(lambda value: {"object": object(), "set": set(), "value": value}, inner)
     ),
@@ -46,10 +41,8 @@ def nested(depth):
 def is_safe(value):
     """Check everything that is later done with a value: it is copied, written as UTF-8 and computed
     with."""
-    assert (
-        json.loads(json.dumps(copy.deepcopy(value), allow_nan=False, ensure_ascii=False).encode())
-        == value
-    )
+    written = json.dumps(copy.deepcopy(value), allow_nan=False, ensure_ascii=False).encode()
+    assert json.loads(written) == value
 
 
 @given(anything)
@@ -135,27 +128,28 @@ BAD_RESULTS = [
 
 @pytest.mark.parametrize("bad, problem", BAD_RESULTS, ids=[problem for _, problem in BAD_RESULTS])
 def test_a_bad_answer_of_a_world_is_named(bad, problem):
-    with pytest.raises(Unsafe) as caught:
+    with pytest.raises(Unsafe, match=re.escape(problem)):
         boundary.result(bad)
-    assert problem in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "bad",
+    "bad, problem",
     [
-        Evaluation("1", True),
-        Evaluation(math.nan, False),
-        Evaluation(10**400, True),
-        Evaluation(-0.1, False),
-        Evaluation(1.0, "yes"),
-        Evaluation(1.0, True, {"progress": ...}),
-        Evaluation(1.0, True, [1.0]),
-        1.0,
+        (Evaluation("1", True), "the score is of type str"),
+        (Evaluation(math.nan, False), "the score is nan"),
+        (Evaluation(10**400, True), "more than 300 digits"),
+        (Evaluation(-0.1, False), "the score -0.1 is not in [0, 1]"),
+        (Evaluation(2.0, True), "the score 2 is not in [0, 1]"),
+        (Evaluation(11.0, True, {}, -10.0, 10.0), "the score 11 is not in [-10, 10]"),
+        (Evaluation(0.0, True, {}, 1.0, 1.0), "the range of the score, [1, 1], is empty"),
+        (Evaluation(1.0, "yes"), "success is of type str"),
+        (Evaluation(1.0, True, {"progress": ...}), "components.progress is of type ellipsis"),
+        (Evaluation(1.0, True, [1.0]), "components are of type list"),
+        (1.0, "a float instead of an Evaluation"),
     ],
-    ids=repr,
 )
-def test_a_bad_evaluation_is_refused(bad):
-    with pytest.raises(Unsafe):
+def test_a_bad_evaluation_is_refused(bad, problem):
+    with pytest.raises(Unsafe, match=re.escape(problem)):
         boundary.evaluation(bad)
 
 
@@ -173,17 +167,10 @@ def test_good_answers_pass_unchanged():
 
 def test_tasks_are_repaired_however_they_enter():
     odd = Task("a", "b", "say \ud800", reference=["\udc00"], meta={"m": ("\ud800",)})
-    for task in (boundary.task(odd), Task.from_dict(odd.to_dict())):
-        assert (task.query, task.reference, task.meta) == (
-            "say \ufffd",
-            ["\ufffd"],
-            {"m": ["\ufffd"]},
-        )
-    for bad in (
-        Task("a", "b", "c", verifier={"x": object()}),
-        Task("a", "b", "c", meta=nested(900)),
-        "task",
-    ):
+    safe = Task("a", "b", "say \ufffd", reference=["\ufffd"], meta={"m": ["\ufffd"]})
+    assert boundary.task(odd) == Task.from_dict(odd.to_dict()) == safe
+    unsafe = ({"verifier": {"x": object()}}, {"meta": nested(900)})
+    for bad in (*(Task("a", "b", "c", **changes) for changes in unsafe), "task"):
         with pytest.raises(Unsafe):
             boundary.task(bad)
 
@@ -222,11 +209,3 @@ def test_every_call_that_parses_is_safe(value):
 def test_a_world_may_declare_the_range_of_its_scores():
     game = Evaluation(-3.5, False, {}, low=-10.0, high=10.0)
     assert boundary.evaluation(game) == game == Evaluation.from_dict(game.to_dict())
-    for wrong, words in (
-        (Evaluation(11.0, True, {}, -10.0, 10.0), "the score 11 is not in [-10, 10]"),
-        (Evaluation(0.0, True, {}, 1.0, 1.0), "the range of the score, [1, 1], is empty"),
-        (Evaluation(2.0, True), "the score 2 is not in [0, 1]"),
-    ):
-        with pytest.raises(Unsafe) as error:
-            boundary.evaluation(wrong)
-        assert words in str(error.value)

@@ -10,18 +10,8 @@ from envs import toolcalls
 from envs.call_formats import FORMATS, as_hermes, written_in
 from envs.toolcalls import Call
 
-words = st.text(max_size=8) | st.sampled_from(
-    [
-        "</think>",
-        "<think>",
-        "<tool_call>",
-        "</tool_call>",
-        "[TOOL_CALLS]",
-        "<|python_tag|>",
-        '"}}',
-        "{",
-    ]
-)
+marks = ["</think>", "<think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>"]
+words = st.text(max_size=8) | st.sampled_from([*marks, '"}}', "{"])
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.floats(allow_nan=False, allow_infinity=False) | words,
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(words, inner, max_size=2),
@@ -32,9 +22,8 @@ plain = st.sampled_from(["", "I look.", "one\ntwo"])
 thought = st.sampled_from(["", "<think>\n[TOOL_CALLS] or {}?\n</think>\n\n", "So {}?</think>"])
 # Texts made of what means something in some format.
 pieces = st.sampled_from(
-    ['{"name": "f", "parameters": {}}', '{"name": "f", "arguments": {"x": "</think>"}}', "[TOOL_CALLS]", "[", "]",
-     "<|python_tag|>", "f[ARGS]{", "[CALL_ID]", "<tool_call>", "</tool_call>", "<think>", "</think>", ";", "\n", " ok ", '"', "{", "}",
-     '"id": "a"', "NaN", toolcalls.REFUSED]
+    [*marks, '{"name": "f", "parameters": {}}', '{"name": "f", "arguments": {"x": "</think>"}}', "[", "]",
+     "f[ARGS]{", "[CALL_ID]", ";", "\n", " ok ", '"', "{", "}", '"id": "a"', "NaN", toolcalls.REFUSED]
 )  # fmt: skip
 junk = st.lists(pieces, max_size=7).map("".join)
 
@@ -129,12 +118,8 @@ def test_what_only_resembles_a_call_is_an_error(name, text, words):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_answer_stays_what_it_is(name):
-    for text in (
-        "It is {7}.",
-        "",
-        " The names are [1, 2].\n",
-        '{"answer": 3}' * (name != "llama3_json"),
-    ):
+    structured = '{"answer": 3}' * (name != "llama3_json")
+    for text in ("It is {7}.", "", " The names are [1, 2].\n", structured):
         assert as_hermes(text, FORMATS[name]) == text
         assert FORMATS[name].read(text).content == text.strip()
 
@@ -147,8 +132,7 @@ def test_later_models_of_mistral_write_a_tag_before_each_call():
 
 
 def test_a_refused_text_is_shown_to_judges():
-    text = as_hermes(
-        '{"name": "f", "parameters": {"x": "</tool_call>"}} and', FORMATS["llama3_json"]
-    )
+    written = '{"name": "f", "parameters": {"x": "</tool_call>"}} and'
+    text = as_hermes(written, FORMATS["llama3_json"])
     body = json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
-    assert body["text"] == '{"name": "f", "parameters": {"x": "</tool_call>"}} and'
+    assert body["text"] == written

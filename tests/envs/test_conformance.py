@@ -13,22 +13,18 @@ import pytest
 from envs import check, conformance
 from envs.process import ROOT
 from envs.source import MODES, Source, serving
-from envs.world import Evaluation, Observation, StepResult, World
+from envs.world import Evaluation, Observation, StepResult
 from tests.envs import broken
 from tests.envs.faulty import Coder, Counter, Twins
 
 COUNTER = "tests.envs.faulty:Counter"
+CATEGORIES = ["multi_turn_base", "multi_turn_miss_func", "multi_turn_long_context"]
+ORACLE = {"category": "multi_turn_miss_param", "tools": "oracle+2", "malformed": "error"}
 ENVIRONMENTS = {
     "counter": (COUNTER, {}),
     "travel": ("travel", {}),
-    "bfcl": (
-        "bfcl",
-        {"category": ["multi_turn_base", "multi_turn_miss_func", "multi_turn_long_context"]},
-    ),
-    "bfcl-oracle": (
-        "bfcl",
-        {"category": "multi_turn_miss_param", "tools": "oracle+2", "malformed": "error"},
-    ),
+    "bfcl": ("bfcl", {"category": CATEGORIES}),
+    "bfcl-oracle": ("bfcl", ORACLE),
 }
 
 
@@ -36,13 +32,13 @@ ENVIRONMENTS = {
 SLOW_HERE = {("bfcl-oracle", "worker"), ("bfcl-oracle", "http")}
 
 
-@pytest.mark.parametrize(
-    "name, mode",
-    [
-        pytest.param(*pair, marks=pytest.mark.slow if pair in SLOW_HERE else ())
-        for pair in itertools.product(ENVIRONMENTS, MODES)
-    ],
-)
+PAIRS = [
+    pytest.param(*pair, marks=[pytest.mark.slow] * (pair in SLOW_HERE))
+    for pair in itertools.product(ENVIRONMENTS, MODES)
+]
+
+
+@pytest.mark.parametrize("name, mode", PAIRS)
 def test_every_environment_conforms_in_every_mode(name, mode):
     env, kwargs = ENVIRONMENTS[name]
     if env == "bfcl":
@@ -56,13 +52,6 @@ def test_every_environment_conforms_in_every_mode(name, mode):
         names, problems = conformance.run(source.world, limit=2 if mode == "http" else 4)
     assert not problems, "\n".join(map(str, problems))
     assert len(names) == len(conformance.CHECKS)
-
-
-class DuplicateIds(Counter):
-    def tasks(self, split):
-        tasks = super().tasks(split)
-        tasks[1].id = tasks[0].id
-        return tasks
 
 
 class AcceptsAnySplit(Counter):
@@ -92,19 +81,6 @@ class RandomInfo(Counter):
         result = super().step(action)
         result.info["number"] = next(self.numbers)
         return result
-
-
-class SharedCount(Counter):
-    """A world whose instances share one count."""
-
-    _shared = 0
-    _count = property(
-        lambda self: SharedCount._shared, lambda self, value: setattr(SharedCount, "_shared", value)
-    )
-
-    def step(self, action):
-        SharedCount._shared += action.startswith("<")
-        return super().step(action)
 
 
 class RaisesOnMalformed(Counter):
@@ -168,12 +144,10 @@ class ProfileNotJson(Counter):
 
 
 BROKEN = {
-    DuplicateIds: {"lists_tasks"},
     AcceptsAnySplit: {"rejects_unknown_splits"},
     NoUserMessage: {"resets_to_valid_observations"},
     KeepsCount: {"is_deterministic"},
     RandomInfo: {"is_deterministic"},
-    SharedCount: {"shares_no_state_between_worlds"},
     RaisesOnMalformed: {"never_raises_in_step"},
     NoMessages: {"never_raises_in_step", "scores_references_one"},
     EvaluationCounts: {"evaluates_without_side_effects"},
@@ -204,9 +178,8 @@ def test_tasks_that_share_an_id_are_found_in_every_split(split, check):
 
 
 def test_a_correct_environment_has_no_problems():
-    assert conformance.run(Counter)[1] == []
-    assert conformance.run(Coder)[1] == []
-    assert conformance.run(broken.Store)[1] == []
+    for world in (Counter, Coder, broken.Store):
+        assert conformance.run(world)[1] == []
 
 
 FOUND = {  # a world: the checks of which one finds it, and a part of what it says
@@ -260,13 +233,8 @@ FOUND = {  # a world: the checks of which one finds it, and a part of what it sa
 
 
 def checked(name: str, mode: str = "inprocess") -> list[conformance.Problem]:
-    spec = {
-        "env": f"tests.envs.broken:{name}",
-        "kwargs": {},
-        "split": "train",
-        "limit": 2,
-        "mode": mode,
-    }
+    spec = {"env": f"tests.envs.broken:{name}", "kwargs": {}, "split": "train", "limit": 2}
+    spec["mode"] = mode
     return check.run(spec, 6.0 if "Hangs" in name else 60.0)[1]
 
 
@@ -282,20 +250,15 @@ def test_a_broken_world_is_found_in_a_process_of_its_own(name):
 
 
 def test_every_broken_world_has_its_check():
-    classes = {
-        name
-        for name, value in vars(broken).items()
-        if isinstance(value, type) and issubclass(value, World)
-    }
-    assert classes - {"World", "Store"} == set(FOUND)
+    kinds = [kind for kind in vars(broken).values() if isinstance(kind, type)]
+    worlds = {kind.__name__ for kind in kinds if issubclass(kind, broken.Store)}
+    assert worlds - {"Store"} == set(FOUND)
 
 
 def test_the_checks_go_on_after_a_call_that_ended_the_process():
-    found = {problem.check for problem in checked("OsExit")}
-    assert found == {"takes_odd_arguments"}
     assert checked("Store") == [] and checked("Store", "worker") == []
-    hanging = {problem.check for problem in checked("Hangs", "worker")}
-    assert hanging == {"takes_odd_arguments"}
+    for problems in (checked("OsExit"), checked("Hangs", "worker")):
+        assert {problem.check for problem in problems} == {"takes_odd_arguments"}
 
 
 def test_the_command_explains_failures_and_sets_its_exit_code(capsys):
@@ -320,12 +283,8 @@ def test_the_page_walks_through_an_environment_that_conforms(tmp_path):
     assert len(code.splitlines()) < 60
     name = re.match(r"# (\w+)\.py", code).group(1)
     (tmp_path / f"{name}.py").write_text(code)
-    commands = [
-        line
-        for block in blocks("sh")
-        for line in block.splitlines()
-        if "envs.check" in line and name in line
-    ]
+    lines = "\n".join(blocks("sh")).splitlines()
+    commands = [line for line in lines if "envs.check" in line and name in line]
     assert commands
     for command in commands:
         words = shlex.split(command)
@@ -339,14 +298,10 @@ def test_the_page_walks_through_an_environment_that_conforms(tmp_path):
 
 
 def test_the_options_on_the_page_exist():
-    page = "\n".join(blocks("sh"))
+    page = "\n".join(blocks("sh")).replace("\\\n", " ")
     for module in ("envs.service", "envs.check"):
-        used = {
-            option
-            for line in page.replace("\\\n", " ").splitlines()
-            if module in line
-            for option in re.findall(r"--(\w+)", line)
-        }
+        lines = " ".join(line for line in page.splitlines() if module in line)
+        used = set(re.findall(r"--(\w+)", lines))
         done = subprocess.run(
             [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True
         )

@@ -5,12 +5,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from envs import forked
+from tests.envs.test_process import is_running, wait_until
 
 ENV = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
 
@@ -33,15 +33,6 @@ def both(words, *arguments, **options):
     assert copy != [*words, *arguments]
     started = subprocess.run([*words, *arguments], capture_output=True, env=ENV, **options)
     return started, subprocess.run(copy, capture_output=True, env=ENV, **options)
-
-
-def ends(number):
-    """Wait until a process has ended."""
-    deadline = time.monotonic() + 30
-    with pytest.raises(ProcessLookupError):
-        while time.monotonic() < deadline:
-            os.kill(number, 0)
-            time.sleep(0.01)
 
 
 def test_a_copy_has_the_streams_arguments_folder_and_code_of_its_command(tmp_path):
@@ -88,10 +79,10 @@ def test_a_copy_ends_with_its_command(tmp_path):
     words = program(tmp_path, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
     command = subprocess.Popen(forked.copying(words, ENV, here=False), stdout=subprocess.PIPE)
     number = int(command.stdout.readline())
-    os.kill(number, 0)
+    assert is_running(number)
     command.send_signal(signal.SIGKILL)
     command.wait()
-    ends(number)
+    assert wait_until(lambda: not is_running(number))
 
 
 def test_nothing_stays_where_the_process_that_starts_copies_is_killed(tmp_path):
@@ -110,11 +101,7 @@ def test_nothing_stays_where_the_process_that_starts_copies_is_killed(tmp_path):
     assert place.exists()
     starter.kill()
     starter.wait()
-    ends(number)
-    deadline = time.monotonic() + 30
-    while place.parent.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert wait_until(lambda: not is_running(number) and not place.parent.exists())
 
 
 def test_a_lost_socket_is_made_again(tmp_path):

@@ -11,6 +11,7 @@ from envs import check, conformance, make
 from envs.functions import Functions
 from envs.toolcalls import call_text
 from envs.world import Task
+from tests.envs.playing import begin
 
 DOCUMENT = Path(__file__).parents[2] / "docs/environments.md"
 MODULE = '''
@@ -120,8 +121,15 @@ def say(world, tool, **arguments):
 
 def started(name, start=0, seed=0):
     world = Functions(name)
-    world.reset(world.tasks("train")[start], seed)
+    begin(world, start, seed=seed)
     return world
+
+
+def parameters_of(name):
+    """Return {tool: {parameter: schema}}, and all that is said of the tools."""
+    tools = [tool["function"] for tool in begin(Functions(name)).tools]
+    assert json.loads(json.dumps(tools)) == tools
+    return {tool["name"]: tool["parameters"]["properties"] for tool in tools}, tools
 
 
 def test_the_documented_module_is_a_correct_world(pantry):
@@ -151,28 +159,19 @@ def test_a_module_with_a_reset_is_a_correct_world_with_many_starts(module):
 
 
 def test_schemas_come_from_signatures_and_docstrings(module):
-    world = Functions(module)
-    tools = world.reset(world.tasks("train")[0]).tools
-    found = {tool["function"]["name"]: tool["function"] for tool in tools}
+    found, (pack, *_) = parameters_of(module)
     assert list(found) == ["pack", "count", "draw", "anything", "breaks", "table"]
-    pack = found["pack"]
     assert pack["description"] == "Pack a box with items."
     assert pack["parameters"]["required"] == ["name"]
-    assert pack["parameters"]["properties"] == {
+    items = {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}
+    described = {"default": None, "description": "what is in it"}
+    assert found["pack"] == {
         "name": {"type": "string", "description": "what is written on it"},
         "size": {"enum": ["s", "l"], "default": "l"},
-        "items": {
-            "anyOf": [
-                {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "string"}]}},
-                {"type": "null"},
-            ],
-            "default": None,
-            "description": "what is in it",
-        },
+        "items": {"anyOf": [items, {"type": "null"}]} | described,
     }
-    assert found["count"]["parameters"]["properties"]["unit"]["enum"] == ["boxes", 12]
-    value = found["anything"]["parameters"]["properties"]["value"]
-    assert value == {"description": "of any kind"}
+    assert found["count"]["unit"]["enum"] == ["boxes", 12]
+    assert found["anything"]["value"] == {"description": "of any kind"}
 
 
 @pytest.mark.parametrize(
@@ -220,7 +219,7 @@ def test_worlds_share_a_module_and_no_state(module):
     assert len(set(drawn)) == 3 and say(started(module, 0, seed=1), "draw") != drawn[0]
     assert sys.modules[module].boxes == {} and sys.modules[module]._count == 0
     say(again, "pack", name="mine")
-    again.reset(again.tasks("train")[0])
+    begin(again)
     assert say(again, "count") == "0.0"
 
 
@@ -271,9 +270,7 @@ def sign(person: Person, tags: set[str] = frozenset(), more: tuple[int, ...] = (
 
 
 def test_records_are_arguments(written):
-    world = Functions(written(RECORDS))
-    tools = world.reset(world.tasks("train")[0]).tools
-    order, sign = (tool["function"]["parameters"]["properties"] for tool in tools)
+    order, sign = parameters_of(written(RECORDS))[0].values()
     line = {"sku": {"type": "string"}, "gift": {"type": "boolean"}}
     assert order["lines"]["items"] == {"type": "object", "properties": line, "required": ["sku"]}
     assert order["lines"]["description"] == "what is bought"
@@ -282,7 +279,6 @@ def test_records_are_arguments(written):
     name = {"type": "string", "description": "first and last name"}
     assert sign["person"]["properties"]["name"] == name
     assert sign["person"]["required"] == ["name"]
-    assert json.loads(json.dumps(tools)) == tools
 
 
 @pytest.mark.parametrize(
@@ -301,9 +297,16 @@ def test_records_are_arguments(written):
     ],
 )  # fmt: skip
 def test_records_are_checked(written, tool, arguments, said):
-    world = Functions(written(RECORDS))
-    world.reset(world.tasks("train")[0])
-    assert said in say(world, tool, **arguments)
+    assert said in say(started(written(RECORDS)), tool, **arguments)
+
+
+RECURSIVE = """
+from dataclasses import dataclass
+@dataclass
+class A:
+    a: "A"
+def f(x: A): pass
+"""
 
 
 @pytest.mark.parametrize(
@@ -312,10 +315,7 @@ def test_records_are_checked(written, tool, arguments, said):
         ("x = 1", "no public functions"),
         ("def f(x: bytes): pass", "the parameter x of f has the type"),
         ("def f(x: list[complex]): pass", "the parameter x of f has the type"),
-        (
-            "import dataclasses\n@dataclasses.dataclass\nclass A: a: 'A'\ndef f(x: A): pass",
-            "contains",
-        ),
+        (RECURSIVE, "contains"),
         ("def f(*x): pass", "cannot be given by its name"),
         ("def f(x, /): pass", "cannot be given by its name"),
         ("def f(): yield", "f is a generator"),

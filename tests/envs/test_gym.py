@@ -14,6 +14,7 @@ from gymnasium.utils.env_checker import check_env
 import envs
 from envs.gym import GymEnv, GymWorld
 from envs.toolcalls import call_text
+from tests.envs.playing import begin, take_all, told
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
@@ -56,28 +57,21 @@ class Echo(gymnasium.Env):
         return self.word, {}
 
     def step(self, action):
-        return (
-            "right" if action == self.word else "wrong",
-            float(action == self.word),
-            action == self.word,
-            False,
-            {},
-        )
+        right = action == self.word
+        return "right" if right else "wrong", float(right), right, False, {}
 
 
 def test_a_text_environment_as_a_world():
     check_env(Echo(), skip_render_check=True)
     world = GymWorld(Echo(), n_train=3)
-    tasks = {split: world.tasks(split) for split in ("train", "dev", "test")}
-    assert len(tasks["train"]) == 3
-    seeds = [task.seed for split in tasks.values() for task in split]
+    assert len(world.tasks("train")) == 3
+    seeds = [task.seed for split in ("train", "dev", "test") for task in world.tasks(split)]
     assert len(set(seeds)) == len(seeds)
-    task = tasks["train"][0]
-    start = world.reset(task, seed=1)
-    assert start == world.reset(task, seed=1)
+    start = begin(world, seed=1)
+    assert start == begin(world, seed=1)
     word = start.messages[-1]["content"].split("\n")[-1]
     assert world.step("ab").messages == [{"role": "user", "content": "wrong"}]
-    assert world.step("not alphanumeric!").messages[0]["content"].startswith("error: ")
+    assert told(world, "not alphanumeric!").startswith("error: ")
     assert world.step("<tool_call>").info["parse_error"]
     assert world.step(call_text("other", {})).info["errors"] == 1
     assert not world.evaluate().success
@@ -89,19 +83,13 @@ def test_a_text_environment_as_a_world():
 
 
 def test_a_discrete_environment_as_a_world():
-    world = GymWorld(
-        "FrozenLake-v1",
-        actions=["left", "down", "right", "up"],
-        options={"render_mode": "ansi", "is_slippery": False},
-    )
-    start = world.reset(world.tasks("test")[0])
-    assert (
-        "[S]FFF" in start.messages[0]["content"]
-        and "left, down, right, up" in start.messages[0]["content"]
-    )
-    assert "left" in world.step("jump").messages[0]["content"]
-    for action in ["down", "down", "right", "right", "down", "right"]:
-        result = world.step(action)
+    options = {"render_mode": "ansi", "is_slippery": False}
+    world = GymWorld("FrozenLake-v1", actions=["left", "down", "right", "up"], options=options)
+    text = begin(world, 0, "test").messages[0]["content"]
+    assert "[S]FFF" in text and "left, down, right, up" in text
+    assert "left" in told(world, "jump")
+    take_all(world, ["down", "down", "right", "right", "down"])
+    result = world.step("right")
     assert result.terminated and world.evaluate().success and "[G]" in result.messages[0]["content"]
     assert result.info["calls"] == [{"name": "act", "arguments": {"action": "right"}}]
 
@@ -124,8 +112,8 @@ class Shows(gymnasium.Env):
 
 def shown(observation):
     world = GymWorld(Shows(observation))
-    opening = world.reset(world.tasks("train")[0]).messages[-1]["content"]
-    assert world.step("a").messages[0]["content"] in opening
+    opening = begin(world).messages[-1]["content"]
+    assert told(world, "a") in opening
     return opening.split("\n", 1)[1]
 
 
@@ -155,7 +143,7 @@ def test_what_is_cut_of_a_large_array_is_said():
 @pytest.mark.parametrize("action", [" a", "a ", " a\n\n b ", "\n", "  "])
 def test_the_space_around_a_text_action_is_kept(action):
     world = GymWorld(Shows("x"))
-    world.reset(world.tasks("train")[0])
+    begin(world)
     for written in (action, call_text("act", {"action": action})):
         assert world.step(written).info["errors"] == 0
     assert world._env.taken == [action, action]
@@ -166,17 +154,16 @@ def test_the_space_around_a_text_action_is_kept(action):
 
 def test_an_id_is_enough():
     world = envs.make("gym", env="FrozenLake-v1")
-    assert "[S]FFF" in world.reset(world.tasks("train")[0]).messages[0]["content"]
+    assert "[S]FFF" in begin(world).messages[0]["content"]
 
 
 def test_unsupported_environments_are_refused():
-    with pytest.raises(ValueError, match="Text or Discrete"):
-        GymWorld("Pendulum-v1")
-    with pytest.raises(ValueError, match="4 actions, but 1 names"):
-        GymWorld("FrozenLake-v1", actions=["left"])
-    with pytest.raises(ValueError, match="the same name"):
-        GymWorld("FrozenLake-v1", actions=["left", "down", "left", "up"])
-    with pytest.raises(ValueError, match="no world 'nowhere'"):
-        envs.make("nowhere")
-    with pytest.raises(ValueError, match="n_trian"):
-        envs.make("travel", n_trian=3)
+    for name, options, message in (
+        ("gym", {"env": "Pendulum-v1"}, "Text or Discrete"),
+        ("gym", {"env": "FrozenLake-v1", "actions": ["left"]}, "4 actions, but 1 names"),
+        ("gym", {"env": "FrozenLake-v1", "actions": [*"ldlu"]}, "the same name"),
+        ("nowhere", {}, "no world 'nowhere'"),
+        ("travel", {"n_trian": 3}, "n_trian"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            envs.make(name, **options)

@@ -8,7 +8,8 @@ import pytest
 from envs import handles, make
 from envs.probed import Probed, cells
 from envs.toolcalls import call_text
-from envs.world import StepResult, text_of
+from envs.world import StepResult, message, text_of
+from tests.envs.playing import used
 
 KIND = "login $.token"
 
@@ -21,32 +22,27 @@ def started(kinds=(KIND,), number=0):
     return world, task
 
 
-def call(world, name, **arguments):
-    return text_of(world.step(call_text(name, arguments)).messages)
-
-
 def account(world, number=0):
-    return json.loads(call(world, "show_accounts"))[number]
+    return json.loads(used(world, "show_accounts"))[number]
+
+
+def login(world, number=0):
+    """Return the name of the token that an account gets."""
+    return json.loads(used(world, "login", **account(world, number)))["token"]
 
 
 def test_the_same_login_gives_the_same_name_in_each_episode():
-    names = set()
-    for _ in range(3):
-        world, _ = started()
-        names.add(call(world, "login", **account(world)))
-    assert len(names) == 1
-    world, _ = started(kinds=())
-    assert call(world, "login", **account(world)) not in names
+    first, second, third, unnamed = (login(started(kinds)[0]) for kinds in [(KIND,)] * 3 + [()])
+    assert first == second == third != unnamed
 
 
 def test_the_name_is_understood_and_other_accounts_have_other_names():
     world, _ = started()
-    one, other = (json.loads(call(world, "login", **account(world, n)))["token"] for n in (0, 1))
+    one, other = login(world, 0), login(world, 1)
     assert one != other
-    assert call(world, "list_notes", token=one) != call(world, "list_notes", token=other)
-    assert "not valid" in call(world, "list_notes", token="token_000000")
-    again = json.loads(call(world, "login", **account(world)))["token"]
-    assert again == one and "note_id" in call(world, "list_notes", token=one)
+    assert used(world, "list_notes", token=one) != used(world, "list_notes", token=other)
+    assert "not valid" in used(world, "list_notes", token="token_000000")
+    assert login(world) == one and "note_id" in used(world, "list_notes", token=one)
 
 
 def test_the_record_of_a_call_has_names_too():
@@ -58,31 +54,29 @@ def test_the_record_of_a_call_has_names_too():
 
 def test_an_episode_goes_on_from_a_snapshot_with_the_tokens_of_its_own_logins():
     world, _ = started()
-    token = json.loads(call(world, "login", **account(world)))["token"]
-    (note, *_) = json.loads(call(world, "list_notes", token=token))
+    token = login(world)
+    (note, *_) = json.loads(used(world, "list_notes", token=token))
     snapshot = json.loads(json.dumps(world.snapshot()))
     other, _ = started(number=1)
     other.restore(snapshot)
     for playing in (world, other):
-        assert call(playing, "lock_note", token=token, note_id=note["note_id"]) == "locked"
+        assert used(playing, "lock_note", token=token, note_id=note["note_id"]) == "locked"
     world.restore(snapshot)
-    shown = json.loads(call(world, "list_notes", token=token))
+    shown = json.loads(used(world, "list_notes", token=token))
     assert not any(note["locked"] for note in shown)
 
 
 def test_the_check_of_a_task_logs_in_by_itself():
     world, task = started()
-    person = account(world)
-    token = json.loads(call(world, "login", **person))["token"]
-    before = call(world, "list_notes", token=token)
+    person, token = account(world), login(world)
+    before = used(world, "list_notes", token=token)
     (note, *_) = json.loads(before)
-    call(world, "lock_note", token=token, note_id=note["note_id"])
-    after = call(world, "list_notes", token=token)
+    used(world, "lock_note", token=token, note_id=note["note_id"])
+    after = used(world, "list_notes", token=token)
     ids = ["list_notes $[*].note_id"]
-    login = {"tool": "login", "action": call_text("login", person)}
+    entering = {"tool": "login", "action": call_text("login", person)}
     found = {"tool": "list_notes", "action": call_text("list_notes", {"token": token})}
-    shown = [[[c.value for c in cells("list_notes", text)] for text in (before, after)]]
-    assert shown[0][0] != shown[0][1]
+    assert cells("list_notes", before) != cells("list_notes", after)
 
     def features(text):
         rows = json.loads(text)
@@ -95,19 +89,19 @@ def test_the_check_of_a_task_logs_in_by_itself():
     probe = found | {"before": features(before), "after": features(after)}
     known = [row["note_id"] for row in json.loads(before)]
     verifier = {
-        "start": task.verifier, "probes": [login, probe], "ids": ids, "known": known, "mask": [KIND],
+        "start": task.verifier, "probes": [entering, probe], "ids": ids, "known": known, "mask": [KIND],
         "code": False, "answer": None,
     }  # fmt: skip
     checked = dataclasses.replace(task, verifier=verifier)
     for locks in (True, False):
         world.reset(checked, task.seed)
         assert not world.evaluate().success
-        assert call(world, "login", **person)
+        assert used(world, "login", **person)
         if locks:
-            call(world, "lock_note", token=token, note_id=note["note_id"])
+            used(world, "lock_note", token=token, note_id=note["note_id"])
         assert world.evaluate().success == locks
         assert world.evaluate() == world.evaluate()
-        assert call(world, "list_notes", token=token) == (after if locks else before)
+        assert used(world, "list_notes", token=token) == (after if locks else before)
         world.step("done")
         assert world.evaluate().success == locks
 
@@ -115,10 +109,10 @@ def test_the_check_of_a_task_logs_in_by_itself():
 @pytest.mark.parametrize("text", ["xtok_1", "tok_12", "tok_1"])
 def test_only_whole_words_are_names(text):
     named = handles.Handles(["login $.token"])
-    result = StepResult([{"role": "tool", "content": '{"token": "tok_1"}'}])
+    result = StepResult([message("tool", '{"token": "tok_1"}')])
     named.show(call_text("login", {}), result, cells)
     (name,) = named.real
     assert (named.meant(name) == "tok_1") and named.meant(f"x{name}") == f"x{name}"
-    later = StepResult([{"role": "tool", "content": text}])
+    later = StepResult([message("tool", text)])
     named.show(call_text("look", {}), later, cells)
     assert text_of(later.messages) == (name if text == "tok_1" else text)

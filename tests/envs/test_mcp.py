@@ -3,12 +3,10 @@
 import importlib.util
 import itertools
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,25 +18,45 @@ from envs.mcp import AGREED, RESTARTS, McpWorld, _innermost, _shown, _Spare, _te
 from envs.source import Source
 from envs.toolcalls import call_text
 from envs.toolworld import SYSTEM
-from envs.world import Task
+from envs.world import Task, opening
+from tests.envs.playing import told, used
+from tests.envs.test_process import is_running, wait_until
 
 SERVER = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 needs_mcp = pytest.mark.skipif(
     importlib.util.find_spec("mcp") is None,
     reason="needs the MCP client: pip install -r requirements/mcp.txt",
 )
-TASK = Task(
-    "t",
-    "mcp",
-    "Write down 'milk'.",
-    verifier={"calls": [{"name": "add_note", "arguments": {"text": "milk"}}]},
+WANTED = {"name": "add_note", "arguments": {"text": "milk"}}
+TASK = Task("t", "mcp", "Write down 'milk'.", verifier={"calls": [WANTED]})
+TRY = Task("t", "mcp", "Try.")
+
+
+def opened(*words, **options):
+    """Return a world of the server of the tests, which offers what the words say."""
+    return McpWorld([*SERVER, *words], timeout_s=60.0, **options)
+
+
+def tools_of(world):
+    return {tool["function"]["name"]: tool["function"] for tool in world.reset(TASK).tools}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "either a command or a url"),
+        ({"command": ["a"], "url": "http://127.0.0.1:1/mcp"}, "either a command or a url"),
+        ({"command": ["a"], "files": "/no/such"}, "has to be a directory"),
+        ({"command": ["a"], "stateless": True}, "needs `files`"),
+        ({"url": "http://127.0.0.1:1", "files": "."}, "not an address"),
+    ],
 )
+def test_servers_that_cannot_be_used_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        McpWorld(**arguments)
 
 
-def test_it_needs_either_a_command_or_a_url():
-    for arguments in ({}, {"command": ["a"], "url": "http://127.0.0.1:1/mcp"}):
-        with pytest.raises(ValueError, match="either a command or a url"):
-            McpWorld(**arguments)
+def test_a_world_that_has_not_begun():
     world = make("mcp", command=["a"])
     assert world.tasks("train") == []
     with pytest.raises(ValueError, match="no split"):
@@ -52,16 +70,14 @@ def test_it_needs_either_a_command_or_a_url():
 
 
 def test_an_error_is_extracted_from_its_groups():
-    assert (
-        _innermost(ExceptionGroup("a", [ExceptionGroup("b", [ValueError("what happened")])]))
-        == "what happened"
-    )
+    inner = ExceptionGroup("b", [ValueError("what happened")])
+    assert _innermost(ExceptionGroup("a", [inner])) == "what happened"
     assert _innermost(KeyError()) == "KeyError"
 
 
 @pytest.fixture
 def world():
-    world = McpWorld(SERVER, timeout_s=60.0)
+    world = opened()
     yield world
     world.close()
 
@@ -69,17 +85,15 @@ def world():
 @needs_mcp
 def test_an_episode_over_the_tools_of_a_server(world):
     start = world.reset(TASK)
-    assert start.messages[-1] == {"role": "user", "content": TASK.query}
-    assert start.messages[0]["content"] == f"{SYSTEM}\n\nKeep notes short."
-    tools = {tool["function"]["name"]: tool["function"] for tool in start.tools}
+    assert start.messages == opening(f"{SYSTEM}\n\nKeep notes short.", TASK.query)
+    assert json.loads(json.dumps(start.to_dict())) == start.to_dict()
+    tools = tools_of(world)
     assert set(tools) == {"add_note", "list_notes", "pid", "attach", "fail", "wait", "die"}
     assert tools["add_note"]["description"] == "Keep a note."
-    assert (
-        tools["add_note"]["parameters"]["type"] == "object"
-        and "text" in tools["add_note"]["parameters"]["properties"]
-    )
-    result = world.step(call_text("list_notes", {}) + call_text("add_note", {"text": "bread"}))
-    assert [message["content"] for message in result.messages] == ["(no output)", "note 1"]
+    schema = tools["add_note"]["parameters"]
+    assert schema["type"] == "object" and "text" in schema["properties"]
+    calls = call_text("list_notes", {}) + call_text("add_note", {"text": "bread"})
+    assert told(world, calls) == "(no output)\nnote 1"
     assert world.evaluate().score == 0.0
     result = world.step(call_text("add_note", {"text": "milk"}))
     assert result.info["calls"][0]["ok"] and not result.terminated
@@ -87,13 +101,12 @@ def test_an_episode_over_the_tools_of_a_server(world):
     assert result.terminated and result.reward == 1.0 and world.evaluate().success
     assert world.step("More.").terminated
     world.reset(TASK)  # starts a new server, so the notes are gone
-    assert world.step(call_text("list_notes", {})).messages[0]["content"] == "(no output)"
-    assert json.loads(json.dumps(start.to_dict())) == start.to_dict()
+    assert used(world, "list_notes") == "(no output)"
 
 
 @needs_mcp
 def test_the_model_sees_errors(world):
-    world.reset(Task("t", "mcp", "Try."))
+    world.reset(TRY)
     for text, expected in (
         (call_text("no_such_tool", {}), "error: there is no tool 'no_such_tool'"),
         (call_text("fail", {}), "out of paper"),
@@ -102,16 +115,13 @@ def test_the_model_sees_errors(world):
         (call_text("list_notes", {}) * 9, "error: 8 calls a turn at most"),
     ):
         result = world.step(text)
-        assert (
-            expected in result.messages[-1]["content"]
-            and result.info["errors"] == 1
-            and not result.terminated
-        )
+        assert expected in result.messages[-1]["content"]
+        assert result.info["errors"] == 1 and not result.terminated
     assert world.step("I give up.").terminated and world.evaluate().score == 0.0
-    world.reset(Task("t", "mcp", "Try."))
-    assert "error" in world.step(call_text("die", {})).messages[0]["content"]
-    assert "error" in world.step(call_text("list_notes", {})).messages[0]["content"]
-    world.reset(Task("t", "mcp", "Try."))
+    world.reset(TRY)
+    assert "error" in used(world, "die")
+    assert "error" in used(world, "list_notes")
+    world.reset(TRY)
     assert world.step(call_text("list_notes", {})).info["errors"] == 0
 
 
@@ -121,9 +131,9 @@ def test_a_server_that_does_not_start_is_an_error():
     world = McpWorld([sys.executable, "-c", code], timeout_s=60.0)
     with pytest.raises(RuntimeError, match="cannot be used") as failure:
         world.reset(TASK)
-    said = str(failure.value)
-    assert "Run it by hand" in said and said.endswith("ends with:\nno key is set")
-    log = re.search(r"standard error, in (\S+),", said).group(1)
+    message = str(failure.value)
+    assert "Run it by hand" in message and message.endswith("ends with:\nno key is set")
+    log = re.search(r"standard error, in (\S+),", message).group(1)
     assert Path(log).read_text() == "no key is set\n"
     Path(log).unlink()
     world = McpWorld("no-such-program-anywhere --port 1", timeout_s=60.0)
@@ -131,10 +141,6 @@ def test_a_server_that_does_not_start_is_an_error():
         world.reset(TASK)
     with pytest.raises(RuntimeError, match=r"Is a server running at http://127.0.0.1:1/mcp"):
         McpWorld("http://127.0.0.1:1/mcp", timeout_s=60.0).reset(TASK)
-
-
-def said(world, tool, **arguments):
-    return world.step(call_text(tool, arguments)).messages[0]["content"]
 
 
 @needs_mcp
@@ -149,69 +155,57 @@ def said(world, tool, **arguments):
 )
 def test_a_server_is_reset_by_what_it_offers(offers, kept, tmp_path):
     log = tmp_path / "server.log"
-    arguments = {"timeout_s": 60.0, "log": str(log)}
-    world = McpWorld([*SERVER, *offers], **arguments)
-    tools = [tool["function"]["name"] for tool in world.reset(TASK).tools]
-    assert not {"reset", "snapshot", "restore"} & set(tools)
-    first = said(world, "pid")
+    world = opened(*offers, log=str(log))
+    assert not {"reset", "snapshot", "restore"} & set(tools_of(world))
+    first = used(world, "pid")
     world.reset(TASK)
-    assert said(world, "pid") == first, "nothing has changed"
-    assert said(world, "add_note", text="milk") == "note 1"
+    assert used(world, "pid") == first, "nothing has changed"
+    assert used(world, "add_note", text="milk") == "note 1"
     world.reset(TASK)
-    assert said(world, "list_notes") == "(no output)"
-    assert (said(world, "pid") == first) is kept
-    said(world, "add_note", text="milk")
-    last = said(world, "pid")
+    assert used(world, "list_notes") == "(no output)"
+    assert (used(world, "pid") == first) is kept
+    used(world, "add_note", text="milk")
+    last = used(world, "pid")
     world.close()
-    again = McpWorld([*SERVER, *offers], **arguments)  # the next world of this process
+    again = opened(*offers, log=str(log))  # the next world of this process
     again.reset(TASK)
-    assert (said(again, "pid") == last) is kept and said(again, "list_notes") == "(no output)"
+    assert (used(again, "pid") == last) is kept and used(again, "list_notes") == "(no output)"
     if kept:
-        said(again, "die")
+        used(again, "die")
         again.reset(TASK)
-        assert said(again, "list_notes") == "(no output)" and said(again, "pid") != last
+        assert used(again, "list_notes") == "(no output)" and used(again, "pid") != last
     again.close()
     assert "the notes are served" in log.read_text()
 
 
-def wait_until_ended(numbers):
-    deadline = time.monotonic() + 30
-    for number in numbers:
-        with pytest.raises(ProcessLookupError):
-            while time.monotonic() < deadline:
-                os.kill(int(number), 0)
-                time.sleep(0.01)
-
-
 @needs_mcp
 def test_a_server_waits_for_the_next_episode_and_ends_with_the_world():
-    world = McpWorld(SERVER, timeout_s=60.0)
-    numbers = []
+    world, numbers = opened(), []
     for _ in range(2 * RESTARTS):
         world.reset(TASK)
-        assert said(world, "list_notes") == "(no output)"
-        said(world, "add_note", text="milk")
-        numbers.append(said(world, "pid"))
+        assert used(world, "list_notes") == "(no output)"
+        used(world, "add_note", text="milk")
+        numbers.append(used(world, "pid"))
     assert len(set(numbers)) == len(numbers)
     spare = _Spare.of(world._start)
     waiting = spare.next.result().call("pid", {})[0]
     assert waiting not in numbers
     world.reset(TASK)
-    assert said(world, "pid") == waiting
+    assert used(world, "pid") == waiting
     waiting = spare.next.result().call("pid", {})[0]
     world.close()
-    wait_until_ended([*numbers, waiting])
+    assert wait_until(lambda: not any(map(is_running, [*numbers, waiting])))
 
 
 @needs_mcp
 def test_worlds_in_many_threads_never_share_a_server():
     def play(number):
-        world, seen = McpWorld(SERVER, timeout_s=60.0), []
+        world, seen = opened(), []
         for _ in range(4):
             world.reset(TASK)
-            said(world, "add_note", text=str(number))
-            assert said(world, "list_notes") == str(number)
-            seen.append(said(world, "pid"))
+            used(world, "add_note", text=str(number))
+            assert used(world, "list_notes") == str(number)
+            seen.append(used(world, "pid"))
         world.close()
         return seen
 
@@ -230,7 +224,7 @@ def test_a_server_that_bears_no_other_one_is_started_when_the_last_one_has_ended
     world = McpWorld([sys.executable, str(program)], timeout_s=60.0)
     for _ in range(2 * RESTARTS):
         world.reset(TASK)
-        assert said(world, "add_note", text="milk") == "note 1"
+        assert used(world, "add_note", text="milk") == "note 1"
         if spare := _Spare.of(world._start).next:
             assert "Connection closed" in str(spare.exception())
     assert _Spare.of(world._start).alone
@@ -239,13 +233,11 @@ def test_a_server_that_bears_no_other_one_is_started_when_the_last_one_has_ended
 
 @needs_mcp
 def test_a_reset_tool_can_be_named():
-    command = [*SERVER, "reset"]
     with pytest.raises(ValueError, match="no tool 'add_note' that resets it without arguments"):
-        McpWorld(command, reset_tool="add_note", timeout_s=60.0).reset(TASK)
+        opened("reset", reset_tool="add_note").reset(TASK)
     for name, shown in (("reset", False), (None, True)):
-        world = McpWorld(command, reset_tool=name, timeout_s=60.0)
-        tools = [tool["function"]["name"] for tool in world.reset(TASK).tools]
-        assert ("reset" in tools) is shown
+        world = opened("reset", reset_tool=name)
+        assert ("reset" in tools_of(world)) is shown
         world.close()
 
 
@@ -260,13 +252,11 @@ def test_closing_a_world_whose_server_still_starts_ends_it_at_once(tmp_path):
         f"McpWorld([sys.executable, '-c', {code!r}], timeout_s=300.0).reset(Task('t', 'mcp', 'q'))"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
-    while not (here.exists() and here.read_text()):
-        time.sleep(0.05)
+    assert wait_until(lambda: here.exists() and here.read_text())
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert b"KeyboardInterrupt" in errors
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(here.read_text()), 0)
+    assert not is_running(here.read_text())
 
 
 def test_no_block_of_a_result_is_lost():
@@ -325,7 +315,7 @@ def test_structured_content_is_shown_unless_the_texts_say_it(texts, structured, 
 @needs_mcp
 def test_resources_of_a_result_are_shown(world):
     world.reset(TASK)
-    shown = said(world, "attach")
+    shown = used(world, "attach")
     assert "notes://1" in shown and "buy milk" in shown
     assert "all notes" in shown and "notes://all" in shown and "every note" in shown
 
@@ -335,32 +325,29 @@ def test_it_runs_in_a_worker_and_profiles_itself():
     with Source("mcp", {"command": SERVER, "timeout_s": 60.0}, mode="worker", workers=1) as source:
         world = source.world()
         world.reset(TASK)
-        assert (
-            world.step(call_text("add_note", {"text": "milk"})).messages[0]["content"] == "note 1"
-        )
+        assert used(world, "add_note", text="milk") == "note 1"
         assert world.evaluate().success
         entity = world.profile()["entities"][0]
-        assert entity["name"] == "notes" and {"text", "tags", "seconds"} <= set(
-            entity["attributes"]
-        )
+        assert entity["name"] == "notes"
+        assert {"text", "tags", "seconds"} <= set(entity["attributes"])
         assert {"name": "add_note", "description": "Keep a note."} in entity["operations"]
 
 
 @needs_mcp
 @pytest.mark.parametrize("tool, goes_on", [("keep_file", True), ("add_note", False)])
 def test_a_server_that_keeps_nothing_but_its_files_goes_on(tmp_path, tool, goes_on):
-    world = McpWorld([*SERVER, "files", "{files}"], timeout_s=60.0, files=str(tmp_path))
-    pids = []
+    world, pids = opened("files", "{files}", files=str(tmp_path)), []
     for n in range(AGREED + 3 if goes_on else 4):
         world.reset(TASK)
-        pids += answers(world, "pid") if n == 1 else []  # which no two processes answer alike
+        if n == 1:
+            pids.append(used(world, "pid"))  # which no two processes answer alike
         if tool == "keep_file":
-            assert answers(world, tool, name=f"/files/{n}.txt") == [f"written to /files/{n}.txt"]
+            assert used(world, tool, name=f"/files/{n}.txt") == f"written to /files/{n}.txt"
         else:
-            assert answers(world, tool, text="milk") == ["note 1"]
+            assert used(world, tool, text="milk") == "note 1"
         kept = f"{n}.txt" if tool == "keep_file" else "(no output)"
-        assert answers(world, "list_files") == [kept]
-        pids += answers(world, "pid")
+        assert used(world, "list_files") == kept
+        pids.append(used(world, "pid"))
     assert (pids[-1] == pids[-2]) == goes_on and pids[1] != pids[0]
     world.close()
 
@@ -370,41 +357,17 @@ def test_a_server_that_keeps_nothing_but_its_files_goes_on(tmp_path, tool, goes_
 def test_each_episode_begins_with_a_copy_of_the_files(tmp_path, stateless):
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters/ann.txt").write_text("Dear Ann")
-    command = [*SERVER, "files", "{files}"]
-    world = McpWorld(
-        command, timeout_s=60.0, files=str(tmp_path), stateless=stateless, env={"AT": "{files}/log"}
-    )
-    pids = []
+    kept = {"files": str(tmp_path), "stateless": stateless, "env": {"AT": "{files}/log"}}
+    world, pids = opened("files", "{files}", **kept), []
     for _ in range(2):
         world.reset(TASK)
-        folder, variable, listed = answers(world, "place", "variable", "list_files")
-        assert listed == "letters/ann.txt"
-        assert (folder, variable) == ("/files", "/files/log")
-        (written,) = answers(world, "keep_file", name="/files/b.txt")
-        assert written == "written to /files/b.txt"
-        (refused,) = answers(world, "keep_file", name="/files/no/b.txt")
+        shown = [used(world, tool) for tool in ("place", "variable", "list_files")]
+        assert shown == ["/files", "/files/log", "letters/ann.txt"]
+        assert used(world, "keep_file", name="/files/b.txt") == "written to /files/b.txt"
+        refused = used(world, "keep_file", name="/files/no/b.txt")
         assert "'/files/no/b.txt'" in refused and "mcp-files" not in refused
-        assert answers(world, "list_files") == ["b.txt\nletters/ann.txt"]
-        pids += answers(world, "pid")
+        assert used(world, "list_files") == "b.txt\nletters/ann.txt"
+        pids.append(used(world, "pid"))
     assert (pids[0] == pids[1]) == stateless
     world.close()
     assert [path.name for path in tmp_path.iterdir()] == ["letters"]
-
-
-def answers(world, *names, **arguments):
-    """Return the answers to calls in one turn."""
-    result = world.step("".join(call_text(name, arguments) for name in names))
-    return [message["content"] for message in result.messages]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"command": ["a"], "files": "/no/such"}, "has to be a directory"),
-        ({"command": ["a"], "stateless": True}, "needs `files`"),
-        ({"url": "http://127.0.0.1:1", "files": "."}, "not an address"),
-    ],
-)
-def test_files_that_cannot_be_copied_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        McpWorld(**arguments)

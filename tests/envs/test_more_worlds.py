@@ -19,6 +19,7 @@ from envs.world import Task
 from evolver.parts import Parts
 from evolver.questioning import TaskPool
 from evolver.questioning.llm import LlmExplorer
+from tests.envs.playing import begin, told
 from tests.envs.test_process import alone
 
 PATIENT = Deadlines(start=300.0, reset=300.0, step=300.0)
@@ -34,30 +35,28 @@ def conforms(make_world, limit=3):
     assert len(names) == len(conformance.CHECKS)
 
 
+def act(action: str) -> str:
+    return call_text("act", {"action": action})
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("open door", ("open door", "user")),
         ("I should look.\n\n  open   door  \n", ("open   door", "user")),
-        (call_text("act", {"action": "open\ndoor"}), ("open door", "tool")),
-        ("Well.\n" + call_text("act", {"action": "wait"}), ("wait", "tool")),
+        (act("open\ndoor"), ("open door", "tool")),
+        ("Well.\n" + act("wait"), ("wait", "tool")),
     ],
 )
 def test_an_action_is_a_call_or_the_last_line(text, expected):
     assert action_of(text) == expected
 
 
+DO = call_text("do", {"action": "x"})
+
+
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        " \n",
-        "<tool_call>",
-        call_text("act", {}),
-        call_text("act", {"action": " "}),
-        call_text("do", {"action": "x"}),
-        2 * call_text("act", {"action": "x"}),
-    ],
+    "text", ["", " \n", "<tool_call>", call_text("act", {}), act(" "), DO, 2 * act("x")]
 )
 def test_a_turn_without_an_action_is_an_error(text):
     with pytest.raises(ValueError):
@@ -67,14 +66,21 @@ def test_a_turn_without_an_action_is_an_error(text):
 # ------------------------------------------------------------------------------------------- ScienceWorld
 
 
+SOLUTION = ["open door", "go out", "focus on X"]
+
+
 class FakeScience:
     """A simulator with an experiment that three actions in order solve and another one fails."""
 
+    made: list["FakeScience"]
+
     def __init__(self, task):
-        self.server, self._solution, self.closed = self, ["open door", "go out", "focus on X"], 0
+        self.server, self.loaded, self.closed = self, [], 0
+        self.made.append(self)
 
     def load(self, kind, variation, simplify, gold):
         self._name, self._gold = f"{kind} {variation} {simplify}", gold
+        self.loaded.append(variation)
 
     def reset(self):
         self._at, self._spoiled, self._moves = 0, False, 0
@@ -82,8 +88,7 @@ class FakeScience:
     def step(self, action):
         self._moves += 1
         self._spoiled |= action == "spoil"
-        if self._at < 3 and action == self._solution[self._at]:
-            self._at += 1
+        self._at += SOLUTION[self._at : self._at + 1] == [action]
         return f"{action!r}, {self._moves} moves"
 
     def getScore(self):
@@ -99,59 +104,63 @@ class FakeScience:
         return f"Do {self._name}."
 
     def get_gold_action_sequence(self):
-        return self._solution if self._gold else ["ERROR"]
+        return SOLUTION if self._gold else ["ERROR"]
 
     def close(self):
         self.closed += 1
 
 
+def replace_package(monkeypatch, name, **contents):
+    monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**contents))
+
+
 @pytest.fixture
 def science(monkeypatch):
-    monkeypatch.setitem(
-        sys.modules, "scienceworld", types.SimpleNamespace(ScienceWorldEnv=FakeScience)
-    )
+    replace_package(monkeypatch, "scienceworld", ScienceWorldEnv=FakeScience)
     monkeypatch.setattr(ScienceWorld, "_idle", [])
+    monkeypatch.setattr(FakeScience, "made", [], raising=False)
+    return FakeScience.made
 
 
-def test_scienceworld_conforms(science):
-    def with_references(**kwargs):
-        world = make("scienceworld", kinds=["boil", "melt"], **kwargs)
+def referenced(reference, name, **kwargs):
+    """Return a function that makes a world whose tasks have this reference."""
+
+    def make_world():
+        world = make(name, **kwargs)
         listed = world.tasks
         world.tasks = lambda split: [
-            _solved(task, ["open door", "go out", "focus on X"]) for task in listed(split)
+            dataclasses.replace(task, reference=reference) for task in listed(split)
         ]
         return world
 
-    conforms(with_references)
+    return make_world
 
 
-def _solved(task: Task, reference: list[str]) -> Task:
-    task.reference = reference
-    return task
+def boiling(**kwargs):
+    return make("scienceworld", kinds=["boil"], **kwargs)
+
+
+def test_scienceworld_conforms(science):
+    conforms(referenced(SOLUTION, "scienceworld", kinds=["boil", "melt"]))
 
 
 def test_a_scienceworld_episode(science):
-    world = make("scienceworld", max_steps=4)
-    task = next(
-        task for task in world.tasks("dev") if task.meta == {"kind": "boil", "variation": 14}
-    )
+    world = boiling(max_steps=4)
+    (task,) = (task for task in world.tasks("dev") if task.meta["variation"] == 14)
     start = world.reset(task)
-    assert (
-        start.messages[-1]["content"].startswith("Do boil 14 easy.\n\n")
-        and start.tools[0]["function"]["name"] == "act"
-    )
-    result = world.step("Let me see.\nopen door")
-    assert result.reward == pytest.approx(1 / 3) and world.evaluate().components[
-        "progress"
-    ] == pytest.approx(1 / 3)
+    assert start.messages[-1]["content"].startswith("Do boil 14 easy.\n\n")
+    assert start.tools[0]["function"]["name"] == "act"
+    third = pytest.approx(1 / 3)
+    assert world.step("Let me see.\nopen door").reward == third
+    assert world.evaluate().components["progress"] == third
     assert world.step("").info["parse_error"]
-    assert world.step(call_text("act", {"action": "go out"})).messages[0]["role"] == "tool"
+    assert world.step(act("go out")).messages[0]["role"] == "tool"
     result = world.step("spoil")
     assert result.terminated and not result.truncated and world.evaluate().score == 0.0
     world.reset(task)
     assert [world.step("wait").truncated for _ in range(4)] == [False, False, False, True]
     assert world.step("wait").terminated
-    assert world.walkthrough(task.to_dict()) == ["open door", "go out", "focus on X"]
+    assert world.walkthrough(task.to_dict()) == SOLUTION
     with pytest.raises(RuntimeError, match="reset"):
         world.step("wait")
     with pytest.raises(ValueError, match="kind and variation"):
@@ -170,107 +179,71 @@ def steady_forms_of(world) -> list[str]:
     return forms_of(first)
 
 
-def test_scienceworld_lists_the_forms_of_its_actions(science):
-    assert steady_forms_of(make("scienceworld")) == [
-        "focus on OBJ",
-        "look around",
-        "use OBJ on OBJ",
-    ]
-
-
-def test_textworld_lists_the_forms_of_its_commands(games, tmp_path):
-    assert steady_forms_of(make("textworld", cache=str(tmp_path))) == [
-        "go north",
-        "lock OBJ with OBJ",
-        "open OBJ",
-    ]
-
-
-def invented(task: Task, query="Find a spoon.") -> Task:
-    """A synthetic task in the world of another one."""
-    return dataclasses.replace(task, id="syn/1", query=query, origin="synthetic")
+def test_worlds_list_the_forms_of_their_actions(science, games, tmp_path):
+    forms = steady_forms_of(make("scienceworld"))
+    assert forms == ["focus on OBJ", "look around", "use OBJ on OBJ"]
+    forms = steady_forms_of(make("textworld", cache=str(tmp_path)))
+    assert forms == ["go north", "lock OBJ with OBJ", "open OBJ"]
 
 
 def explorer_of(world) -> LlmExplorer:
+    pool = TaskPool(world.tasks("train")[:1], overlap=0.8, capacity=8)
     return LlmExplorer(
-        Parts(
-            make_world=lambda: world,
-            client=object(),
-            max_chars=2000,
-            task_pool=TaskPool(world.tasks("train")[:1], overlap=0.8, capacity=8),
-        )
+        Parts(make_world=lambda: world, client=object(), max_chars=2000, task_pool=pool)
     )
 
 
+def begin_invented(world) -> str:
+    """Start a synthetic task in the world of another one, and return its first text."""
+    task = dataclasses.replace(
+        world.tasks("train")[0], id="syn/1", query="Find a spoon.", origin="synthetic"
+    )
+    return world.reset(task).messages[-1]["content"]
+
+
 def test_a_synthetic_task_of_scienceworld_shows_its_query_and_has_no_score(science):
-    world = make("scienceworld", kinds=["boil"])
-    start = world.reset(invented(world.tasks("train")[0])).messages[-1]["content"]
+    world = boiling()
+    start = begin_invented(world)
     assert start.startswith("Find a spoon.\n\n") and "Do boil" not in start
-    assert world.step("Task").messages[0]["content"] == "Find a spoon."
-    assert [world.step(action).reward for action in ("open door", "go out", "focus on X")] == [
-        0.0,
-        0.0,
-        0.0,
-    ]
+    assert told(world, "Task") == "Find a spoon."
+    # Neither reaching nor failing the goal of the variation means anything.
+    results = [world.step(action) for action in [*SOLUTION, "spoil", "wait"]]
+    assert not any(result.reward or result.terminated for result in results)
     assert world.evaluate().score == 0.0 and not world.evaluate().success
     explorer_of(world)  # it can be explored
 
 
-def test_the_goal_of_the_variation_does_not_end_a_synthetic_task_of_scienceworld(science):
-    world = make("scienceworld", kinds=["boil"])
-    world.reset(invented(world.tasks("train")[0]))
-    solution = ["open door", "go out", "focus on X"]
-    assert not any(world.step(action).terminated for action in [*solution, "spoil", "wait"])
-
-
-def test_scienceworld_loads_a_variation_once_however_often_it_is_reset(science, monkeypatch):
-    loaded = []
-    whole = FakeScience.load
-    monkeypatch.setattr(
-        FakeScience, "load", lambda self, *args: (loaded.append(args), whole(self, *args))
-    )
-    world = make("scienceworld", kinds=["boil"])
+def test_scienceworld_loads_a_variation_once_however_often_it_is_reset(science):
+    world = boiling()
     one, other = world.tasks("train")[:2]
     for task in (one, one, one, other, one):
         world.reset(task)
-    assert [variation for _, variation, _, _ in loaded] == [0, 1, 0]
-    assert world.walkthrough(one.to_dict()) == [
-        "open door",
-        "go out",
-        "focus on X",
-    ]  # loaded with its solution
+    assert science[0].loaded == [0, 1, 0]
+    assert world.walkthrough(one.to_dict()) == SOLUTION  # loaded with its solution
 
 
-def test_the_simulator_of_a_closed_scienceworld_serves_the_next(science, monkeypatch):
-    made = []
-    start = FakeScience.__init__
-    monkeypatch.setattr(
-        FakeScience, "__init__", lambda self, task: (made.append(self), start(self, task))[1]
-    )
-    first, second, third = (make("scienceworld", kinds=["boil"]) for _ in range(3))
-    one, other = first.tasks("train")[:2]
-    first.reset(one)
+def test_the_simulator_of_a_closed_scienceworld_serves_the_next(science):
+    first, second, third = boiling(), boiling(), boiling()
+    begin(first)
     first.step("open door")
-    second.reset(other)
-    assert len(made) == 2  # both are in use
+    begin(second, 1)
+    assert len(science) == 2  # both are in use
     for world in (first, second, second):
         world.close()
-    assert sorted(simulator.closed for simulator in made) == [0, 1]  # one is enough
-    third.reset(one)
-    assert len(made) == 2 and third.evaluate().score == 0.0
+    assert sorted(simulator.closed for simulator in science) == [0, 1]  # one is enough
+    begin(third)
+    assert len(science) == 2 and third.evaluate().score == 0.0
 
 
 @pytest.mark.parametrize("action", ["open b\u00fcro door", "drop\x00it", "\u00fc"])
 def test_scienceworld_takes_no_action_that_it_would_read_as_another(science, action):
-    world = make("scienceworld", kinds=["boil"])
-    world.reset(world.tasks("train")[0])
-    for written in (action, call_text("act", {"action": action})):
+    world = boiling()
+    begin(world)
+    for written in (action, act(action)):
         result = world.step(written)
         assert result.messages[0]["content"].startswith("error: an action has at most")
         assert (result.info["errors"], result.info["calls"]) == (1, [])
-    assert (
-        "2 moves" in world.step("open door").messages[0]["content"]
-    )  # the first one looked around
+    assert "2 moves" in told(world, "open door")  # the first one looked around
 
 
 @pytest.mark.parametrize(
@@ -278,8 +251,8 @@ def test_scienceworld_takes_no_action_that_it_would_read_as_another(science, act
     ["Ambiguous request: which?", "No known action matches that input.", "Unknown action."],
 )
 def test_what_scienceworld_did_not_take_is_an_error(science, monkeypatch, answer):
-    world = make("scienceworld", kinds=["boil"])
-    world.reset(world.tasks("train")[0])
+    world = boiling()
+    begin(world)
     monkeypatch.setattr(FakeScience, "step", lambda self, action: answer)
     assert world.step("open the thing").info["errors"] == 1
 
@@ -287,17 +260,12 @@ def test_what_scienceworld_did_not_take_is_an_error(science, monkeypatch, answer
 def test_scienceworld_lists_the_tasks_of_the_benchmark():
     world = make("scienceworld")
     tasks = {split: world.tasks(split) for split in ("train", "dev", "test")}
-    assert (
-        sum(map(len, tasks.values())) == sum(VARIATIONS.values()) == 7207 and len(VARIATIONS) == 30
-    )
-    assert len({task.id for found in tasks.values() for task in found}) == 7207
+    ids = [task.id for found in tasks.values() for task in found]
+    assert len(ids) == len(set(ids)) == sum(VARIATIONS.values()) == 7207
+    assert len(VARIATIONS) == 30
     assert [len(split_variations("boil", split)) for split in tasks] == [14, 7, 9]
     few = make("scienceworld", per_kind=2, kinds=["boil", "grow-fruit"])
     assert [task.meta["variation"] for task in few.tasks("train")] == [0, 7, 0, 31]
-    with pytest.raises(ValueError, match="no split"):
-        world.tasks("val")
-    with pytest.raises(ValueError, match="no fly"):
-        make("scienceworld", kinds=["fly"])
 
 
 # ---------------------------------------------------------------------------------------------- TextWorld
@@ -353,26 +321,15 @@ def games(monkeypatch):
         for suffix in (".z8", ".json"):
             open(options.path.removesuffix(".z8") + suffix, "w").close()
 
-    module = types.SimpleNamespace(
-        EnvInfos=lambda **names: names,
-        GameOptions=types.SimpleNamespace,
-        make=compiled,
-        start=lambda path, infos: FakeGame(path, infos),
-    )
-    monkeypatch.setitem(sys.modules, "textworld", module)
+    replace_package(
+        monkeypatch, "textworld", EnvInfos=dict, GameOptions=types.SimpleNamespace, make=compiled,
+        start=FakeGame,
+    )  # fmt: skip
     return made
 
 
 def test_textworld_conforms_and_compiles_a_game_once(games, tmp_path):
-    def with_references():
-        world = make("textworld", n_train=3, cache=str(tmp_path))
-        listed = world.tasks
-        world.tasks = lambda split: [
-            _solved(task, ["take key", "open box"]) for task in listed(split)
-        ]
-        return world
-
-    conforms(with_references)
+    conforms(referenced(["take key", "open box"], "textworld", n_train=3, cache=str(tmp_path)))
     assert sorted(games) == [(1, 3), (2, 3), (3, 3)]
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json"] * 3 + [".z8"] * 3
 
@@ -380,10 +337,9 @@ def test_textworld_conforms_and_compiles_a_game_once(games, tmp_path):
 def test_a_textworld_episode(games, tmp_path):
     world = make("textworld", commands=True, options={"nb_rooms": 5}, cache=str(tmp_path))
     task = world.tasks("dev")[0]
-    start = world.reset(task)
-    assert (
-        start.messages[-1]["content"]
-        == "Open the box of 100001.z8.\n\nHere is a key.\n\nPossible commands: look; take key"
+    text = world.reset(task).messages[-1]["content"]
+    assert text == (
+        "Open the box of 100001.z8.\n\nHere is a key.\n\nPossible commands: look; take key"
     )
     assert world.walkthrough() == ["take key", "open box"]
     result = world.step("take key")
@@ -393,19 +349,12 @@ def test_a_textworld_episode(games, tmp_path):
         assert world.step(other).info["errors"] == 1
     result = world.step("open box")
     assert result.terminated and world.evaluate().score == 1.0 and games == [(100001, 5)]
-    with pytest.raises(ValueError, match="no option"):
-        make("textworld", options={"rooms": 5})
-    with pytest.raises(ValueError, match="no 'chess'"):
-        make("textworld", kind="chess")
-    with pytest.raises(ValueError, match="no split"):
-        world.tasks("val")
 
 
 def test_a_synthetic_task_of_textworld_shows_its_query_and_has_no_score(games, tmp_path):
     world = make("textworld", cache=str(tmp_path))
-    task = invented(world.tasks("train")[0])
-    assert world.reset(task).messages[-1]["content"] == "Find a spoon.\n\n-= Attic =-"
-    assert world.step("goal").messages[0]["content"] == "Find a spoon."
+    assert begin_invented(world) == "Find a spoon.\n\n-= Attic =-"
+    assert told(world, "goal") == "Find a spoon."
     assert world.step("take key").reward == world.step("open box").reward == 0.0
     assert world.evaluate().score == 0.0 and not world.evaluate().success
     explorer_of(world)  # it can be explored
@@ -420,16 +369,30 @@ class FakeDataset(list):
         super().__init__({"question": q, "answer": a, "metadata": {}} for q, a in entries)
 
     def score_answer(self, answer, entry):
-        return (
-            1.0 if int(answer) == int(entry["answer"]) else 0.1
-        )  # raises if the answer is not a number
+        # Raises if the answer is not a number.
+        return 1.0 if int(answer) == int(entry["answer"]) else 0.1
 
 
 @pytest.fixture
 def gym_of_reasons(monkeypatch):
-    monkeypatch.setitem(
-        sys.modules, "reasoning_gym", types.SimpleNamespace(create_dataset=FakeDataset)
-    )
+    replace_package(monkeypatch, "reasoning_gym", create_dataset=FakeDataset)
+
+
+@pytest.mark.parametrize(
+    "name, kwargs, message",
+    [
+        ("scienceworld", {"kinds": ["fly"]}, "no fly"),
+        ("textworld", {"options": {"rooms": 5}}, "no option"),
+        ("textworld", {"kind": "chess"}, "no 'chess'"),
+        ("reasoning", {"datasets": ["sums"], "options": {"more": {}}}, "not among"),
+        ("scienceworld", {}, "no split"),
+        ("textworld", {}, "no split"),
+        ("reasoning", {}, "no split"),
+    ],
+)
+def test_wrong_arguments_and_splits_are_refused(name, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        make(name, **kwargs).tasks("val")
 
 
 def test_reasoning_conforms(gym_of_reasons):
@@ -437,18 +400,16 @@ def test_reasoning_conforms(gym_of_reasons):
 
 
 def test_a_reasoning_episode_is_one_turn(gym_of_reasons):
-    world = make(
-        "reasoning", datasets=["sums", "more"], options={"more": {"bias": 1}}, n_train=3, n_dev=1
-    )
+    biased = {"datasets": ["sums", "more"], "options": {"more": {"bias": 1}}}
+    world = make("reasoning", n_train=3, n_dev=1, **biased)
     tasks = world.tasks("train")
     assert [task.meta["dataset"] for task in tasks] == ["sums", "sums", "more"]
     start = world.reset(tasks[0])
     assert start.messages[-1]["content"] == tasks[0].query == "sums: 0 + 1?" and start.tools == []
     result = world.step("I add.\n<answer>7</answer> or\n<answer> 1 </answer>.")
     assert result.terminated and result.reward == 1.0 and world.evaluate().success
-    assert (
-        world.step("<answer>2</answer>").terminated and world.evaluate().success
-    )  # only the first turn counts
+    # Only the first turn counts.
+    assert world.step("<answer>2</answer>").terminated and world.evaluate().success
     world.reset(tasks[0])
     world.step("3")
     assert world.evaluate().score == 0.0 and world.evaluate().components["progress"] == 0.1
@@ -456,13 +417,9 @@ def test_a_reasoning_episode_is_one_turn(gym_of_reasons):
     assert not set.intersection(*queries)
     assert len(world.tasks("dev")) == 1 and make("reasoning", n_dev=0).tasks("dev") == []
     partial = make("reasoning", datasets=["sums"], partial=True)
-    partial.reset(partial.tasks("train")[0])
+    begin(partial)
     partial.step("3")
     assert partial.evaluate().score == 0.1 and not partial.evaluate().success
-    with pytest.raises(ValueError, match="not among"):
-        make("reasoning", datasets=["sums"], options={"more": {}})
-    with pytest.raises(ValueError, match="no split"):
-        world.tasks("val")
     with pytest.raises(ValueError, match="no question"):
         world.reset(Task("x", "reasoning", "?", seed=99, meta={"dataset": "sums"}))
 
@@ -472,9 +429,8 @@ def test_solved_questions_precede_a_question_of_reasoning(gym_of_reasons):
     task = world.tasks("train")[-1]
     roles, texts = zip(*((m["role"], m["content"]) for m in world.reset(task).messages))
     assert roles == ("system", "user", "assistant", "user", "assistant", "user")
-    assert texts[2] == f"<answer>{int(texts[1].split()[1]) + 1}</answer>" and texts[1].startswith(
-        "more: "
-    )
+    assert texts[1].startswith("more: ")
+    assert texts[2] == f"<answer>{int(texts[1].split()[1]) + 1}</answer>"
     everything = {t.query for split in ("train", "dev", "test") for t in world.tasks(split)}
     assert task.query == texts[5] and not {texts[1], texts[3]} & everything and texts[1] != texts[3]
     world.step(texts[2])
@@ -499,6 +455,19 @@ def test_the_answer_is_the_last_one():
 # ------------------------------------------------------------------------------------------ the packages
 
 
+def played(world, task, actions):
+    """Return the answers to the actions up to the end of the episode, which has to succeed."""
+    seen = []
+    world.reset(task)
+    assert world.evaluate().score == 0.0
+    for action in actions:
+        seen.append(world.step(action))
+        if seen[-1].terminated:
+            break
+    assert world.evaluate().score == 1.0 and seen[-1].terminated
+    return seen
+
+
 @pytest.mark.services
 @pytest.mark.skipif(
     not installed("scienceworld") or shutil.which("java") is None,
@@ -511,31 +480,19 @@ def test_real_scienceworld():
         assert {"look around", "open OBJ", "move OBJ to OBJ"} < set(steady_forms_of(world))
         for task in world.tasks("dev"):
             world.reset(task)
-            gold = world.walkthrough(task.to_dict())
-            seen = []
-            for _ in range(2):
-                world.reset(task)
-                assert world.evaluate().score == 0.0
-                seen.append([])
-                for action in gold:  # may go on after the goal is reached
-                    seen[-1].append(world.step(action).to_dict())
-                    if seen[-1][-1]["terminated"]:
-                        break
-                assert world.evaluate().score == 1.0 and seen[-1][-1]["terminated"]
-            assert seen[0] == seen[1]
+            solution = world.walkthrough(task.to_dict())  # may go on after the goal is reached
+            first, second = (played(world, task, solution) for _ in range(2))
+            assert first == second
             world.reset(task)
-            assert (
-                "matches" in world.step("sing a song").messages[0]["content"]
-                and not world.evaluate().success
-            )
+            assert "matches" in told(world, "sing a song") and not world.evaluate().success
     env = importlib.import_module("scienceworld").ScienceWorldEnv("")
     try:
         assert {kind: env.get_max_variations(kind) for kind in env.get_task_names()} == VARIATIONS
         for kind in ("boil", "grow-fruit", "identify-life-stages-1"):
             env.load(kind, 0, "", False)
-            assert env.get_variations_train() == list(split_variations(kind, "train"))
-            assert env.get_variations_dev() == list(split_variations(kind, "dev"))
-            assert env.get_variations_test() == list(split_variations(kind, "test"))
+            for split in ("train", "dev", "test"):
+                found = getattr(env, f"get_variations_{split}")()
+                assert found == list(split_variations(kind, split))
     finally:
         env.close()
 
@@ -553,15 +510,10 @@ def test_real_textworld(kind, tmp_path):
     for name in "ab":
         kwargs = {"kind": kind, "cache": str(tmp_path / name), "n_train": 2}
         with alone("textworld", kwargs, deadlines=PATIENT) as world:
-            first = world.reset(world.tasks("train")[1])
-            assert {"look", "go north", "take OBJ"} < set(forms_of(first)) and "{" not in str(
-                forms_of(first)
-            )
-            assert world.evaluate().score == 0.0
-            commands = world.walkthrough()
-            steps = [world.step(command).to_dict() for command in commands]
-            assert commands and world.evaluate().score == 1.0 and steps[-1]["terminated"]
-            seen.append((first, steps))
+            first = begin(world, 1)
+            assert {"look", "go north", "take OBJ"} < set(forms_of(first))
+            assert "{" not in str(forms_of(first))
+            seen.append((first, played(world, world.tasks("train")[1], world.walkthrough())))
     assert seen[0] == seen[1]
 
 

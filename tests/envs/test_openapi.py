@@ -1,5 +1,6 @@
 """HTTP services with an OpenAPI description as worlds."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -10,41 +11,37 @@ import pytest
 
 import command
 from envs import make
-from envs.toolcalls import call_text
-from envs.world import Task
 from tests.envs.lamp_service import SPEC
 
 pytest.importorskip("fastmcp")
 pytest.importorskip("mcp")
 from envs import openapi
+from tests.envs.playing import used
+from tests.envs.test_mcp import tools_of
+from tests.envs.test_process import is_running, wait_until
 
 OTHERS = {name: SPEC[name] for name in ("openapi", "info")}
 ROOT = str(Path(__file__).parents[2])
+BRIDGE = [sys.executable, "-m", "envs.openapi"]
 SERVICE = f"{sys.executable} -m tests.envs.lamp_service {{port}}"
 
 
 def lamps(*words):
     """Return a world of the service, which `words` are said of."""
-    said = [sys.executable, "-m", "envs.openapi", *words]
-    return make("mcp", command=said, env={"PYTHONPATH": ROOT})
+    return make("mcp", command=[*BRIDGE, *words], env={"PYTHONPATH": ROOT})
 
 
 @pytest.mark.parametrize("words", [[SERVICE], [f"{SERVICE} without-reset"]])
 def test_a_service_is_a_world_whose_state_is_brought_back(words):
-    world = lamps(*words)
-    try:
+    with contextlib.closing(lamps(*words)) as world:
         for _ in range(2):
-            opening = world.reset(Task("a", "mcp", "Light the hall."), 0)
-            tools = {tool["function"]["name"]: tool["function"] for tool in opening.tools}
+            tools = tools_of(world)
             assert set(tools) == {"lamps", "switch"}
             assert tools["switch"]["parameters"]["required"] == ["room"]
             assert "Switch a lamp." in tools["switch"]["description"]
-            lit = world.step(call_text("switch", {"room": "hall"}))
-            assert lit.info["calls"][0]["ok"] and '"hall": true' in lit.messages[0]["content"]
-            wrong = world.step(call_text("switch", {"room": "moon"}))
-            assert wrong.info["errors"] == 1 and "no such lamp" in wrong.messages[0]["content"]
-    finally:
-        world.close()
+            assert '"hall": true' in used(world, "switch", room="hall")
+            wrong = used(world, "switch", room="moon")
+            assert wrong.startswith("error") and "no such lamp" in wrong
 
 
 def test_names_are_those_of_functions_where_they_stay_different():
@@ -81,26 +78,21 @@ def test_what_cannot_be_a_world_is_one_message(words, why, tmp_path, capsys):
 def test_the_description_may_be_a_file(tmp_path):
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps({"paths": {"/lamps": SPEC["paths"]["/lamps"]}} | OTHERS))
-    world = lamps(SERVICE, f"--spec={spec}")
-    try:
-        opening = world.reset(Task("a", "mcp", "Look."), 0)
-        assert [tool["function"]["name"] for tool in opening.tools] == ["lamps"]
-        assert '"attic": true' in world.step(call_text("lamps", {})).messages[0]["content"]
-    finally:
-        world.close()
+    with contextlib.closing(lamps(SERVICE, f"--spec={spec}")) as world:
+        assert list(tools_of(world)) == ["lamps"]
+        assert '"attic": true' in used(world, "lamps")
 
 
 def test_a_service_ends_with_its_world_also_if_it_is_terminated():
-    said = [sys.executable, "-m", "envs.openapi", SERVICE]
-    bridge = subprocess.Popen(said, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    pipe = subprocess.PIPE
+    bridge = subprocess.Popen([*BRIDGE, SERVICE], cwd=ROOT, stdin=pipe, stdout=pipe)
     try:
-        until = time.monotonic() + 30
-        while not (started := children(bridge.pid)):
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        assert wait_until(lambda: children(bridge.pid))
+        started = children(bridge.pid)
+        time.sleep(0.5)  # a signal while the bridge still starts the service would leave it
         bridge.terminate()
         assert bridge.wait(20) == 143
-        assert not any(Path(f"/proc/{pid}").exists() for pid in started)
+        assert not any(map(is_running, started))
     finally:
         bridge.kill()
 
@@ -117,5 +109,4 @@ def test_the_command_evolves_in_a_service(capsys):
     assert "give the command that starts the service" in capsys.readouterr().err
     flags = command.evolving(["--openapi", SERVICE])
     assert "--config=configs/evolve.py:mcp" in flags
-    said = [sys.executable, "-m", "envs.openapi", SERVICE]
-    assert f"--config.env.args.command={said}" in flags
+    assert f"--config.env.args.command={[*BRIDGE, SERVICE]}" in flags

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from envs import conformance, make
+from envs import make
 from envs.openspiel import OpenSpiel
 from envs.toolcalls import call_text
 from envs.world import Evaluation, Observation, Task
@@ -17,6 +17,7 @@ from rl.advantages.spiral import Spiral
 from rl.contexts import Opening
 from rl.contexts.latest import Latest
 from rl.trajectory import Completion
+from tests.envs.test_more_worlds import conforms
 from tests.evolver.toy import TOOLS
 from tests.rl.test_samples import trajectory, turn
 
@@ -37,10 +38,7 @@ def played(world, task, *moves):
 def test_it_conforms(opponent):
     games = ("tic_tac_toe", "kuhn_poker", "leduc_poker", "liars_dice", "nim")
     sizes = {"n_train": 5, "n_dev": 5, "n_test": 5}
-    _, problems = conformance.run(
-        lambda: make("openspiel", games=games, opponent=opponent, **sizes), limit=5
-    )
-    assert not problems, "\n".join(map(str, problems))
+    conforms(lambda: make("openspiel", games=games, opponent=opponent, **sizes), limit=5)
 
 
 def test_both_players_are_the_policy_and_the_score_is_the_first_ones():
@@ -50,9 +48,8 @@ def test_both_players_are_the_policy_and_the_score_is_the_first_ones():
     assert [r.info["player"] for r in results] == [0, 1, 0, 1, 0]
     assert [r.terminated for r in results] == [False] * 4 + [True]
     assert world.evaluate() == Evaluation(1.0, True, low=-1.0, high=1.0)
-    assert (
-        "You are player 1.\nx..\n...\n...\nMoves: 1 = o(0,1)" in results[0].messages[0]["content"]
-    )
+    shown = results[0].messages[0]["content"]
+    assert "You are player 1.\nx..\n...\n...\nMoves: 1 = o(0,1)" in shown
     played(world, task, 0, 3, 1, 4, 8, 5)
     assert world.evaluate().score == -1.0 and not world.evaluate().success
 
@@ -89,13 +86,14 @@ def test_whoever_makes_no_move_loses(said):
 
 
 def test_a_rival_moves_alike_in_equal_games_and_the_policy_is_either_player():
-    world = OpenSpiel(("tic_tac_toe",), n_dev=4)
+    world, again = (OpenSpiel(("tic_tac_toe",), n_dev=4) for _ in range(2))
     tasks = world.tasks("dev")
     assert [t.meta["player"] for t in tasks] == [0, 1, 0, 1]
-    first = [world.reset(task, task.seed).messages[1]["content"] for task in tasks]
+    first, second = (
+        [w.reset(task, task.seed).messages[1]["content"] for task in tasks] for w in (world, again)
+    )
+    assert first == second
     assert ["player 1" in text for text in first] == [False, True, False, True]
-    again = OpenSpiel(("tic_tac_toe",), n_dev=4)
-    assert [again.reset(task, task.seed).messages[1]["content"] for task in tasks] == first
     boards = ["".join(text.split("\n")[1:4]) for text in first]
     assert [board.count("x") for board in boards] == [0, 1, 0, 1]  # the rival has moved
     world.reset(tasks[1], tasks[1].seed)

@@ -20,10 +20,11 @@ from envs.probed import (
     new_ids,
     possible_names,
     probed,
-)
+)  # fmt: skip
 from envs.toolcalls import call_text
 from envs.travel import Travel
 from envs.world import Observation, StepResult, World
+from tests.envs.playing import begin, take_all
 from tests.evolver.toy import Library, attempt, call, task
 
 IDS = ["B99"]
@@ -52,6 +53,12 @@ def lend_b11(**changes):
 
 
 SEEN = [call("shelf", "red"), call("lend", "B11")]
+MARKED = [call("shelf", "blue"), call("mark", "B13")]  # a book that the task does not ask for
+
+
+def evaluated(world, task, *actions):
+    """Return the evaluation of an episode of these actions."""
+    return attempt(Probed(world), task, list(actions)).evaluation
 
 
 class NoSnapshots(Library):
@@ -141,7 +148,7 @@ class TestChecking:
     @pytest.mark.parametrize("world", [Library, NoSnapshots])
     def test_it_asks_for_the_change_and_for_nothing_else(self, world):
         def score(*actions):
-            return attempt(Probed(world()), lend_b11(), list(actions)).evaluation
+            return evaluated(world(), lend_b11(), *actions)
 
         assert score(*SEEN, "done").success and score(*SEEN).success
         assert score("done").score == score().score == 0.0
@@ -149,7 +156,7 @@ class TestChecking:
         assert score(*other, "done").score == 0.0
         both = score(*SEEN, *other)
         assert not both.success and both.score < 0.5
-        beside = score(*SEEN, call("shelf", "blue"), call("mark", "B13"))
+        beside = score(*SEEN, *MARKED)
         assert not beside.success and beside.components["state"] == 0.0
 
     @pytest.mark.parametrize("world", [Library, NoSnapshots])
@@ -157,14 +164,7 @@ class TestChecking:
         plain, checked = world(), Probed(world())
         plain.reset(task("Lend Dune."))
         checked.reset(lend_b11())
-        actions = [
-            call("lend", "B11"),
-            *SEEN,
-            call("mark", "B13"),
-            call("shelf", "blue"),
-            call("mark", "B13"),
-        ]
-        for action in actions:
+        for action in [call("lend", "B11"), *SEEN, call("mark", "B13"), *MARKED]:
             before = checked.evaluate()
             assert checked.evaluate() == before
             assert checked.step(action).messages == plain.step(action).messages
@@ -179,46 +179,36 @@ class TestChecking:
 
     def test_snapshots_hold_the_task(self):
         world, other = Probed(Travel(n_train=2)), Probed(Travel(n_train=2))
-        start = world.tasks("train")[0]
-        world.reset(start)
+        begin(world)
         world.step(call_text("flights", {"to": "Rome"}))
         other.restore(json.loads(json.dumps(world.snapshot())))
-        for action in start.reference:
+        for action in world.tasks("train")[0].reference:
             assert world.step(action) == other.step(action)
         assert world.evaluate() == other.evaluate()
 
     def test_tasks_without_probes_are_the_worlds_own(self):
         world, own = Probed(Travel(n_train=6)), Travel(n_train=6)
         for one in own.tasks("train"):
-            assert (
-                attempt(world, one, one.reference).evaluation
-                == attempt(own, one, one.reference).evaluation
-            )
+            scores = [attempt(w, one, one.reference).evaluation for w in (world, own)]
+            assert scores[0] == scores[1]
         assert world.difference() == own.difference() and probed(world) is world
 
     def test_an_answer_that_the_world_reports_counts_instead_of_the_text(self):
         class Computes(Library):
             def step(self, action):
                 result = super().step(action)
-                return dataclasses.replace(
-                    result, info=result.info | ({"answer": "Kim"} if result.terminated else {})
-                )
+                answer = {"answer": "Kim"} if result.terminated else {}
+                return dataclasses.replace(result, info=result.info | answer)
 
-        task = lend_b11()
-        task.verifier["answer"] = {"value": "Kim", "others": []}
+        task = lend_b11(answer={"value": "Kim", "others": []})
         world = Probed(Computes())
         world.reset(task)
-        for action in (call("shelf", "red"), call("lend", "B11"), "print(name)"):
-            world.step(action)
+        take_all(world, [*SEEN, "print(name)"])
         assert world.evaluate().success
         later = Probed(Computes())
         later.restore(world.snapshot())
         assert later.evaluate().success
-        plain = Probed(Library())
-        plain.reset(task)
-        for action in (call("shelf", "red"), call("lend", "B11"), "print(name)"):
-            plain.step(action)
-        assert not plain.evaluate().success
+        assert not evaluated(Library(), task, *SEEN, "print(name)").success
 
     def test_the_end_of_an_episode_by_a_call_is_checked_too(self):
         class Ends(Library):
@@ -237,25 +227,21 @@ class TestChecking:
                 self.over = "lend" in action and not result.info["errors"]
                 return dataclasses.replace(result, terminated=result.terminated or self.over)
 
-        score = attempt(Probed(Ends()), lend_b11(), SEEN).evaluation
-        assert not score.success  # what the last call changed cannot be seen
+        # What the last call changed cannot be seen.
+        assert not evaluated(Ends(), lend_b11(), *SEEN).success
         marked = lend_b11()
         marked.verifier["probes"][0]["after"] = feature_list("B11 Dune red marked\nB12 Emma red")
         actions = [call("shelf", "red"), call("mark", "B11"), "done"]
-        assert attempt(Probed(Ends()), marked, actions).evaluation.success
+        assert evaluated(Ends(), marked, *actions).success
 
     def test_an_answer_counts_only_if_nothing_else_changed(self):
-        answer = {"value": "Dune", "others": ["Emma"]}
-        asked = lend_b11(answer=answer)
-        world = Probed(Library())
-        assert attempt(world, asked, [*SEEN, "Dune"]).evaluation.success
-        assert not attempt(world, asked, [*SEEN, "Dune or Emma"]).evaluation.success
-        assert attempt(world, asked, [*SEEN, "done"]).evaluation.score < 0.5
-        damaged = [*SEEN, call("shelf", "blue"), call("mark", "B13"), "Dune"]
-        assert (
-            attempt(world, asked, damaged).evaluation.score
-            <= attempt(world, asked, [*SEEN, "no"]).evaluation.score
-        )
+        def score(*actions):
+            asked = lend_b11(answer={"value": "Dune", "others": ["Emma"]})
+            return evaluated(Library(), asked, *SEEN, *actions)
+
+        assert score("Dune").success and not score("Dune or Emma").success
+        assert score("done").score < 0.5
+        assert score(*MARKED, "Dune").score <= score("no").score
 
     def test_a_verifier_is_json(self):
         assert json.loads(json.dumps(lend_b11().to_dict())) == lend_b11().to_dict()
@@ -263,42 +249,29 @@ class TestChecking:
 
 class TestIds:
     def test_things_that_were_made_in_another_order_are_the_same(self):
-        def reading(*rows):
-            return [cells("orders", row) for row in rows]
-
-        first, second = (
-            reading("Ann Rome O77", "Ben Oslo O12"),
-            reading("Ann Rome O12", "Ben Oslo O77"),
-        )
         ids, views = ["O99"], []
-        for readings in (first, second):
+        for rows in (["Ann Rome O77", "Ben Oslo O12"], ["Ann Rome O12", "Ben Oslo O77"]):
+            readings = [cells("orders", row) for row in rows]
             names = new_ids(readings, ids, {"O11"})
             views.append([features(inner, ids, names, []) for inner in readings])
         assert views[0] == views[1]
-        names = new_ids(first, ids, {"O77"})  # an id that was there before is not renamed
-        assert list(names) == ["O12"]
+        # An id that was there before is not renamed.
+        assert list(new_ids(readings, ids, {"O77"})) == ["O12"]
 
     def test_the_row_of_a_value_matters(self):
-        a, b = "O11 bag\nO12", "O11\nO12 bag"
-        assert features(cells("orders", a), ["O99"], {}, []) != features(
-            cells("orders", b), ["O99"], {}, []
-        )
+        a, b = (cells("orders", text) for text in ("O11 bag\nO12", "O11\nO12 bag"))
+        assert features(a, ["O99"], {}, []) != features(b, ["O99"], {}, [])
 
     def test_a_row_is_known_by_its_id_by_what_names_it_or_by_the_row_it_is_in(self):
         notes = [{"id": "n1", "tags": ["home"]}, {"id": "n2", "tags": []}]
-        kind = "notes $[*].id"
-        assert ["n1", "$[*].tags[*]", "home"] in features(
-            cells("notes", json.dumps(notes)), [kind], {}, []
-        )
+        tagged = features(cells("notes", json.dumps(notes)), ["notes $[*].id"], {}, [])
+        assert ["n1", "$[*].tags[*]", "home"] in tagged
         zones = cells("status", '{"hall": {"light": "off"}, "bath": {"light": "on"}}')
         named = features(zones, [], {}, [], ["status $[*].name"])
         assert ["hall", "$[*].light", "off"] in named and ["bath", "$[*].light", "on"] in named
 
     def test_what_varies_by_itself_is_masked(self):
-        a, b = (
-            cells("now", '{"time": "10:31", "state": 1}'),
-            cells("now", '{"time": "10:32", "state": 1}'),
-        )
+        a, b = (cells("now", f'{{"time": "10:{minute}", "state": 1}}') for minute in (31, 32))
         assert features(a, [], {}, ["now $.time"]) == features(b, [], {}, ["now $.time"])
         assert features(a, [], {}, []) != features(b, [], {}, [])
 
@@ -353,53 +326,37 @@ class TestCells:
         assert len(found) == 4
 
     def test_names_of_several_words_and_of_fields(self):
-        assert [c.value for c in possible_names("guests", "Mr Bean: room 12\nAnn\n")] == [
-            "Mr Bean",
-            "room 12",
-        ]
-        assert [c.value for c in possible_names("stock", '{"figs": 3, "pears": 0, "plums": 8}')] == [
-            "figs", "pears", "plums",
-        ]  # fmt: skip
-        assert [c.value for c in possible_names("lists", '{"Sleep": [], "Party": ["x"]}')] == [
-            "Sleep",
-            "Party",
-        ]
-        for fields in ('{"x": 1, "y": 2}', '{"a": 1, "b": 2, "c": "d"}', "{", "Mr Bean"):
-            assert not possible_names("tool", fields)
+        for text, names in (
+            ("Mr Bean: room 12\nAnn\n", ["Mr Bean", "room 12"]),
+            ('{"figs": 3, "pears": 0, "plums": 8}', ["figs", "pears", "plums"]),
+            ('{"Sleep": [], "Party": ["x"]}', ["Sleep", "Party"]),
+            ('{"x": 1, "y": 2}', []),
+            ('{"a": 1, "b": 2, "c": "d"}', []),
+            ("{", []),
+            ("Mr Bean", []),
+        ):
+            assert [cell.value for cell in possible_names("tool", text)] == names
 
     def test_deep_answers_do_not_break(self):
         assert [cell.value for cell in cells("tool", "[" * 100_000 + "x")] == ["x"]
 
 
 @pytest.mark.parametrize(
-    ("text", "right"),
+    ("value", "right", "wrong"),
     [
-        ("gold", True),
-        ("It is gold.", True),
-        ("GOLD", True),
-        ("golden", False),
-        ("silver", False),
-        ("gold or silver", False),
-        ("", False),
+        ("gold", ["gold", "It is gold.", "GOLD"], ["golden", "silver", "gold or silver", ""]),
+        ("3", ["There are 3."], ["3 or 4"]),
+        ("6", ["6.0"], ["6.5", "O6", ""]),
+        ("0.0", ["It is 0."], []),
+        ("-5", ["-5"], ["5"]),
+        ("5", [], ["2,5"]),
+        ("140", ["$140"], []),
+        ("9" * 401, [], ["9" * 400]),
     ],
 )
-def test_answers(text, right):
-    assert answered(text, {"value": "gold", "others": ["silver", "blue"]}) is right
-
-
-def test_a_number_is_the_only_number():
-    assert answered("There are 3.", {"value": "3", "others": []})
-    assert not answered("3 or 4", {"value": "3", "others": []})
-    for text, value in (
-        ("6.0", "6"),
-        ("It is 0.", "0.0"),
-        ("-5", "-5"),
-        ("2,5", "5"),
-        ("$140", "140"),
-    ):
-        assert answered(text, {"value": value, "others": []}) is (text != "2,5")
-    for text, value in (("5", "-5"), ("6.5", "6"), ("O6", "6"), ("9" * 400, "9" * 401), ("", "6")):
-        assert not answered(text, {"value": value, "others": []})
+def test_answers(value, right, wrong):
+    for text in (*right, *wrong):
+        assert answered(text, {"value": value, "others": ["silver", "blue"]}) is (text in right)
 
 
 def test_no_probe_means_no_success():

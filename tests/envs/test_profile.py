@@ -12,20 +12,18 @@ from hypothesis import strategies as st
 from envs import make, profile
 from envs.process import ROOT
 from evolver.parts import Parts
+from tests.envs.playing import begin
 
 
 def tool(name, *parameters, **more):
     properties = {parameter: {"type": "string"} for parameter in parameters}
-    return {
-        "type": "function",
-        "function": {"name": name, "parameters": {"properties": properties}, **more},
-    }
+    function = {"name": name, "parameters": {"properties": properties}} | more
+    return {"type": "function", "function": function}
 
 
 def grouped(drafted):
-    return {
-        entity["name"]: {o["name"] for o in entity["operations"]} for entity in drafted["entities"]
-    }
+    entities = drafted["entities"]
+    return {entity["name"]: {o["name"] for o in entity["operations"]} for entity in entities}
 
 
 def test_tools_are_grouped_by_a_shared_noun():
@@ -49,12 +47,10 @@ def test_tools_are_grouped_by_a_shared_noun():
     assert drafted["task_preference"] == profile.PREFERENCE
 
 
-@given(
-    st.lists(
-        st.tuples(st.text(max_size=12), st.lists(st.text(min_size=1, max_size=5), max_size=3)),
-        max_size=8,
-    )
-)
+parameters = st.lists(st.text(min_size=1, max_size=5), max_size=3)
+
+
+@given(st.lists(st.tuples(st.text(max_size=12), parameters), max_size=8))
 def test_every_tool_is_an_operation_once_and_the_draft_is_json(named):
     drafted = profile.draft("world", [tool(name, *parameters) for name, parameters in named])
     operations = [o["name"] for entity in drafted["entities"] for o in entity["operations"]]
@@ -66,10 +62,7 @@ def test_every_tool_is_an_operation_once_and_the_draft_is_json(named):
 
 def test_schemas_without_parameters_or_descriptions_are_drafted_too():
     bare = {"type": "function", "function": {"name": "go"}}
-    none = {
-        "type": "function",
-        "function": {"name": "stop", "description": None, "parameters": None},
-    }
+    none = tool("stop", description=None, parameters=None)
     assert grouped(profile.draft("w", [bare, none])) == {"w": {"go", "stop"}}
     assert profile.draft("w", [])["entities"] == []
 
@@ -80,10 +73,9 @@ def test_the_command_prints_the_worlds_own_profile_or_a_draft(capsys):
     assert profile.main(["travel", "--draft"]) == 0
     drafted = json.loads(capsys.readouterr().out)
     world = make("travel")
-    offered = {t["function"]["name"] for t in world.reset(world.tasks("train")[0]).tools}
-    assert set().union(*grouped(drafted).values()) == offered and {"order", "seat"} <= set(
-        grouped(drafted)
-    )
+    offered = {t["function"]["name"] for t in begin(world).tools}
+    groups = grouped(drafted)
+    assert set().union(*groups.values()) == offered and {"order", "seat"} <= set(groups)
     done = subprocess.run(
         [sys.executable, "-m", "envs.profile", "--help"], cwd=ROOT, capture_output=True, text=True
     )
@@ -101,16 +93,11 @@ def test_an_explorer_drafts_a_missing_profile():
             return {}
 
     tasks = Silent().tasks("train")[:3]
+    pool = TaskPool(tasks, overlap=0.8, capacity=8)
     explorer = LlmExplorer(
-        Parts(
-            make_world=Silent,
-            client=object(),
-            max_chars=2000,
-            task_pool=TaskPool(tasks, overlap=0.8, capacity=8),
-        )
+        Parts(make_world=Silent, client=object(), max_chars=2000, task_pool=pool)
     )
-    assert "- order (" in profile_text(explorer.profile) and "    refund" in profile_text(
-        explorer.profile
-    )
+    text = profile_text(explorer.profile)
+    assert "- order (" in text and "    refund" in text
     with pytest.raises(KeyError):
         profile.draft("w", [{"type": "function"}])

@@ -1,7 +1,7 @@
 """The pool of Ray actors gives the same guarantees as the local pool."""
 
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -15,7 +15,8 @@ from envs.process import Deadlines
 from envs.ray_pool import RayPool
 from envs.source import serving
 from envs.world import WorldError, WorldTimeout
-from tests.envs.test_process import COUNTER, FAULTY, solve
+from tests.envs.playing import begin, solve, told
+from tests.envs.test_process import COUNTER, FAULTY
 
 pytestmark = pytest.mark.slow
 
@@ -32,20 +33,18 @@ def test_actors_conform():
     pool.close()
 
 
-@pytest.mark.parametrize(
-    "fault, error", [("exit", WorldError), ("raise", WorldError), ("hang", WorldTimeout)]
-)
-def test_a_fault_does_not_affect_other_instances(fault, error):
+@pytest.mark.parametrize("fault", ["exit", "raise", "hang"])
+def test_a_fault_does_not_affect_other_instances(fault):
     pool = RayPool(FAULTY, {"fault": fault}, deadlines=Deadlines(step=5.0), limit=3)
     worlds = [pool.world() for _ in range(3)]
     for world in worlds:
-        world.reset(world.tasks("train")[0])
+        begin(world)
         world.step("+")
     with pytest.raises(PoolFull):
         pool.world().reset(worlds[0].tasks("train")[0])
-    with pytest.raises(error):
+    with pytest.raises(WorldTimeout if fault == "hang" else WorldError):
         worlds[0].step("break")
-    assert [world.step("+").messages[0]["content"] for world in worlds[1:]] == ["2", "2"]
+    assert [told(world, "+") for world in worlds[1:]] == ["2", "2"]
     assert solve(worlds[0]) == 1.0
     for world in worlds:
         world.close()
@@ -60,9 +59,5 @@ def test_the_service_places_actors():
     ray.shutdown()  # the service starts its own cluster
     with serving(COUNTER, json.dumps({"goal": 2}), "--backend", "ray") as url:
         worlds = [RemoteWorld(url) for _ in range(2)]
-        threads = [threading.Thread(target=solve, args=(world,)) for world in worlds]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert [world.evaluate().score for world in worlds] == [1.0, 1.0]
+        with ThreadPoolExecutor(2) as threads:
+            assert list(threads.map(solve, worlds)) == [1.0, 1.0]

@@ -12,6 +12,7 @@ from envs.renamed import KEY, meant, renamed, shown
 from envs.toolcalls import call_text
 from envs.world import Task
 from evolver.replaying import play
+from tests.envs.playing import take_all
 
 
 @pytest.fixture
@@ -56,9 +57,8 @@ def test_an_episode_with_other_ids_is_the_same_episode(lending):
         assert before["success"] and after["success"]
         assert not play(world, other, other.seed, task.reference)["success"]
         change = shown(other)
-        assert [m["content"] for m in after["messages"]] == [
-            change(m["content"]) for m in before["messages"]
-        ]
+        said = [[m["content"] for m in played["messages"]] for played in (before, after)]
+        assert said[1] == list(map(change, said[0]))
 
 
 def test_an_episode_with_other_ids_goes_on_from_a_snapshot(lending):
@@ -67,8 +67,7 @@ def test_an_episode_with_other_ids_goes_on_from_a_snapshot(lending):
     other = renamed(task, task.id)
     world.reset(other, other.seed)
     *calls, last = other.reference[:-1]
-    for action in calls:
-        world.step(action)
+    take_all(world, calls)
     snapshot = world.snapshot()
     world.reset(task, task.seed)
     world.restore(snapshot)
