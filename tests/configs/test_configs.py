@@ -42,7 +42,7 @@ ARGUMENTS = {
     "quickstart": ("grpo", "q", "qn", "qa", "all"),
     "home": ("q",),
     "pretrained": ("words", "calls"),
-    "relatives": relatives.NAMES,
+    "relatives": tuple(relatives.CHANGES),
 }
 ARGUMENTS |= dict.fromkeys(PAPER, ("original", "q", "hybrid", "qn", "qa", "all"))
 VARIANTS = [(p.stem, argument) for p in FILES for argument in (None, *ARGUMENTS.get(p.stem, ()))]
