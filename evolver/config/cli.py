@@ -137,7 +137,8 @@ def set_argument(config: ConfigDict, key: str, text: str) -> str:
     *outer, last = argument.split(".")  # an argument may be a dict, as env.args.worlds is
     inner = given = copy.deepcopy(given)
     for name in outer:
-        inner[name] = inner[name] if isinstance(inner.get(name), dict) else {}
+        if not isinstance(inner.get(name), dict):
+            inner[name] = {}
         inner = inner[name]
     inner[last] = value
     assign(config, f"{group}.args", given)

@@ -136,7 +136,7 @@ class Case:
         return total
 
     def _kept(self, *, on_host: bool) -> dict[str, float]:
-        held = {"parameters": 0.0, "optimizer": 0.0, "reference": 0.0}
+        held = dict.fromkeys(("parameters", "optimizer", "reference"), 0.0)
         for part in kept(self.config, self.shape):
             if part.on_host == on_host:
                 held[part.kind] += self.bytes_of(part.weights, part.size)
@@ -169,7 +169,7 @@ class Case:
         weights = qwen.parameter_count(self.shape) * BYTES[weight_dtype(c)]
         context = engine_context(c) * analytic.kv_bytes(self.shape, c.engine.cache_dtype)
         if self.on_jax:
-            local = min(self.target.count, self.target.chip.host)
+            local = self.target.per_host
             used = min(c.engine.devices or local, local)
             slots = -(-c.engine.slots // used)
             place = f"{used} of the learner's devices" if used > 1 else "the learner's first device"
@@ -234,12 +234,12 @@ def adapted(config: Any, target: Target) -> tuple[Any, str]:
 def problems(case: Case) -> Iterator[str]:
     """Yield why the config's engine, kernels and mesh cannot run on the target."""
     c, chip, target = case.config, case.target.chip, case.target
-    kernel, (replicas, devices) = c.model.attention, servers_of(c)
+    kernel, urls, local = c.model.attention, c.engine.vllm.urls, target.per_host
+    replicas, devices = servers_of(c)
     backend = chip.platform.replace("cuda", "gpu")
-    starts_servers = not case.on_jax and not c.engine.vllm.urls
+    starts_servers = not case.on_jax and not urls
     if KERNELS.get(kernel, backend) != backend:
         yield f"config.model.attention={kernel} does not run on {chip.name}: set it to auto"
-    local, urls = min(target.count, chip.host), c.engine.vllm.urls
     if 0 < len(urls) < case.processes and not case.on_jax:
         yield (
             f"config.engine.vllm.urls has {len(urls)} servers, and {target.name} needs"
