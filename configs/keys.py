@@ -1,7 +1,7 @@
 """The schema of configs: a class for each group of keys, with a field for each key.
 
     class Rollout(Group):
-        tasks: int = Field(32, ge=1, le=2**16)
+        tasks: Many = 32
         \"""Tasks per step.\"""
 
 A field has the type, the default, the bounds and the meaning of its key. `new(Rollout)` is the
@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 
 Dtype = Literal["float32", "bfloat16"]
 Tokens = Annotated[int, Interval(ge=1, le=2**24)]
+# Whole numbers; a larger one can only be a slip of the keyboard.
 Few = Annotated[int, Interval(ge=1, le=1000)]
 Several = Annotated[int, Interval(ge=1, le=4096)]
 Many = Annotated[int, Interval(ge=1, le=2**16)]

@@ -19,9 +19,8 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from evolver.config.values import hint, misfit
 
@@ -32,8 +31,7 @@ class PlugError(ValueError):
     """A plug that cannot be used; the message says what was given and what the callable takes."""
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """A place of the config that takes a plug.
 
     known: "module:DICT", a registry {name: "module:attribute"}. protocol: the interface,

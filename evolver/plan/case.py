@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -36,8 +36,7 @@ class PlanError(ValueError):
     """A config that cannot be planned, or not for the target; the message is for the user."""
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """A part of what the learner keeps between updates.
 
     kind: "parameters", "optimizer" or "reference". weights: a tree of `qwen.Weight`s, each entry of
@@ -51,8 +50,7 @@ class Kept:
     on_host: bool = False
 
 
-@dataclass(frozen=True)
-class Engine:
+class Engine(NamedTuple):
     """`replicas` engines of `devices` devices each. shared: the learner uses them too."""
 
     replicas: int

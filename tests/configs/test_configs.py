@@ -2,12 +2,9 @@
 
 import ast
 import dataclasses
-import importlib
-import inspect
 import math
 import re
 import typing
-from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -111,8 +108,7 @@ def written_out(node: ast.AST, names: dict[str, str]) -> str:
 def parameters_of(target: ast.AST, origins: dict[str, str]) -> list[str]:
     """The parameters of a callable that a module has imported."""
     name = ast.unparse(target)
-    origin = importlib.import_module(origins[name.partition(".")[0]])
-    return list(inspect.signature(attrgetter(name)(origin)).parameters)
+    return list(plugs.parameters(plugs.attribute(f"{origins[name.split('.')[0]]}:{name}")))
 
 
 def test_every_key_is_read_by_the_code():

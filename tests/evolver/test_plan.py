@@ -117,11 +117,11 @@ def test_decoding_counts_the_weights_and_the_cache_once():
 
 
 def test_recomputing_trades_compute_for_memory():
-    shape = qwen.PRESETS["7b"]
-    options = {"dtype": "bfloat16", "tensor": 1, "chunk": 1024}
     levels = ("full", "attention", "dots", "none")
-    sizes = [analytic.update_temporaries(shape, 25_600, remat=r, **options) for r in levels]
+    kept = [case_of("bfcl_7b_lora", "h200:1", f"model.remat={level}") for level in levels]
+    sizes = [estimate.temporaries(case)["update"] for case in kept]
     assert sizes == sorted(sizes) and sizes[-1] > 5 * sizes[0]
+    shape = qwen.PRESETS["7b"]
     flops = [analytic.update_flops(shape, 1e6, 8192, 1e5, remat=remat) for remat in (False, True)]
     assert flops[1] / flops[0] == pytest.approx(4 / 3)
 
