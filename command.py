@@ -24,7 +24,6 @@ import sys
 from pathlib import Path
 
 from evolver.config import cli
-from evolver.config.cli import MODES
 from evolver.config.plugs import look_in
 from evolver.processes.streams import open_streams, surroundings_problems, until_unread
 from experiments import pretrained
@@ -62,8 +61,7 @@ def evolving(words: list[str]) -> list[str]:
     if any(word.startswith("--help") for word in rest):
         return rest
     named = {flag: getattr(given, flag[2:]) for flag in WORLD_FLAGS}
-    worlds = [given.world, *named.values()]
-    worlds = [world for world in worlds if world is not None]
+    worlds = [world for world in (given.world, *named.values()) if world is not None]
     worlds += [word for word in rest if not word.startswith("-")]
     if len(worlds) > 1 or not (worlds or given.config):
         parser.error(f"name one world, as a word or by a flag; {len(worlds)} are named")
@@ -108,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if word != "view":  # which looks at folders of others, and `view .` would run their code
         look_in(Path.cwd())  # where the user's own worlds and ideas are, as with `python -m`
-    if word in MODES:
+    if word in cli.MODES:
         import run
 
         flags = [f"evolver {word}", *(evolving(rest) if word == "evolve" else rest)]
@@ -126,9 +124,7 @@ def main(argv: list[str] | None = None) -> int:
     if word == "--version":
         print(importlib.metadata.version("evolver"))
         return 0
-    about = {word: what for word, what in MODES.items()} | {
-        word: what for word, (_, what) in PROGRAMS.items()
-    }
+    about = cli.MODES | {word: what for word, (_, what) in PROGRAMS.items()}
     lines = [f"  evolver {word:8} {what}" for word, what in about.items()]
     if word in ("--help", "-h", "help"):
         hint = "`evolver train --help` lists the flags, `--help=WORD` the config keys."

@@ -19,7 +19,21 @@ from annotated_types import Ge, Interval
 from ml_collections import ConfigDict
 from pydantic import Field
 
-from configs.keys import Dtype, Group, Plug, Temperature, Tokens, new
+from configs.keys import (
+    Decay,
+    Dtype,
+    Few,
+    Group,
+    Many,
+    Patience,
+    Plug,
+    PositiveFraction,
+    Seconds,
+    Several,
+    Temperature,
+    Tokens,
+    new,
+)
 from rl.bounds import Count, CountOrZero, Fraction, NotNegative, Weight
 
 Preset = Literal[
@@ -55,13 +69,13 @@ class Env(Plug):
     """URL of the service, for env.mode=http."""
     python: str = ""
     """Interpreter of the workers; "" = this one."""
-    workers: int = Field(2, ge=1, le=4096)
+    workers: Several = 2
     """Worker processes."""
     memory_mb: Literal[0] | Annotated[int, Interval(ge=64, le=2**24)] = 0
     """Address space of one worker process, in MB; 0 = no limit."""
     recycle: CountOrZero = 0
     """Episodes after which a worker is replaced once it hosts no other; 0 = never."""
-    timeout: float = Field(60.0, ge=0.001, le=10**7)
+    timeout: Seconds = 60.0
     """Seconds that one call into the world may take."""
 
 
@@ -124,15 +138,15 @@ class Template(Plug):
 class Rollout(Group):
     """Rollouts that are trained on."""
 
-    tasks: int = Field(32, ge=1, le=2**16)
+    tasks: Many = 32
     """Tasks per step."""
-    group: int = Field(8, ge=1, le=4096)
+    group: Several = 8
     """Rollouts per task: the unit within which outcomes are compared."""
     refill: int = Field(0, ge=0, le=1000)
     """Rounds of new tasks for groups without signal (dynamic sampling)."""
     temperature: Temperature = 0.9
     """Sampling temperature of the policy, also used in the loss."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: PositiveFraction = 1.0
     """Sample from the smallest set of tokens with this probability; 1 = all."""
     top_k: CountOrZero = 0
     """Sample from this many of the most probable tokens; 0 = all."""
@@ -144,9 +158,9 @@ class Rollout(Group):
     """Tokens of one episode, prompt and observations included."""
     must_end: bool = False
     """An episode that a limit of turns or tokens ends has failed, whatever it had reached."""
-    timeout: float = Field(1800.0, ge=0.001, le=10**7)
+    timeout: Seconds = 1800.0
     """Seconds of one episode, set-up included."""
-    concurrency: int = Field(256, ge=1, le=2**16)
+    concurrency: Many = 256
     """Episodes at a time."""
     async_depth: int = Field(0, ge=0, le=100)
     """Steps that rollouts start ahead of their update; 0 = on-policy."""
@@ -171,7 +185,7 @@ class Vllm(Group):
     """CUDA_VISIBLE_DEVICES of each server to start: ("0,1", "2,3")."""
     flags: str = ""
     """Further flags for `vllm serve`: "--enforce-eager --gpu-memory-utilization 0.6"."""
-    start_timeout: float = Field(900.0, ge=1, le=10**7)
+    start_timeout: Patience = 900.0
     """Seconds within which a started server must answer."""
     restarts: CountOrZero = 2
     """Restarts of dead servers, in total."""
@@ -190,12 +204,12 @@ class Engine(Group):
 
     name: Literal["jax", "vllm"] = "jax"
     """jax: in this process; vllm: on servers."""
-    slots: int = Field(256, ge=1, le=2**16)
+    slots: Many = 256
     """Sequences in the KV caches at once, each of rollout.context tokens."""
     devices: CountOrZero = 0
     """Devices of this process that generate, each with all weights and its share of the slots; 0 =
     all of the mesh. For engine.name=jax."""
-    decode_block: int = Field(32, ge=1, le=4096)
+    decode_block: Several = 32
     """Most tokens decoded before new requests can join."""
     leave: Fraction = 0.25
     """End a decode block once this fraction of its rows is done."""
@@ -300,7 +314,7 @@ class Role(Group):
     """Empty = llm.key."""
     temperature: Temperature = 0.0
     """0 = greedy."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: PositiveFraction = 1.0
     """Sample from the smallest set of tokens with this probability; 1 = all."""
     max_tokens: Tokens = 8192
     """Tokens of one answer."""
@@ -322,7 +336,7 @@ class Serve(Group):
     """Most tokens of a question and its answer together."""
     flags: str = ""
     """Further flags of the server: "--gpu-memory-utilization 0.9"."""
-    start_timeout: float = Field(900.0, ge=1, le=10**7)
+    start_timeout: Patience = 900.0
     """Seconds within which it must answer."""
     restarts: CountOrZero = 2
     """Restarts of a server that died, in total."""
@@ -343,7 +357,7 @@ class Llm(Group):
     cache: str = ""
     """Directory of cached answers, which runs may share; "" = llm_cache in the workdir, "off" = no
     cache."""
-    concurrency: int = Field(32, ge=1, le=2**16)
+    concurrency: Many = 32
     """Calls at a time, per server."""
     requests_per_minute: CountOrZero = 0
     """Per server, not of the policy, divided among the processes of a run; 0 = no limit."""
@@ -354,7 +368,7 @@ class Llm(Group):
     room; 0 = rollout.context."""
     deadline: float = Field(120.0, ge=0.1, le=10**7)
     """Seconds of one attempt."""
-    attempts: int = Field(6, ge=1, le=1000)
+    attempts: Few = 6
     """Attempts per question; waits double from 1 to 60 seconds."""
     failures: Count = 20
     """Consecutive failed questions after which the run ends."""
@@ -460,17 +474,17 @@ class Loss(Plug):
 class Optim(Group):
     """AdamW."""
 
-    lr: float = Field(1e-6, gt=0, le=1)
+    lr: PositiveFraction = 1e-6
     """Peak learning rate."""
     schedule: Schedule = "constant"
     """After warm-up; the others end at 0 with the last step, also if steps make fewer updates."""
     warmup: CountOrZero = 0
     """Updates of the linear warm-up, from lr / warmup to lr; half of a run that is not longer."""
-    b1: float = Field(0.9, ge=0, lt=1)
+    b1: Decay = 0.9
     """Decay of the first moment."""
-    b2: float = Field(0.999, ge=0, lt=1)
+    b2: Decay = 0.999
     """Decay of the second moment."""
-    eps: float = Field(1e-8, gt=0, le=1)
+    eps: PositiveFraction = 1e-8
     """Added to the root of the second moment."""
     weight_decay: Weight = 0.01
     """Of matrices and embeddings."""
@@ -496,13 +510,13 @@ class Lora(Group):
 class Learner(Group):
     """Updates from the samples of a step."""
 
-    updates: int = Field(4, ge=1, le=2**16)
+    updates: Many = 4
     """Mini-batches per step, with nearly equal numbers of tasks."""
-    epochs: int = Field(1, ge=1, le=1000)
+    epochs: Few = 1
     """Passes over the samples of a step."""
     row: int = Field(25600, ge=2, le=2**24)
     """Tokens of a packed row; longer samples are dropped as overlong."""
-    micro: int = Field(1, ge=1, le=4096)
+    micro: Several = 1
     """Rows per forward and backward pass; changes memory, not the result."""
     widths: int = Field(1, ge=1, le=64)
     """Row widths to compile, row/2 to row, to cut padding; same result."""
@@ -534,9 +548,9 @@ class Eval(Group):
     """Tasks of the split, drawn once; 0 = all."""
     worlds: dict[str, CountOrZero] = {}
     """Of several worlds: {world: its tasks of the split}; `tasks` is then for those not named."""
-    rollouts: int = Field(8, ge=1, le=4096)
+    rollouts: Several = 8
     """Rollouts per task: the k of avg@k, best@k, pass@k."""
-    seeds: int = Field(1, ge=1, le=1000)
+    seeds: Few = 1
     """Evaluations of --mode=eval by different seeds, for a deviation."""
     temperature: Temperature = 0.9
     """Sampling temperature of these rollouts."""
@@ -579,7 +593,7 @@ class Evolve(Group):
     """Updates of a round of imitation."""
     rows: Count = 4
     """Packed rows of each of them, of learner.row tokens."""
-    lr: float = Field(1e-4, gt=0, le=1)
+    lr: PositiveFraction = 1e-4
     """Their peak learning rate."""
 
 
@@ -620,13 +634,13 @@ class Mesh(Group):
     """Devices along each mesh axis; their product is the number of devices used. configs/meshes.py
     has presets."""
 
-    data: int = Field(1, ge=1, le=2**16)
+    data: Many = 1
     """Splits rows; weights are replicated."""
-    fsdp: int = Field(1, ge=1, le=2**16)
+    fsdp: Many = 1
     """Splits rows and weights."""
-    tensor: int = Field(1, ge=1, le=2**16)
+    tensor: Many = 1
     """Splits heads and hidden units."""
-    sequence: int = Field(1, ge=1, le=2**16)
+    sequence: Many = 1
     """Splits the tokens of a row."""
 
 
@@ -640,7 +654,7 @@ class Hosts(Group):
     """Index of this process, from 0."""
     coordinator: str = ""
     """host:port of process 0."""
-    deadline: float = Field(60.0, ge=1, le=10**7)
+    deadline: Patience = 60.0
     """Seconds without a heartbeat after which a process counts as lost."""
 
 

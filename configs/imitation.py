@@ -9,10 +9,9 @@ and on the command line.
 from typing import Literal
 
 from ml_collections import ConfigDict
-from pydantic import Field
 
 from configs.base import Preset, Schedule
-from configs.keys import Dtype, Group, Plug, new
+from configs.keys import Decay, Dtype, Group, Plug, new
 from rl.bounds import Count, CountOrZero, Fraction, NotNegative, Positive
 
 
@@ -100,7 +99,7 @@ class Config(Group):
     """After warm-up."""
     warmup: CountOrZero = 20
     """Updates of the linear warm-up, from peak / warmup to the peak."""
-    b2: float = Field(0.98, ge=0, lt=1)
+    b2: Decay = 0.98
     """Adam's decay of the second moment."""
     clip: NotNegative = 1.0
     """Global norm to which gradients are clipped; 0 = no clipping."""

@@ -1,13 +1,16 @@
 """The schema of configs: a class for each group of keys, with a field for each key.
 
     class Rollout(Group):
-        tasks: int = Field(32, ge=1, le=2**16)
+        tasks: Many = 32
         \"""Tasks per step.\"""
 
 A field has the type, the default, the bounds and the meaning of its key. `new(Rollout)` is the
 config with all defaults.
 """
 
+import contextlib
+import functools
+import operator
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -16,6 +19,14 @@ from ml_collections import ConfigDict
 
 Dtype = Literal["float32", "bfloat16"]
 Tokens = Annotated[int, Interval(ge=1, le=2**24)]
+# Whole numbers; a larger one can only be a slip of the keyboard.
+Few = Annotated[int, Interval(ge=1, le=1000)]
+Several = Annotated[int, Interval(ge=1, le=4096)]
+Many = Annotated[int, Interval(ge=1, le=2**16)]
+PositiveFraction = Annotated[float, Interval(gt=0, le=1)]
+Decay = Annotated[float, Interval(ge=0, lt=1)]
+Seconds = Annotated[float, Interval(ge=0.001, le=10**7)]  # of something that may be quick
+Patience = Annotated[float, Interval(ge=1, le=10**7)]  # seconds, at least one
 # 0 is greedy; lower or higher temperatures than these give no useful samples.
 Temperature = Literal[0] | Annotated[float, Interval(ge=0.01, le=100)]
 
@@ -57,3 +68,17 @@ def use(group: ConfigDict, name: str, **args: Any) -> None:
     group.name = name
     group.args = ConfigDict(args)
     group.args.unlock()
+
+
+def change(config: ConfigDict, values: dict[str, Any]) -> ConfigDict:
+    """Set keys of a config, such as {"rollout.tasks": 16}, and return it. Another plug gets no
+    arguments of the one before; an argument may have any type."""
+    for key, value in values.items():
+        *groups, last = key.split(".")
+        group = functools.reduce(operator.getitem, groups, config)
+        if last == "name" and "args" in group:
+            use(group, value)
+        else:
+            with group.ignore_type() if "args" in groups else contextlib.nullcontext():
+                group[last] = value
+    return config

@@ -24,54 +24,67 @@ docs/results.md has what they are worth in short runs. A run takes about as long
 quickstart's, one of `multi_agent` several times as long.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from configs import quickstart
-from configs.keys import use
+from configs.keys import change
 
-NAMES = (
-    "grpo", "reinforce_pp", "gigpo", "turn_rloo", "dapo", "sirius", "webrl", "tree", "critic",
-    "actor_critic", "coevolve", "evolutionary", "dual_role", "multi_agent", "empo2",
-)  # fmt: skip
+# A group has a signal whatever its outcomes are.
+KEEP_ALL = {"learner.drop": ("cancelled", "env_error", "stale", "overlong")}
+# {argument: the keys that it changes in the quickstart's config}
+CHANGES: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "reinforce_pp": {"recipe.name": "reinforce_pp", **KEEP_ALL},
+    "gigpo": {"advantage.name": "gigpo"},
+    "turn_rloo": {"advantage.name": "turn_rloo"},
+    "dapo": {
+        "loss.args.clip_low": 0.2,
+        "loss.args.clip_high": 0.28,
+        "loss.args.dual_clip": 0.0,
+        "rollout.refill": 4,
+        "reward.name": "overlong",
+        "reward.args": {"longest": 320, "soft": 80},
+        "learner.drop_truncated": True,
+    },
+    "sirius": {"recipe.name": "sirius", "loss.name": "nll"},
+    "webrl": {
+        "recipe.name": "webrl",
+        "recipe.args.every": 8,
+        "loss.name": "webrl",
+        "loss.renew_reference": 8,
+        "learner.max_staleness": 10**6,
+    },
+    "tree": {"recipe.name": "tree", "recipe.args.branches": 1, "rollout.group": 4},
+    "critic": {"recipe.name": "critic", **KEEP_ALL},
+    "actor_critic": {"recipe.name": "critic", "loss.name": "actor_critic", **KEEP_ALL},
+    "coevolve": {
+        "recipe.name": "coevolve",
+        "questioning.every": 8,
+        "questioning.refresh": 32,
+    },
+    "evolutionary": {"recipe.name": "evolutionary"},
+    "dual_role": {"recipe.name": "dual_role"},
+    "multi_agent": {
+        "recipe.name": "multi_agent",
+        "recipe.args.analysis": 40,
+        "questioning.judge.name": "naive",
+        "questioning.judge.args.analysis": 40,
+        "llm.url": "policy",
+        "llm.context": 2048,
+        "llm.shown": 200,
+        "llm.judge.temperature": 1.0,
+        "llm.judge.max_tokens": 96,
+        "learner.row": 2048,
+        "learner.micro": 2,
+    },
+    "empo2": {"loss.name": "empo2", "loss.guided_prompt": "guided", "reward.name": "novelty"},
+}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
     arg = "grpo" if arg is None else arg
-    if arg not in NAMES:
-        raise ValueError(f"relatives.py:{arg}: choose one of {', '.join(NAMES)}")
-    config = quickstart.get_config("qn" if arg == "empo2" else "q")
-    if arg in ("gigpo", "turn_rloo"):
-        config.advantage.name = arg
-    elif arg == "dapo":
-        config.loss.args.clip_low, config.loss.args.clip_high = 0.2, 0.28
-        config.loss.args.dual_clip = 0.0
-        config.rollout.refill = 4
-        use(config.reward, "overlong", longest=320, soft=80)
-        config.learner.drop_truncated = True
-    elif arg == "empo2":
-        config.loss.name, config.loss.guided_prompt = "empo2", "guided"
-        config.reward.name = "novelty"
-    elif arg == "actor_critic":
-        config.recipe.name, config.loss.name = "critic", arg
-    elif arg != "grpo":
-        config.recipe.name = arg
-    if arg in ("reinforce_pp", "critic", "actor_critic"):
-        # A group has a signal whatever its outcomes are.
-        config.learner.drop = ("cancelled", "env_error", "stale", "overlong")
-    elif arg == "sirius":
-        config.loss.name = "nll"
-    elif arg == "webrl":
-        config.loss.name = "webrl"
-        config.loss.renew_reference = config.recipe.args.every = 8
-        config.learner.max_staleness = 10**6
-    elif arg == "coevolve":
-        config.questioning.every, config.questioning.refresh = 8, 32
-    elif arg == "multi_agent":
-        use(config.questioning.judge, "naive", analysis=40)
-        config.recipe.args.analysis = 40
-        config.llm.url, config.llm.context, config.llm.shown = "policy", 2048, 200
-        config.llm.judge.temperature, config.llm.judge.max_tokens = 1.0, 96
-        config.learner.row, config.learner.micro = 2048, 2
-    elif arg == "tree":
-        config.rollout.group, config.recipe.args.branches = 4, 1
-    return config
+    if arg not in CHANGES:
+        raise ValueError(f"relatives.py:{arg}: choose one of {', '.join(CHANGES)}")
+    return change(quickstart.get_config("qn" if arg == "empo2" else "q"), CHANGES[arg])

@@ -20,7 +20,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from configs import appworld_7b, appworld_14b, bfcl_7b, bfcl_14b, bfcl_tiny, quickstart
-from configs.keys import use
+from configs.keys import change, use
 
 FULL = {
     "7b": {"appworld": appworld_7b, "bfcl": bfcl_7b},
@@ -109,10 +109,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     if size == "qwen3-14b" and not scale:
         config.model.preset = "qwen3-14b"
         config.template.thinking = thinking(row)
-    for key, value in changes.items():
-        value = value[world] if isinstance(value, dict) else value
-        change(config, key, shrunk(key, value) if scale else value)
-    return config
+    values = {k: v[world] if isinstance(v, dict) else v for k, v in changes.items()}
+    return change(config, {k: shrunk(k, v) if scale else v for k, v in values.items()})
 
 
 def thinking(row: str) -> str:
@@ -120,24 +118,26 @@ def thinking(row: str) -> str:
     return "on" if ROWS[row][1].get("template.name") == "reasoning_augmented" else "off"
 
 
-def change(config: ConfigDict, key: str, value: Any) -> None:
-    """Set a key of a config, or an argument of a plug. Another plug gets no arguments of the one
-    before."""
-    *groups, last = key.split(".")
-    owner = config
-    for group in groups:
-        owner = owner[group]
-    if last == "name" and "args" in owner:
-        use(owner, value)
-    elif "args" in groups:
-        with owner.ignore_type():
-            owner[last] = value
-    else:
-        owner[last] = value
-
-
 # --- on a CPU -------------------------------------------------------------------------------------
 
+TINY = {
+    "steps": round(100 * TINY_STEPS),
+    "eval.every": 4,
+    "eval.temperature": 0.9,
+    "eval.temperatures": (),  # a quarter of the time of a run
+    "checkpoint.every": 10,
+    "questioning.share": 1.0,
+    "questioning.budget": round(500 * TINY_TASKS),
+    "questioning.capacity": round(500 * TINY_TASKS),
+    "questioning.learnable": False,
+}
+TINY_BFCL = {
+    "optim.schedule": "cosine",
+    "navigating.top_k": 1,
+    "env.args": BFCL,
+    "rollout.context": 896,
+    "learner.row": 896,
+}
 JUDGES = {
     "naive": "experiments.paper.judges:Ended",
     "principle": "experiments.paper.judges:Orderly",
@@ -163,24 +163,14 @@ def tiny(size: str, world: str, kind: str) -> ConfigDict:
     """Return the tiny config of a row of configs/appworld_14b.py."""
     config = quickstart.get_config("grpo")
     if world == "bfcl":
-        config = bfcl_tiny.get_config()
-        config.optim.schedule = "cosine"
-        config.navigating.top_k = 1
-        config.env.args = BFCL
-        config.rollout.context = config.learner.row = 896
+        config = change(bfcl_tiny.get_config(), TINY_BFCL)
+    change(config, TINY)
     config.model.path = tiny_policy(size, world)
-    config.steps = round(100 * TINY_STEPS)
-    config.eval.every = 4
     config.eval.tasks = 24 if world == "appworld" else 0
-    config.eval.temperature = 0.9
-    config.eval.temperatures = ()  # a quarter of the time of a run
-    config.checkpoint.every = 10
     for mechanism in appworld_14b.ROWS[kind]:
         config[mechanism].enabled = True
-    config.questioning.share = 0.85 if kind.startswith("hybrid") else 1.0
-    config.questioning.budget = config.questioning.capacity = round(500 * TINY_TASKS)
-    config.questioning.learnable = False
-    config.advantage.synthetic = 0.5 if kind.startswith("hybrid") else 1.0
+    if kind.startswith("hybrid"):
+        config.questioning.share, config.advantage.synthetic = 0.85, 0.5
     if config.attributing.enabled:
         use(config.advantage, "adca", norm="trajectory")
     return config

@@ -74,13 +74,12 @@ def parse(argv: Sequence[str]) -> Command:
     try:
         if path:
             config = load(path, *argument)
+            found = [override(config, word) for word in sorted(overrides, key=is_argument)]
+            problems += filter(None, found)
         elif given.help is None:
             problems.append("--config is missing, for example --config=configs/quickstart.py")
     except ConfigError as error:
         problems.append(str(error))
-    if config is not None:
-        found = [override(config, word) for word in sorted(overrides, key=is_argument)]
-        problems += filter(None, found)
     workdir = os.path.expanduser(given.workdir) or default_workdir(given.mode, path, *argument)
     return Command(config, workdir, given.mode, given.target, problems, given.help)
 
@@ -137,7 +136,8 @@ def set_argument(config: ConfigDict, key: str, text: str) -> str:
     *outer, last = argument.split(".")  # an argument may be a dict, as env.args.worlds is
     inner = given = copy.deepcopy(given)
     for name in outer:
-        inner[name] = inner[name] if isinstance(inner.get(name), dict) else {}
+        if not isinstance(inner.get(name), dict):
+            inner[name] = {}
         inner = inner[name]
     inner[last] = value
     assign(config, f"{group}.args", given)

@@ -19,9 +19,8 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from evolver.config.values import hint, misfit
 
@@ -32,8 +31,7 @@ class PlugError(ValueError):
     """A plug that cannot be used; the message says what was given and what the callable takes."""
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """A place of the config that takes a plug.
 
     known: "module:DICT", a registry {name: "module:attribute"}. protocol: the interface,
@@ -52,24 +50,23 @@ class Kind:
         return self.given in ("Batch", "Tokens")
 
 
-QUESTIONING, NAVIGATING = "evolver.questioning", "evolver.navigating"
-EMBEDDERS, TURNS = "evolver.llm.embedders", "evolver.attributing"
-SAMPLING = "evolver.sampling"
 # By the key of the group {name, args} in the config.
 KINDS = {
     "recipe": Kind("evolver.recipes:RECIPES", "evolver.recipes:Recipe"),
-    "sampler": Kind(f"{SAMPLING}:SAMPLERS", f"{SAMPLING}:Sampler"),
+    "sampler": Kind("evolver.sampling:SAMPLERS", "evolver.sampling:Sampler"),
     "reward": Kind("rl.rewards:REWARDS", "rl.rewards:Reward", "Batch"),
     "advantage": Kind("rl.advantages:ESTIMATORS", "rl.advantages:Estimator", "Batch"),
     "loss": Kind("rl.losses:LOSSES", "rl.losses:TokenLoss", "Tokens"),
     "template": Kind("evolver.llm.contexts:CONTEXTS", "rl.contexts:Context", "Opening"),
-    "questioning.explorer": Kind(f"{QUESTIONING}:EXPLORERS", f"{QUESTIONING}:Explorer"),
-    "questioning.judge": Kind(f"{QUESTIONING}:JUDGES", f"{QUESTIONING}:OutcomeJudge"),
-    "questioning.words": Kind(f"{QUESTIONING}:WORDS", f"{QUESTIONING}.words:Words"),
-    "navigating.extractor": Kind(f"{NAVIGATING}:EXTRACTORS", f"{NAVIGATING}:Extractor"),
-    "navigating.embedder": Kind(f"{EMBEDDERS}:EMBEDDERS", f"{EMBEDDERS}:Embedder"),
-    "navigating.refine": Kind(f"{NAVIGATING}:REFINERS", f"{NAVIGATING}:Refiner"),
-    "attributing.judge": Kind(f"{TURNS}:JUDGES", f"{TURNS}:TurnJudge"),
+    "questioning.explorer": Kind("evolver.questioning:EXPLORERS", "evolver.questioning:Explorer"),
+    "questioning.judge": Kind("evolver.questioning:JUDGES", "evolver.questioning:OutcomeJudge"),
+    "questioning.words": Kind("evolver.questioning:WORDS", "evolver.questioning.words:Words"),
+    "navigating.extractor": Kind("evolver.navigating:EXTRACTORS", "evolver.navigating:Extractor"),
+    "navigating.embedder": Kind(
+        "evolver.llm.embedders:EMBEDDERS", "evolver.llm.embedders:Embedder"
+    ),
+    "navigating.refine": Kind("evolver.navigating:REFINERS", "evolver.navigating:Refiner"),
+    "attributing.judge": Kind("evolver.attributing:JUDGES", "evolver.attributing:TurnJudge"),
 }
 
 
@@ -161,13 +158,13 @@ def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 def positional(target: Callable[..., Any]) -> list[str]:
     """Return the names of the parameters before `*`, of which a run provides the first."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [name for name, p in parameters(target).items() if p.kind in kinds]
+    given = parameters(target).values()
+    return [p.name for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 def settable(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the parameters that the config's `args` may set: the keyword-only ones."""
-    return {n: p for n, p in parameters(target).items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    return {name: p for name, p in parameters(target).items() if p.kind is p.KEYWORD_ONLY}
 
 
 def misfits(target: Callable[..., Any], args: Mapping[str, Any]) -> dict[str, str]:
@@ -175,9 +172,7 @@ def misfits(target: Callable[..., Any], args: Mapping[str, Any]) -> dict[str, st
     their default."""
     found = {}
     for name, p in parameters(target).items():
-        if name not in args or args[name] == p.default:
-            continue
-        if rule := misfit(args[name], p.annotation):
+        if name in args and args[name] != p.default and (rule := misfit(args[name], p.annotation)):
             found[name] = f"must be {rule}"
     return found
 
@@ -185,28 +180,27 @@ def misfits(target: Callable[..., Any], args: Mapping[str, Any]) -> dict[str, st
 def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
     """Return [one message with everything that is wrong with a plug, and its signature]; [] if
     nothing is."""
-    kind = kind_of(key)
+    kind, place, said = kind_of(key), key.partition(".worlds.")[0], f"config.{key}.name={name!r}"
     try:
         target: Any = load(key, name)
         takes, first = settable(target), positional(target)
     except (PlugError, TypeError, ValueError) as error:
         return [str(error)]
-    lacking = lacks(target, kind) if inspect.isclass(target) else []
-    made = inspect.isclass(target) and kind.called
-    if lacking:
+    is_class = inspect.isclass(target)
+    made = is_class and kind.called
+    if is_class and (lacking := lacks(target, kind)):
         return [
-            f"config.{key}.name={name!r} lacks {', '.join(lacking)}: subclass"
+            f"{said} lacks {', '.join(lacking)}: subclass"
             f" {kind.protocol.replace(':', '.')} and define what is missing"
         ]
-    place = key.partition(".worlds.")[0]
     if hasattr(target, "load_state") and place in ("loss", "template"):
         return [
-            f"config.{key}.name={name!r} has load_state(), but a run cannot resume a {place}: a"
+            f"{said} has load_state(), but a run cannot resume a {place}: a"
             " loss is compiled, and a template lasts one episode"
         ]
     found = [f"{n}={args[n]!r} {why}" for n, why in misfits(target, args).items() if n in takes]
-    free = inspect.Parameter.VAR_KEYWORD in [p.kind for p in parameters(target).values()]
-    for argument in (name for name in args if name not in takes):
+    free = any(p.kind is p.VAR_KEYWORD for p in parameters(target).values())
+    for argument in [name for name in args if name not in takes]:
         if argument in first:
             found.append(
                 f"{argument} is positional: put it after `*` in the signature, so that the config"
@@ -214,7 +208,7 @@ def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
             )
         elif not free:
             found.append(f"there is no argument {argument!r}{hint(argument, takes)}")
-    for argument in (n for n, p in parameters(target).items() if p.default is p.empty):
+    for argument in [n for n, p in parameters(target).items() if p.default is p.empty]:
         if argument in takes and argument not in args:
             found.append(f"{argument} is missing")
         if made and argument in first:
@@ -240,10 +234,10 @@ def lacks(target: type, kind: Kind) -> list[str]:
     function.
     """
     missing, base = [], attribute(kind.protocol)
-    methods = methods_of(base)
-    abstract = methods[0] if Protocol in base.__bases__ else None
+    methods = dict.fromkeys(methods_of(base))
+    abstract = next(iter(methods)) if Protocol in base.__bases__ else None
     if hasattr(target, "state") != hasattr(target, "load_state"):  # one alone cannot resume
-        methods = list(dict.fromkeys((*methods, "state", "load_state")))
+        methods |= {"state": None, "load_state": None}
     for method in methods:
         owner = next((cls for cls in target.__mro__ if method in vars(cls)), None)
         if owner is None or (method == abstract and owner is base):

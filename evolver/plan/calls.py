@@ -1,8 +1,7 @@
 """Calls to language models: how many a training run makes, by role, and what they cost."""
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from evolver.config import plugs
 from evolver.config.paths import resolve
@@ -29,8 +28,7 @@ COUNTED = {
 Count = tuple[int, float]  # the least and the most calls of a run, inf = unknown
 
 
-@dataclass(frozen=True)
-class Calls:
+class Calls(NamedTuple):
     """The calls of a role in one training run. Answers from the cache count as calls.
 
     read, written: tokens of all calls, `most` of them if that is known, else `least`. cost: money,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -36,8 +36,7 @@ class PlanError(ValueError):
     """A config that cannot be planned, or not for the target; the message is for the user."""
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """A part of what the learner keeps between updates.
 
     kind: "parameters", "optimizer" or "reference". weights: a tree of `qwen.Weight`s, each entry of
@@ -51,8 +50,7 @@ class Kept:
     on_host: bool = False
 
 
-@dataclass(frozen=True)
-class Engine:
+class Engine(NamedTuple):
     """`replicas` engines of `devices` devices each. shared: the learner uses them too."""
 
     replicas: int
@@ -136,7 +134,7 @@ class Case:
         return total
 
     def _kept(self, *, on_host: bool) -> dict[str, float]:
-        held = {"parameters": 0.0, "optimizer": 0.0, "reference": 0.0}
+        held = dict.fromkeys(("parameters", "optimizer", "reference"), 0.0)
         for part in kept(self.config, self.shape):
             if part.on_host == on_host:
                 held[part.kind] += self.bytes_of(part.weights, part.size)
@@ -169,7 +167,7 @@ class Case:
         weights = qwen.parameter_count(self.shape) * BYTES[weight_dtype(c)]
         context = engine_context(c) * analytic.kv_bytes(self.shape, c.engine.cache_dtype)
         if self.on_jax:
-            local = min(self.target.count, self.target.chip.host)
+            local = self.target.per_host
             used = min(c.engine.devices or local, local)
             slots = -(-c.engine.slots // used)
             place = f"{used} of the learner's devices" if used > 1 else "the learner's first device"
@@ -234,12 +232,12 @@ def adapted(config: Any, target: Target) -> tuple[Any, str]:
 def problems(case: Case) -> Iterator[str]:
     """Yield why the config's engine, kernels and mesh cannot run on the target."""
     c, chip, target = case.config, case.target.chip, case.target
-    kernel, (replicas, devices) = c.model.attention, servers_of(c)
+    kernel, urls, local = c.model.attention, c.engine.vllm.urls, target.per_host
+    replicas, devices = servers_of(c)
     backend = chip.platform.replace("cuda", "gpu")
-    starts_servers = not case.on_jax and not c.engine.vllm.urls
+    starts_servers = not case.on_jax and not urls
     if KERNELS.get(kernel, backend) != backend:
         yield f"config.model.attention={kernel} does not run on {chip.name}: set it to auto"
-    local, urls = min(target.count, chip.host), c.engine.vllm.urls
     if 0 < len(urls) < case.processes and not case.on_jax:
         yield (
             f"config.engine.vllm.urls has {len(urls)} servers, and {target.name} needs"

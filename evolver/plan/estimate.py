@@ -7,13 +7,13 @@ engine share, if any.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from evolver.config.derived import needs_reference, weight_dtype
 from evolver.llm.roles import engine_context
 from evolver.plan import analytic
 from evolver.plan.amounts import checkpoints, evaluated_episodes
+from evolver.plan.analytic import BYTES
 from evolver.plan.case import LEARNER, PHASES, SERVER, Case
 from evolver.plan.targets import Target
 from rl.engines.jax.runner import FEW
@@ -46,23 +46,47 @@ Memory = dict[str, dict[str, float]]  # {phase: {kind: bytes}}
 
 def temporaries(case: Case) -> dict[str, float]:
     """Return {phase: bytes} of activations and buffers, without the accumulated gradients."""
-    c, shape = case.config, case.shape
-    tokens = c.learner.micro / case.row_shards * c.learner.row / c.mesh.sequence
-    options = {"dtype": c.model.dtype, "tensor": c.mesh.tensor, "chunk": c.learner.chunk}
-    logits = 4.0 * shape.vocab  # of one token
-    found = {
-        "update": analytic.update_temporaries(shape, tokens, remat=c.model.remat, **options),
-        "logp": analytic.logp_temporaries(shape, tokens, **options),
-        "prefill": logits * min(4, case.engine.sequences),
-        "decode": 4 * logits * case.engine.sequences,
-    }
-    found["update"] += case.state["gradients"]
+    found = estimated_temporaries(case)
     found |= {phase: program["memory"]["temp"] for phase, program in case.programs.items()}
     if "update" in case.programs:
         found["update"] = max(0.0, found["update"] - case.state["gradients"])
     if case.on_jax:  # the program decodes all rows in place, but copies a few of them
         found["decode"] += case.engine.cache / FEW
     return found
+
+
+def estimated_temporaries(case: Case) -> dict[str, float]:
+    """Return the same by arithmetic.
+
+    `model.remat` decides what each layer saves for the backward pass of an update (see
+    `qwen.REMAT`). Added to that are one layer's working set forward and backward, its gathered
+    weights and their gradient, three times a chunk of logits, and the gathered unembedding with its
+    gradient. A pass of log-probabilities saves nothing. The memory of attention is assumed to be
+    linear in the length of a row.
+    """
+    c, shape, tensor = case.config, case.shape, case.config.mesh.tensor
+    size = BYTES[c.model.dtype]
+    tokens = c.learner.micro / case.row_shards * c.learner.row / c.mesh.sequence
+    working = analytic.layer_activations(shape, tokens, c.model.dtype, tensor)
+    layer = analytic.layer_parameters(shape) / tensor
+    unembedding = shape.d_model * shape.vocab / tensor
+    logits = 4.0 * shape.vocab  # of one token
+    chunk = min(c.learner.chunk, tokens) * logits / tensor
+    stream = tokens * shape.d_model * size
+    saved = {
+        "full": stream,
+        "attention": stream + tokens * shape.heads * shape.head_dim * size / tensor,
+        "dots": stream + 0.7 * working,
+        "none": working,
+    }
+    gathered = layer * (2 * size + 4) + unembedding * (size + 4)
+    update = shape.layers * saved[c.model.remat] + 2 * working + gathered + 3 * chunk
+    return {
+        "update": update + case.state["gradients"],
+        "logp": 2 * working + (2 * layer + unembedding) * size + 2 * chunk,
+        "prefill": logits * min(4, case.engine.sequences),
+        "decode": 4 * logits * case.engine.sequences,
+    }
 
 
 def memory(case: Case) -> Memory:
@@ -118,8 +142,7 @@ def sequences(case: Case) -> int:
 # --- time -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Phase:
+class Phase(NamedTuple):
     """The figures of one phase of a training step. flops, moved and sent: of a device, the last two
     in bytes; sent is None if only a compiler could tell. tokens: of all devices. bound: the slowest
     resource, without what is not known. roofline, expected: seconds."""

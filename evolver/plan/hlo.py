@@ -3,13 +3,12 @@ around them."""
 
 import math
 import re
-from collections import defaultdict
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 
 _NAME = r"%?([\w.\-]+)"
 _COMPUTATION = re.compile(rf"^(ENTRY )?{_NAME} \(.*\{{\n((?: .*\n)*)", re.MULTILINE)
-_COLLECTIVE = re.compile(rf"^\s+(?:ROOT )?{_NAME} = (.*?) ({'|'.join(KINDS)})(-start)?\(")
+_COLLECTIVE = re.compile(rf"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ({'|'.join(KINDS)})(-start)?\(")
 _CALLED = re.compile(
     rf"\b(?:body|condition|calls|to_apply|true_computation|false_computation)={_NAME}"
 )
@@ -24,11 +23,16 @@ def collectives(text: str, *, trips: float = 1.0) -> dict[str, tuple[float, floa
     """
     found = _COMPUTATION.findall(text)
     bodies = {name: body for _, name, body in found}
-    times: dict[str, float] = defaultdict(float)
+    sums = dict.fromkeys(KINDS, (0.0, 0.0))
 
     def run(name: str, count: float) -> None:
-        times[name] += count
         for line in bodies.get(name, "").splitlines():
+            match = _COLLECTIVE.match(line)
+            if match and (devices := _group_size(line)) > 1:
+                result, kind, start = match.groups()
+                executions, sent = sums[kind]
+                wire = _wire(result, kind, bool(start), devices)
+                sums[kind] = executions + count, sent + count * wire
             loop = _trip_count(line, bodies) if " while(" in line else 1
             for other in _called(line):
                 run(other, count * (trips if loop is None else loop))
@@ -36,23 +40,13 @@ def collectives(text: str, *, trips: float = 1.0) -> dict[str, tuple[float, floa
     for entry, name, _ in found:
         if entry:
             run(name, 1.0)
-    sums = {kind: (0.0, 0.0) for kind in KINDS}
-    for name, count in times.items():
-        for line in bodies.get(name, "").splitlines():
-            match = _COLLECTIVE.match(line)
-            if match and (devices := _group_size(line)) > 1:
-                _, result, kind, start = match.groups()
-                executions, sent = sums[kind]
-                wire = count * _wire(result, kind, bool(start), devices)
-                sums[kind] = executions + count, sent + wire
     return {kind: total for kind, total in sums.items() if total[0]}
 
 
 def _called(line: str) -> list[str]:
     """Return the computations that an instruction calls; every branch counts as taken."""
     branches = re.search(r"branch_computations=\{([^}]*)\}", line)
-    names = branches[1].split(",") if branches else []
-    return _CALLED.findall(line) + [name.strip().lstrip("%") for name in names]
+    return _CALLED.findall(line) + re.findall(_NAME, branches[1] if branches else "")
 
 
 def _trip_count(line: str, bodies: dict[str, str]) -> int | None:

@@ -37,7 +37,7 @@ def shortages(config: Any, workdir: Path) -> list[str]:
     here = sum(device.process_index == jax.process_index() for device in devices)
     platform = {"gpu": "cuda"}.get(devices[0].platform, devices[0].platform)
     memory = int(limit_of(devices[0]))
-    chip = Chip(devices[0].device_kind, platform, memory, 1e12, 1e12, 1e12, share=1.0)
+    chip = replace(ANY_GPU, name=devices[0].device_kind, platform=platform, memory=memory)
     case = Case(config, model_shape(config), Target(chip, len(devices)))
     return [*device_shortage(case), *host_shortages(case, workdir, here)]
 
@@ -120,7 +120,7 @@ def needs(case: Case, devices: int) -> dict[str, float]:
 def lines(case: Case) -> list[str]:
     """Return the needs of a host of the target as lines of a plan."""
     c, chip = case.config, case.target.chip
-    need = needs(case, min(case.target.count, chip.host))
+    need = needs(case, case.target.per_host)
     ram, shared, pinned = need["ram"] / GIB, need["shared"] / GIB, need["pinned"] / GIB
     result = [
         f"disk            {need['disk'] / 1e9:,.0f} GB in the workdir, for"

@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass
 
 GIB = 2**30
-TARGET_SYNTAX = "CHIP:COUNT, as in h100:8"
 
 
 class TargetError(ValueError):
@@ -59,11 +58,9 @@ CHIPS = {
     )
 }
 # The slices of each kind of TPU, with the names of the TPU runtime.
-SLICES = {
-    "v5e": ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "16x16"),
-    "v5p": ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8"),
-    "v6e": ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "16x16"),
-}
+FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "16x16")
+CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8")
+SLICES = {"v5e": FLAT, "v5p": CUBES, "v6e": FLAT}
 
 
 def topologies(chip: str) -> dict[int, str]:
@@ -84,6 +81,11 @@ class Target:
         return f"{self.chip.name}:{self.count}"
 
     @property
+    def per_host(self) -> int:
+        """The devices of one host."""
+        return min(self.count, self.chip.host)
+
+    @property
     def link(self) -> float:
         """Bytes/s between devices. Across nodes it is that of the network: one 400 Gb/s adapter per
         GPU."""
@@ -92,7 +94,7 @@ class Target:
 
 def parse(text: str) -> Target:
     """Return the Target of a text such as "h100:8". Raises TargetError."""
-    known = f"known chips are {', '.join(CHIPS)}; a target is {TARGET_SYNTAX}"
+    known = f"known chips are {', '.join(CHIPS)}; a target is CHIP:COUNT, as in h100:8"
     match = re.fullmatch(r"([\w.-]+):(\d+)", text.strip())
     if not match:
         raise TargetError(f"--target={text} is not a target; {known}")

@@ -14,14 +14,13 @@ from configs import appworld_14b
 from configs.paper import policies, runs
 from configs.paper.cells import TABLES
 from evolver.config.checks.workdir import expanded
+from evolver.config.derived import MECHANISMS
 from experiments.paper.study import UNTRAINED, study_of
 from tests.configs import mistakes
 
 ROOT = Path(__file__).parents[2]
-SERVED = {
-    "32b": "http://127.0.0.1:1,m,t", "qwen3-8b": "http://127.0.0.1:1,m,t", "qwen3-32b": "http://127.0.0.1:1,m,t",
-    "qwen3-30b-a3b": "http://127.0.0.1:1,m,t", "qwen3-235b-a22b": "http://127.0.0.1:1,m,t",
-}  # fmt: skip
+MODELS = ("32b", "qwen3-8b", "qwen3-32b", "qwen3-30b-a3b", "qwen3-235b-a22b")
+SERVED = dict.fromkeys(MODELS, "http://127.0.0.1:1,m,t")
 
 
 def module(table):
@@ -33,9 +32,9 @@ def values(run: str) -> dict:
     return expanded(runs.get_config(run))
 
 
-def changed(run: str, other: str) -> dict:
-    a, b = values(run), values(other)
-    return {key: a.get(key) for key in a.keys() | b.keys() if a.get(key) != b.get(key)}
+def changed(ours: dict, other: dict) -> dict:
+    keys = ours.keys() | other.keys()
+    return {key: ours.get(key) for key in keys if ours.get(key) != other.get(key)}
 
 
 @pytest.mark.parametrize("scale", ["full", "tiny"])
@@ -52,20 +51,16 @@ def test_every_cell_resolves(table, scale):
 def test_a_header_has_the_command_what_is_published_what_is_confirmed_and_the_cost(table):
     path = ROOT / f"configs/paper/{table}.py"
     text = ast.get_docstring(ast.parse(path.read_text()))
-    assert (
-        f"python -m experiments.paper {table}" in text
-        and "Expected:" in text
-        and "HOURS" not in text
-    )
+    assert f"python -m experiments.paper {table}" in text
+    assert "Expected:" in text and "HOURS" not in text
     (argument,) = re.findall(rf"configs/paper/{table}\.py:(\S+)", text)
     assert argument in TABLES[table]
     assert re.search("Confirmed|Inferred|Not stated|Doubtful|read off|unconfirmed|repeat", text)
 
 
 def test_an_unknown_cell_lists_the_cells():
-    with pytest.raises(
-        ValueError, match=r"table2\.py:14b,appworld: choose one of 7b,appworld,base; "
-    ):
+    known = r"table2\.py:14b,appworld: choose one of 7b,appworld,base; "
+    with pytest.raises(ValueError, match=known):
         module("table2").get_config("14b,appworld")
     with pytest.raises(ValueError, match=r"a row of base, thinking, icl, original"):
         runs.get_config("14b,appworld,nothing")
@@ -73,42 +68,32 @@ def test_an_unknown_cell_lists_the_cells():
         policies.get_config("1b,bfcl")
 
 
-# What each row changes in a row of configs/appworld_14b.py, besides what ROWS says. "" = nothing
-# else.
 @pytest.mark.parametrize("row", [row for row in runs.ROWS if row not in UNTRAINED])
 @pytest.mark.parametrize("world", runs.WORLDS)
 @pytest.mark.parametrize("size", ["7b", "14b"])
 def test_a_row_differs_from_its_base_only_where_the_table_says(size, world, row):
     kind, says = runs.ROWS[row]
-    ours = values(f"{size},{world},{row}")
     source = expanded(runs.FULL[size][world].get_config(kind))
-    different = {key for key in ours.keys() | source.keys() if ours.get(key) != source.get(key)}
-    allowed = set(says)
-    for key in says:  # another plug has other arguments
-        if key.endswith(".name"):
-            allowed |= {k for k in different if k.startswith(key.removesuffix("name") + "args.")}
-    assert different <= allowed
-    for (
-        key
-    ) in says:  # and a change that changes nothing would be a mistake, unless it states a default
-        if key not in different:
-            assert key in ("steps", "eval.experience") and world in ("appworld", "bfcl")
+    different = set(changed(values(f"{size},{world},{row}"), source))
+    # Another plug has other arguments.
+    plugs = tuple(f"{key.removesuffix('name')}args." for key in says if key.endswith(".name"))
+    assert {key for key in different if not key.startswith(plugs)} <= set(says)
+    # A change that changes nothing would be a mistake, unless it states a default.
+    assert set(says) - different <= {"steps", "eval.experience"}
 
 
 def test_sizes_differ_in_the_model_and_its_place_only():
+    def between(size, row):
+        return changed(values(f"{size},appworld,{row}"), values(f"14b,appworld,{row}"))
+
+    place = {"model.preset", "engine.vllm.devices", "optim.offload", "loss.reference"}
     for row in ("q", "all", "original"):
-        keys = changed(f"7b,appworld,{row}", f"14b,appworld,{row}")
-        assert set(keys) == {
-            "model.preset",
-            "engine.vllm.devices",
-            "optim.offload",
-            "loss.reference",
+        assert set(between("7b", row)) == place
+    for row, thinking in (("causal", "off"), ("reasoning", "on")):
+        assert between("qwen3-14b", row) == {
+            "model.preset": "qwen3-14b",
+            "template.thinking": thinking,
         }
-    qwen3 = {"model.preset": "qwen3-14b", "template.thinking": "off"}
-    assert changed("qwen3-14b,appworld,causal", "14b,appworld,causal") == qwen3
-    assert changed("qwen3-14b,appworld,reasoning", "14b,appworld,reasoning") == qwen3 | {
-        "template.thinking": "on"
-    }
 
 
 def test_tiny_cells_keep_what_their_row_is_about():
@@ -117,11 +102,10 @@ def test_tiny_cells_keep_what_their_row_is_about():
         for key, value in says.items():
             value = value["appworld"] if isinstance(value, dict) else value
             assert tiny[key] == runs.shrunk(key, value), (row, key)
-        assert (
-            tiny["env.name"] == "travel" and tiny["model.preset"] == "tiny" and not tiny["llm.url"]
-        )
-        enabled = {m for m in ("questioning", "navigating", "attributing") if tiny[f"{m}.enabled"]}
-        assert enabled == set(appworld_14b.ROWS[kind])
+        assert tiny["env.name"] == "travel" and tiny["model.preset"] == "tiny"
+        assert not tiny["llm.url"]
+        enabled = tuple(m for m in MECHANISMS if tiny[f"{m}.enabled"])
+        assert enabled == appworld_14b.ROWS[kind]
         assert values(f"14b,bfcl,{row},tiny")["env.name"] == "bfcl"
 
 
@@ -168,18 +152,11 @@ def test_cells_of_one_run_are_one_run(cells):
 def test_no_two_runs_are_the_same_and_the_papers_are_counted():
     study = everything()
     trained = [run for run in study.runs.values() if run.mode == "train"]
-    resolved = collections.Counter()
-    for run in trained:
-        resolved[str(sorted(values(run.config.partition(":")[2]).items(), key=str))] += 1
-    assert set(resolved.values()) == {1}
+    resolved = {repr(sorted(values(run.config.partition(":")[2]).items())) for run in trained}
+    assert len(resolved) == len(trained)
     own = {name for name, cell in TABLES["controls"].items() if not cell.published}
-    synthetic = {
-        "q80",
-        "qn80",
-        "qn_unselected80",
-    }  # table 4 on the tasks that the paper may have used, too
-    rows = [run.config.rpartition(",")[2] for run in trained]
-    paper = [row for row in rows if row not in own | synthetic]
+    own |= {"q80", "qn80", "qn_unselected80"}  # table 4 on the tasks that the paper may have used
+    paper = [run for run in trained if run.config.rpartition(",")[2] not in own]
     # 16 of table 1, 8 more of table 2, 4 of figure 12, 5 more of table 4, 3 of figure 13b, 3 of
     # figure 14, 4 of table 5, 3 of figure 16, 4 of table 7.
     assert len(paper) == 50
@@ -191,12 +168,9 @@ def test_an_evaluation_in_another_world_starts_from_the_policy_of_the_run():
     study = everything()
     source = study.sources["table3", "14b,appworld,bfcl", 0]
     run = study.runs[source.scores]
-    assert run.overrides["model.path"] == "{folder}/14b-appworld-q-0/policy" and run.after == (
-        "14b-appworld-q-0",
-    )
-    assert (
-        run.config == "configs/paper/runs.py:14b,bfcl,base" and run.overrides["eval.split"] == "val"
-    )
+    assert run.overrides["model.path"] == "{folder}/14b-appworld-q-0/policy"
+    assert run.after == ("14b-appworld-q-0",) and run.overrides["eval.split"] == "val"
+    assert run.config == "configs/paper/runs.py:14b,bfcl,base"
 
 
 def test_experience_at_inference_needs_a_pool_and_has_a_share():

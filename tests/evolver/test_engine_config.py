@@ -4,62 +4,58 @@ import sys
 
 import pytest
 
-from configs import base, quickstart
+from configs import base
 from evolver.build import RunError, open_run
 from evolver.config import cli
 from evolver.config.checks import problems
+from tests.configs import config_of
 from tests.tiny import config_file, tiny_policy
 
-VLLM = {"engine.name": "vllm", "engine.vllm.python": sys.executable}
+VLLM = f"engine.name=vllm engine.vllm.python={sys.executable}"
+URLS = "engine.name=vllm engine.vllm.urls=('{}',)"
 BAD = [
-    ({"engine.name": "vlm"}, "did you mean vllm?"),
+    ("engine.name=vlm", "did you mean vllm?"),
     (
-        {"engine.name": "vllm"},
+        "engine.name=vllm",
         "needs exactly one of config.engine.vllm.urls (servers that are running) and config.engine.vllm.python",
     ),
     (
-        VLLM | {"engine.vllm.urls": ("http://127.0.0.1:1",)},
+        f"{VLLM} {URLS.format('http://127.0.0.1:1')}",
         "needs exactly one of config.engine.vllm.urls",
     ),
-    (VLLM | {"engine.vllm.python": "/nowhere/python"}, "/nowhere/python is not an executable"),
-    (VLLM | {"engine.vllm.transfer": "lora"}, "config.lora.rank=0 trains none: set lora.rank"),
-    (VLLM | {"engine.vllm.transfer": "none"}, "training needs shm, nccl or lora"),
-    (VLLM | {"engine.vllm.key": "EVOLVER_NO_SUCH_KEY"}, "this environment variable is not set"),
+    (f"{VLLM} engine.vllm.python=/nowhere/python", "/nowhere/python is not an executable"),
+    (f"{VLLM} engine.vllm.transfer=lora", "config.lora.rank=0 trains none: set lora.rank"),
+    (f"{VLLM} engine.vllm.transfer=none", "training needs shm, nccl or lora"),
+    (f"{VLLM} engine.vllm.key=EVOLVER_NO_SUCH_KEY", "this environment variable is not set"),
     (
-        VLLM | {"engine.vllm.shared": "/nowhere"},
+        f"{VLLM} engine.vllm.shared=/nowhere",
         "config.engine.vllm.shared=/nowhere is not a directory",
     ),
-    (VLLM | {"rollout.top_p": 0.9}, "set config.rollout.top_p=1.0 and top_k=0"),
+    (f"{VLLM} rollout.top_p=0.9", "set config.rollout.top_p=1.0 and top_k=0"),
+    (URLS.format("localhost:8000"), "is not a URL such as http://127.0.0.1:8000"),
+    (f"engine.vllm.python={sys.executable}", "set config.engine.name=vllm"),
+    ("rollout.async_depth=2", "older than config.learner.max_staleness=1 allows"),
+    ("loss.importance_high=0.5", "exclude a weight of 1"),
     (
-        {"engine.name": "vllm", "engine.vllm.urls": ("localhost:8000",)},
-        "is not a URL such as http://127.0.0.1:8000",
-    ),
-    ({"engine.vllm.python": sys.executable}, "set config.engine.name=vllm"),
-    ({"rollout.async_depth": 2}, "older than config.learner.max_staleness=1 allows"),
-    ({"loss.importance_high": 0.5}, "exclude a weight of 1"),
-    (
-        {"loss.importance_high": 2.0, "loss.importance_cap": 0.0},
+        "loss.importance_high=2.0 loss.importance_cap=0.0",
         "need config.loss.importance_cap above 0",
     ),
 ]
 
 
-def problems_of(values, tmp_path):
-    config = quickstart.get_config("grpo")
-    config.update_from_flattened_dict(values)
+def problems_of(overrides, tmp_path):
+    config = config_of("quickstart:grpo", *overrides.split())
     return problems(config, base.Config, tmp_path / "run", "train")
 
 
-@pytest.mark.parametrize("values,words", BAD)
-def test_what_cannot_work_is_named(values, words, tmp_path):
-    found = problems_of(values, tmp_path)
-    assert len(found) == 1 and words in found[0]
+@pytest.mark.parametrize("overrides,words", BAD)
+def test_what_cannot_work_is_named(overrides, words, tmp_path):
+    (problem,) = problems_of(overrides, tmp_path)
+    assert words in problem
 
 
 def test_what_can_work_is_not_complained_about(tmp_path):
-    assert (
-        problems_of(VLLM | {"rollout.async_depth": 1, "loss.importance_high": 4.0}, tmp_path) == []
-    )
+    assert not problems_of(f"{VLLM} rollout.async_depth=1 loss.importance_high=4.0", tmp_path)
 
 
 def test_an_engine_is_closed_if_a_later_part_cannot_be_built(tmp_path, monkeypatch):

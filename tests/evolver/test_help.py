@@ -35,16 +35,12 @@ def test_every_argument_of_a_plug_means_something_and_a_word_shows_those_that_it
         for number, line in enumerate(lines):
             if line.startswith(f"{key}.args."):
                 argument = line.partition(" (")[0].rpartition(".")[2]
-                about = next(
-                    text for text in reversed(lines[:number]) if text.startswith(f"{key}.name=")
-                )
+                about = [text for text in lines[:number] if text.startswith(f"{key}.name=")][-1]
                 assert "\n    " in line or re.search(rf"\b{argument}\b", about), line
     assert run.main(["run.py", "--help=alpha"]) == 0
     shown = capsys.readouterr().out
-    assert (
-        "config.advantage.args.alpha (float; at least 0 and at most 1000) = 0.1, of adca\n    weight of the labels"
-        in shown
-    )
+    alpha = "config.advantage.args.alpha (float; at least 0 and at most 1000) = 0.1, of adca"
+    assert f"{alpha}\n    weight of the labels" in shown
     assert "alpha_steps" in shown and "label_value (" not in shown
 
 

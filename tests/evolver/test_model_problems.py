@@ -22,6 +22,13 @@ def policy(tmp_path_factory):
 
 
 @pytest.fixture
+def config(policy):
+    config = base.get_config()
+    config.model.path = str(policy)
+    return config
+
+
+@pytest.fixture
 def changed(policy):
     """Change values of the policy's config.json, for one test."""
     path = policy / "config.json"
@@ -61,24 +68,18 @@ def test_an_unsupported_model_is_named_with_the_other_problems(
         ({"quantization_config": {"bits": 4}}, "quantized"),
     ],
 )
-def test_what_the_loader_refuses_is_reported_before_a_run(policy, changed, values, words):
+def test_what_the_loader_refuses_is_reported_before_a_run(config, changed, values, words):
     changed(**values)
-    config = base.get_config()
-    config.model.path = str(policy)
     found = list(model_problems(config, "train"))
     assert any(words in text for text in found), found
 
 
-def test_a_sound_checkpoint_has_no_problems(policy, changed):
+def test_a_sound_checkpoint_has_no_problems(config, changed):
     changed(rope_scaling={"type": "default"}, layer_types=["full_attention"])
-    config = base.get_config()
-    config.model.path = str(policy)
     assert not list(model_problems(config, "train"))
 
 
-def test_each_file_that_names_an_end_of_turns_must_name_one_of_the_tokenizer(policy, changed):
-    config = base.get_config()
-    config.model.path = str(policy)
+def test_each_file_that_names_an_end_of_turns_must_name_one_of_the_tokenizer(policy, config):
     generation = policy / "generation_config.json"
     kept, im_end = generation.read_text(), load_tokenizer(config).im_end
     try:
@@ -95,9 +96,7 @@ def test_each_file_that_names_an_end_of_turns_must_name_one_of_the_tokenizer(pol
         generation.write_text(kept)
 
 
-def test_the_plan_names_the_rows_that_are_never_sampled(policy, changed):
-    config = base.get_config()
-    config.model.path = str(policy)
+def test_the_plan_names_the_rows_that_are_never_sampled(config, changed):
     ids = f"{load_tokenizer(config).vocab_size:,} ids"
     assert facts.vocabulary(config)["vocabulary"] == ids
     changed(vocab_size=load_tokenizer(config).vocab_size + 7)
@@ -106,9 +105,8 @@ def test_the_plan_names_the_rows_that_are_never_sampled(policy, changed):
 
 
 @pytest.mark.parametrize("value", ["on", "off"])
-def test_a_thinking_switch_needs_a_template_that_has_one(policy, tmp_path, value):
-    config = base.get_config()
-    config.model.path, config.template.thinking = str(policy), value
+def test_a_thinking_switch_needs_a_template_that_has_one(policy, config, tmp_path, value):
+    config.template.thinking = value
     assert [text for text in model_problems(config, "train") if "has no thinking switch" in text]
     shutil.copytree(policy, tmp_path / "qwen3")
     (tmp_path / "qwen3/chat_template.jinja").write_text(SWITCHED)
@@ -130,22 +128,19 @@ def test_a_thinking_switch_needs_a_template_that_has_one(policy, tmp_path, value
     ],
 )
 def test_a_policy_that_was_not_made_yet_is_named_with_its_command(
-    path, command, tmp_path, monkeypatch
+    config, path, command, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("evolver.config.paths.ROOT", tmp_path)
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs/home_base.py").touch()
-    config = base.get_config()
     config.model.path = path
     assert list(model_problems(config, "eval")) == [
         f"config.model.path={path}: there is no such directory{command}"
     ]
 
 
-def test_a_plan_by_itself_says_what_it_cannot_plan_for(policy, changed):
+def test_a_plan_by_itself_says_what_it_cannot_plan_for(config, changed):
     changed(model_type="mixtral")
-    config = base.get_config()
-    config.model.path = str(policy)
     with pytest.raises(plan.PlanError, match="model_type is 'mixtral'"):
         plan.plan(config, "runs/x")

@@ -1,11 +1,8 @@
 """Tests of the planner: targets, arithmetic against XLA, collectives, calls, verdicts, and the real
 compilers."""
 
-import functools
-import importlib
 import json
 import math
-import os
 import re
 import subprocess
 import sys
@@ -40,18 +37,16 @@ from evolver.plan import case as cases
 from evolver.plan.text import size
 from models import qwen
 from rl import learner
+from tests.configs import changed, config_of
 
 ROOT = Path(__file__).parents[2]
 
 
-def config_of(name: str, **values):
-    config = importlib.import_module(f"configs.{name}").get_config()
-    config.update_from_flattened_dict({k.replace("__", "."): v for k, v in values.items()})
-    return config
+JAX = ("engine.name=jax", "engine.slots=4")
 
 
-def case_of(name: str, target: str, **values) -> cases.Case:
-    return cases.case_of(config_of(name, **values), target)
+def case_of(name: str, target: str, *overrides: str) -> cases.Case:
+    return cases.case_of(config_of(name, *overrides), target)
 
 
 # --- targets --------------------------------------------------------------------------------------
@@ -86,9 +81,8 @@ def test_an_unknown_target_lists_the_known_ones(text, words):
 
 
 def test_links_between_nodes_are_slower():
-    assert (
-        targets.parse("h100:16").link < targets.parse("h100:8").link == targets.CHIPS["h100"].link
-    )
+    one, two = targets.parse("h100:8"), targets.parse("h100:16")
+    assert two.link < one.link == one.chip.link
 
 
 # --- arithmetic -----------------------------------------------------------------------------------
@@ -96,23 +90,19 @@ def test_links_between_nodes_are_slower():
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_flops_of_a_forward_pass_are_those_that_xla_counts(tied):
-    shape = qwen.Config(
-        512, 64, 2, 4, 2, 16, 192, tied=tied
-    )  # two layers are unrolled; XLA would count a loop once
+    # Two layers are unrolled; XLA would count a loop once.
+    shape = qwen.Config(512, 64, 2, 4, 2, 16, 192, tied=tied)
     rows, length = 2, 64  # a single block of queries, so all scores are computed
 
     def logits(params, tokens):
-        h = qwen.hidden(
-            shape, params, tokens, jnp.broadcast_to(jnp.arange(length), tokens.shape), tokens
-        )
-        return h @ qwen.unembed(shape, params)
+        positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
+        return qwen.hidden(shape, params, tokens, positions, tokens) @ qwen.unembed(shape, params)
 
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     counted = jax.jit(logits).lower(qwen.shapes(shape), tokens).compile().cost_analysis()["flops"]
     ours = analytic.forward_flops(shape, rows * length, 2 * length, rows * length)
-    assert (
-        ours == pytest.approx(counted, rel=0.08) and ours < counted
-    )  # XLA also counts other operations than products
+    # XLA also counts other operations than products.
+    assert ours == pytest.approx(counted, rel=0.08) and ours < counted
 
 
 def test_decoding_counts_the_weights_and_the_cache_once():
@@ -127,34 +117,32 @@ def test_decoding_counts_the_weights_and_the_cache_once():
 
 
 def test_recomputing_trades_compute_for_memory():
-    shape = qwen.PRESETS["7b"]
-    options = {"dtype": "bfloat16", "tensor": 1, "chunk": 1024}
-    sizes = [
-        analytic.update_temporaries(shape, 25_600, remat=remat, **options)
-        for remat in ("full", "attention", "dots", "none")
-    ]
+    levels = ("full", "attention", "dots", "none")
+    kept = [case_of("bfcl_7b_lora", "h200:1", f"model.remat={level}") for level in levels]
+    sizes = [estimate.temporaries(case)["update"] for case in kept]
     assert sizes == sorted(sizes) and sizes[-1] > 5 * sizes[0]
+    shape = qwen.PRESETS["7b"]
     flops = [analytic.update_flops(shape, 1e6, 8192, 1e5, remat=remat) for remat in (False, True)]
     assert flops[1] / flops[0] == pytest.approx(4 / 3)
 
 
 def test_the_state_is_spread_over_the_mesh():
-    case = case_of("appworld_14b", "a100-80g:8", optim__offload=False)
+    case = case_of("appworld_14b", "a100-80g:8", "optim.offload=False")
     held, count = case.state["parameters"], qwen.parameter_count(case.shape)
     assert held == pytest.approx(4 * count / 8, rel=1e-3)  # biases are not spread
     assert case.state["optimizer"] == pytest.approx(2 * held)
-    more = case_of("appworld_14b", "h100:16", engine__name="jax")
+    more = case_of("appworld_14b", "h100:16", "engine.name=jax")
     assert more.state["parameters"] < 0.51 * held
 
 
 def test_a_mesh_for_other_devices_is_adapted_with_a_note():
-    config, note = cases.adapted(config_of("appworld_7b"), targets.parse("h200:1"))
-    assert config.mesh.fsdp == 1 and config.learner.micro == 1 and "8 devices" in note
-    config, note = cases.adapted(config_of("appworld_7b"), targets.parse("h100:8"))
-    assert config.mesh.fsdp == 8 and config.learner.micro == 8 and not note
-    split = config_of("appworld_7b", mesh__fsdp=4, mesh__tensor=2)
-    config, _ = cases.adapted(split, targets.parse("h100:16"))
-    assert (config.mesh.fsdp, config.mesh.tensor) == (8, 2)
+    def adapted(target, *overrides):
+        config, note = cases.adapted(config_of("appworld_7b", *overrides), targets.parse(target))
+        return config.mesh.fsdp, config.mesh.tensor, config.learner.micro, note
+
+    assert adapted("h200:1")[:3] == (1, 1, 1) and "8 devices" in adapted("h200:1")[3]
+    assert adapted("h100:8") == (8, 1, 8, "")
+    assert adapted("h100:16", "mesh.fsdp=4", "mesh.tensor=2")[:2] == (8, 2)
 
 
 # --- collectives ----------------------------------------------------------------------------------
@@ -194,31 +182,29 @@ def test_collectives_are_counted_with_the_trips_of_their_loops():
     gather, scatter = 16 * 16 * 2 * 7 / 8, 16 * 16 * 4 * 7 / 8  # a ring sends all parts but one
     assert found["all-gather"] == pytest.approx((12, 12 * gather))
     assert found["reduce-scatter"] == pytest.approx((12, 12 * scatter))
-    assert found["all-reduce"] == pytest.approx(
-        (1, 2 * 200 * 7 / 8)
-    )  # a group of one device sends nothing
+    # A group of one device sends nothing.
+    assert found["all-reduce"] == pytest.approx((1, 2 * 200 * 7 / 8))
     assert found["collective-permute"] == pytest.approx((20, 20 * 40))
 
 
 # --- work and sizes -------------------------------------------------------------------------------
 
 
-def facts_of(name: str, **values) -> dict[str, str]:
-    config = config_of(name, **values)
+def facts_of(*overrides: str) -> dict[str, str]:
+    config = config_of("quickstart", *overrides)
     return facts.work(config, *facts.task_counts(config)) | facts.sizes(config)
 
 
 def test_the_text_has_the_config_every_plug_and_the_work(tmp_path):
-    config = config_of("quickstart", template__args={}, advantage__args={"alpha": 0.5})
+    config = config_of("quickstart", "advantage.args.alpha=0.5")
     text = plan.plan(config, tmp_path / "run")
     sections = {part.splitlines()[0]: part.splitlines()[1:] for part in text.split("\n\n")}
     assert "  rollout.group = 8" in sections["config"]
     resolved = dict(line.strip().split(" = ", 1) for line in sections["plugs"])
     assert list(resolved) == list(plugs.KINDS)
     assert resolved["advantage"].startswith("adca(") and "alpha=0.5" in resolved["advantage"]
-    assert (
-        "clip_high_guided=0.6" in resolved["loss"] and resolved["questioning.judge"] == "verifier()"
-    )
+    assert "clip_high_guided=0.6" in resolved["loss"]
+    assert resolved["questioning.judge"] == "verifier()"
     work = sections[f"plan for {tmp_path}/run"]
     assert any("80 of 16 tasks x 8 = 128 rollouts" in line for line in work)
     assert "language models" not in text, "the quickstart asks none"
@@ -226,41 +212,33 @@ def test_the_text_has_the_config_every_plug_and_the_work(tmp_path):
 
 def test_a_plug_that_does_not_exist_is_named():
     with pytest.raises(plan.PlanError, match="did you mean grpo"):
-        plan.plan(config_of("quickstart", advantage__name="grpo2"), "runs/x")
+        plan.plan(config_of("quickstart", "advantage.name=grpo2"), "runs/x")
 
 
 def test_evaluations_that_never_happen_are_not_planned():
-    assert facts_of("quickstart", eval__every=0, eval__split="nonsense")["evaluation"] == "none"
+    assert facts_of("eval.every=0", "eval.split=nonsense")["evaluation"] == "none"
 
 
 @pytest.mark.parametrize(
-    "values,state,checkpoint",
+    "overrides,state,checkpoint",
     [
-        ({"loss__kl_coef": 0.0}, "12 (float32 weights, two float32 moments)", 12),
+        (["loss.kl_coef=0.0"], "12 (float32 weights, two float32 moments)", 12),
+        ([], "16 (float32 weights, two float32 moments, float32 reference policy)", 12),
         (
-            {"loss__kl_coef": 0.1},
-            "16 (float32 weights, two float32 moments, float32 reference policy)",
-            12,
-        ),
-        (
-            {"loss__kl_coef": 0.1, "optim__master": "bfloat16"},
+            ["optim.master=bfloat16"],
             "12 (bfloat16 weights, two float32 moments, bfloat16 reference policy)",
             10,
         ),
         (
-            {"loss__kl_coef": 0.1, "loss__reference": "host", "optim__offload": True},
+            ["loss.reference=host", "optim.offload=True"],
             "4 (float32 weights), and 12 in host memory (two float32 moments, float32 reference policy)",
             12,
         ),
-        (
-            {"loss__kl_coef": 0.1, "loss__reference": "host"},
-            "12 (float32 weights, two float32 moments), and 4 in host",
-            12,
-        ),
+        (["loss.reference=host"], "12 (float32 weights, two float32 moments), and 4 in host", 12),
     ],
 )
-def test_sizes_follow_what_is_kept_and_where(values, state, checkpoint):
-    found = facts_of("quickstart", **values)
+def test_sizes_follow_what_is_kept_and_where(overrides, state, checkpoint):
+    found = facts_of("loss.kl_coef=0.1", *overrides)
     count = qwen.parameter_count(cases.model_shape(config_of("quickstart")))
     expected = re.sub(r"^\d+|(?<=, and )\d+", lambda n: size(int(n[0]) * count), state)
     assert found["training state"].startswith(expected)
@@ -269,8 +247,8 @@ def test_sizes_follow_what_is_kept_and_where(values, state, checkpoint):
 
 @pytest.mark.parametrize("offload", [False, True])
 def test_sizes_of_adapters_are_those_of_the_state(offload):
-    values = {"lora__rank": 4, "model__dtype": "bfloat16", "loss__kl_coef": 0.1}
-    config = config_of("quickstart", optim__offload=offload, **values)
+    values = ("lora.rank=4", "model.dtype=bfloat16", "loss.kl_coef=0.1")
+    config = config_of("quickstart", f"optim.offload={offload}", *values)
     found, shape = facts.sizes(config), cases.model_shape(config)
     optimizer, layout = parts.make_optimizer(config), parts.make_layout(config)
     state = learner.state_shapes(shape, optimizer, None, layout, frozen_dtype=jnp.bfloat16)
@@ -295,14 +273,11 @@ def test_sizes_of_adapters_are_those_of_the_state(offload):
 def paid():
     """The paper's AppWorld config, small: 10 steps of 4 tasks x 8 rollouts, 6 tasks for the first
     pool."""
-    sizes = {
-        "steps": 10,
-        "rollout__tasks": 4,
-        "rollout__group": 8,
-        "navigating__tasks": 6,
-        "navigating__rollouts": 4,
-    }
-    return config_of("appworld_14b", **sizes, questioning__budget=20, llm__model="one")
+    return config_of(
+        "appworld_14b",
+        *("steps=10", "rollout.tasks=4", "navigating.tasks=6", "questioning.budget=20"),
+        "llm.model=one",
+    )
 
 
 def counts(config, *known) -> dict[str, tuple]:
@@ -322,70 +297,52 @@ def test_the_bill_counts_the_calls_of_each_role(paid):
         "reranker": (0, 10 * 4),
         "embedder": (0, 1 + 40 + 2 * 6),
     }
-    assert counts(paid)["explorer"] == (7 * 20, math.inf), (
-        "the world is elsewhere: its tasks are not known"
-    )
+    # Where the world is elsewhere, its tasks are not known.
+    assert counts(paid)["explorer"] == (7 * 20, math.inf)
 
 
 @pytest.mark.parametrize(
-    "values,role,expected",
+    "overrides,role,expected",
     [
-        ({"questioning__share": 0.5}, "judge", (0, 10 * 2 * 8 + 24)),
-        ({"navigating__pool": "somewhere"}, "judge", (0, 10 * 4 * 8)),
-        ({"questioning__judge__name": "verifier"}, "judge", None),
-        ({"questioning__tasks": "tasks.jsonl"}, "explorer", None),
-        ({"questioning__every": 3, "questioning__refresh": 9}, "writer", (7 + 3 * 3, 4 * 720)),
+        ("questioning.share=0.5", "judge", (0, 10 * 2 * 8 + 24)),
+        ("navigating.pool=somewhere", "judge", (0, 10 * 4 * 8)),
+        ("questioning.judge.name=verifier", "judge", None),
+        ("questioning.tasks=tasks.jsonl", "explorer", None),
+        ("questioning.every=3 questioning.refresh=9", "writer", (7 + 3 * 3, 4 * 720)),
         (
-            {"questioning__tasks": "a", "questioning__every": 3, "questioning__refresh": 9},
+            "questioning.tasks=a questioning.every=3 questioning.refresh=9",
             "writer",
             (9, 3 * 720),
         ),
-        ({"questioning__explorer__args__depth": 7}, "explorer", (7 * 10, 720 * 10)),
-        ({"attributing__judge__name": "replay"}, "step_judge", None),
-        ({"rollout__refill": 2}, "step_judge", (0, 3 * 10 * 4 * 8)),
-        ({"navigating__extractor__name": "contrast"}, "step_judge", (0, 10 * 4 * 8 + 24)),
+        ("questioning.explorer.args.depth=7", "explorer", (7 * 10, 720 * 10)),
+        ("attributing.judge.name=replay", "step_judge", None),
+        ("rollout.refill=2", "step_judge", (0, 3 * 10 * 4 * 8)),
+        ("navigating.extractor.name=contrast", "step_judge", (0, 10 * 4 * 8 + 24)),
+        # With share 1 only the synthetic tasks are attempted.
+        ("navigating.tasks=0", "judge", (0, 10 * 4 * 8 + 4 * 20)),
         (
-            {"navigating__tasks": 0},
-            "judge",
-            (0, 10 * 4 * 8 + 4 * 20),
-        ),  # with share 1 only the synthetic ones
-        (
-            {"navigating__tasks": 0, "questioning__share": 0.5},
+            "navigating.tasks=0 questioning.share=0.5",
             "judge",
             (0, 10 * 2 * 8 + 4 * (20 + 90)),
         ),
-        ({"navigating__tasks": 0, "questioning__tasks": "tasks.jsonl"}, "judge", (0, math.inf)),
-        (
-            {"navigating__tasks": 0, "questioning__tasks": "tasks.jsonl"},
-            "step_judge",
-            (0, 10 * 4 * 8),
-        ),
-        ({"navigating__every": 5}, "summariser", (0, 2 * (6 + 2 * 4))),
-        ({"navigating__extractor__args__valid": 0.0}, "summariser", (0, 6)),
-        ({"navigating__share": 0.0}, "reranker", (0, 0)),
-        ({"navigating__embedder__name": "ngrams"}, "embedder", None),
-        (
-            {"eval__experience": True, "eval__every": 5, "eval__tasks": 7},
-            "reranker",
-            (0, 40 + 3 * 7),
-        ),
-        ({"eval__experience": True, "eval__every": 5}, "reranker", (0, 40 + 3 * 12)),
+        ("navigating.tasks=0 questioning.tasks=tasks.jsonl", "judge", (0, math.inf)),
+        ("navigating.tasks=0 questioning.tasks=tasks.jsonl", "step_judge", (0, 10 * 4 * 8)),
+        ("navigating.every=5", "summariser", (0, 2 * (6 + 2 * 4))),
+        ("navigating.extractor.args.valid=0.0", "summariser", (0, 6)),
+        ("navigating.share=0.0", "reranker", (0, 0)),
+        ("navigating.embedder.name=ngrams", "embedder", None),
+        ("eval.experience=1.0 eval.every=5 eval.tasks=7", "reranker", (0, 40 + 3 * 7)),
+        ("eval.experience=1.0 eval.every=5", "reranker", (0, 40 + 3 * 12)),
     ],
 )
-def test_the_bill_follows_the_config(paid, values, role, expected):
-    for key, value in values.items():
-        *groups, last = key.split("__")
-        functools.reduce(getattr, groups, paid)[last] = value
-    assert counts(paid, 90, 12).get(role) == expected
+def test_the_bill_follows_the_config(paid, overrides, role, expected):
+    assert counts(changed(paid, *overrides.split()), 90, 12).get(role) == expected
 
 
 def test_calls_of_another_plug_are_unknown(paid):
     paid.attributing.judge.name = f"{__name__}:own_judge"
     assert counts(paid, 90)["step_judge"] == (0, math.inf)
-    assert any(
-        line.split()[:3] == ["step_judge", "(qwen-max)", "unknown"]
-        for line in calls.lines(paid, 90)
-    )
+    assert re.search(r"step_judge \(qwen-max\) +unknown", "\n".join(calls.lines(paid, 90)))
 
 
 def own_judge(chat):
@@ -420,10 +377,8 @@ def test_the_bill_has_tokens_and_costs(paid, tmp_path):
 
 def test_a_plan_shows_the_prompts_of_the_plugs_in_use(paid):
     text = plan.plan(paid, "runs/x")
-    assert (
-        "prompt step_judge-3, evolver/llm/prompts/step_judge.txt\n  # system\n  You grade the steps"
-        in text
-    )
+    begins = "prompt step_judge-3, evolver/llm/prompts/step_judge.txt\n  # system\n  You grade the"
+    assert begins in text
     shown = re.findall(r"^prompt (\w+)-\d+,", text, re.MULTILINE)
     assert set(shown) == set(prompts_of(paid)) and len(shown) == len(set(shown))
     assert "\nprompt " not in plan.plan(config_of("quickstart"), "runs/x")
@@ -441,33 +396,29 @@ def test_a_plan_has_one_bill_with_and_without_a_target(paid, monkeypatch):
 
 
 def test_7b_fits_eight_devices_of_80_gb_beside_the_engine():
-    case = case_of("appworld_7b", "a100-80g:8", engine__name="jax", engine__slots=4)
+    case = case_of("appworld_7b", "a100-80g:8", *JAX)
     assert estimate.fits(case) and estimate.sequences(case) >= 4
-    case = case_of("appworld_7b", "a100-80g:8", engine__name="jax", engine__slots=400)
-    assert not estimate.fits(case)
 
 
 def test_14b_fits_eight_devices_of_80_gb_beside_vllm_with_its_moments_on_the_host():
     case = case_of("appworld_14b", "a100-80g:8")
     assert case.engine.shared and estimate.fits(case)
-    kept = {"optim__offload": False, "loss__reference": "device"}
-    assert not estimate.fits(case_of("appworld_14b", "a100-80g:8", **kept))
+    kept = ("optim.offload=False", "loss.reference=device")
+    assert not estimate.fits(case_of("appworld_14b", "a100-80g:8", *kept))
 
 
-@pytest.mark.parametrize(
-    "values", [{"engine__slots": 400}, {"engine__slots": 400, "engine__cache_dtype": "float32"}]
-)
-def test_what_does_not_fit_comes_with_a_value_that_does(values):
-    case = case_of("appworld_7b", "a100-80g:8", engine__name="jax", **values)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_what_does_not_fit_comes_with_a_value_that_does(dtype):
+    values = (*JAX, "engine.slots=400", f"engine.cache_dtype={dtype}")
+    case = case_of("appworld_7b", "a100-80g:8", *values)
     (line,) = advice.advise(case)
     assert "would fit" in line and "--config.engine" in line
-    changes = dict(re.findall(r"--config\.(\S+)=(\S+)", line))
-    changes = {key: int(value) if value.isdigit() else value for key, value in changes.items()}
-    assert estimate.fits(advice.changed(case, changes))
+    flags = re.findall(r"--config\.(\S+)", line)
+    assert estimate.fits(replace(case, config=changed(case.config, *flags)))
 
 
 def test_a_compiled_program_replaces_the_estimate_and_a_refused_one_does_not_fit():
-    case = case_of("appworld_7b", "a100-80g:8", engine__name="jax", engine__slots=4)
+    case = case_of("appworld_7b", "a100-80g:8", *JAX)
     memory = {"temp": case.state["gradients"] + 5e9}
     update = {"memory": memory, "collectives": {"all-gather": (10, 45e9)}, "seconds": 1.0}
     compiled = replace(case, compiled={"jax": "0", "phases": {"update": update}})
@@ -482,19 +433,15 @@ def test_a_compiled_program_replaces_the_estimate_and_a_refused_one_does_not_fit
 
 def test_without_a_compiler_the_plan_is_arithmetic_and_says_so(monkeypatch):
     monkeypatch.setenv("EVOLVER_PLAN_PYTHON", str(ROOT / "no" / "python"))
-    case = case_of("appworld_7b", "v5p:8", engine__name="jax", engine__slots=4)
+    case = case_of("appworld_7b", "v5p:8", *JAX)
     text = plan.plan(case.config, "runs/x", "v5p:8")
-    assert "arithmetic only" in text and "make plan-tpu" in text
+    for words in ("arithmetic only", "make plan-tpu", "memory of the fullest device", "verdict"):
+        assert words in text
     cells = {line.split()[0]: line.split()[4] for line in text.splitlines() if " compute " in line}
     assert cells["update"] == "?" and "?: no compiler has said it" in text
     assert estimate.phases(case)["update"].sent is None
     assert estimate.phases(case)["decode"].sent == 0.0  # on one device
     assert all(phase.roofline <= phase.expected for phase in estimate.phases(case).values())
-
-
-def test_a_mesh_that_does_not_divide_the_model_is_named():
-    with pytest.raises(plan.PlanError, match="does not divide"):
-        case_of("appworld_7b", "h100:8", mesh__fsdp=1, mesh__tensor=8)
 
 
 def test_a_failing_compiler_is_reported(monkeypatch, tmp_path):
@@ -522,26 +469,20 @@ def test_too_little_memory_is_reported_before_anything_is_loaded(monkeypatch, tm
 
 
 def test_the_training_path_imports_no_planner():
-    code = "import sys; from evolver import loop; assert not [name for name in sys.modules if 'evolver.plan' in name]"
-    subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        check=True,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    )
+    code = "import sys; from evolver import loop; assert 'evolver.plan' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_the_programs_of_a_run_are_traced_without_weights():
-    config = config_of("quickstart", loss__kl_coef=0.1)
+    config = config_of("quickstart", "loss.kl_coef=0.1")
     shape, devices = cases.model_shape(config), jax.devices()[:1]
     where = SingleDeviceSharding(devices[0])
     traces = programs.learner_programs(config, shape, devices)
     traces |= programs.engine_programs(config, shape, where, 4)
     assert set(traces) == set(cases.PHASES)
     outputs = {phase: jax.tree.leaves(trace().out_info) for phase, trace in traces.items()}
-    assert any(x.shape == (shape.vocab, shape.d_model) for x in outputs["update"]), (
-        "the new weights"
-    )
+    new_weights = [x.shape for x in outputs["update"]]
+    assert (shape.vocab, shape.d_model) in new_weights
     rows, micro = parts.capacity_rows(config), config.learner.micro
     assert [x.shape for x in outputs["logp"]] == [(rows // micro, micro, config.learner.row)]
 
@@ -551,9 +492,8 @@ def test_the_programs_of_a_run_are_traced_without_weights():
 def test_the_real_compilers_agree_with_the_arithmetic(target):
     if compilers.interpreter(targets.parse(target)) is None:
         pytest.skip(compilers.how_to_install(targets.parse(target)))
-    values = {"model__preset": "0.5b", "engine__name": "jax", "engine__slots": 4}
-    lengths = {"learner__row": 2048, "rollout__context": 2048, "rollout__max_tokens": 512}
-    case = compilers.compiled(case_of("appworld_7b", target, **values, **lengths))
+    sizes = ("learner.row=2048", "rollout.context=2048", "rollout.max_tokens=512")
+    case = compilers.compiled(case_of("appworld_7b", target, *JAX, "model.preset=0.5b", *sizes))
     assert set(case.programs) == set(cases.PHASES) and not case.refused
     arguments = case.programs["update"]["memory"]["argument"]
     held = case.state["parameters"] + case.state["optimizer"]

@@ -44,8 +44,8 @@ def case():
 
 class TestVariables:
     def test_a_run_gets_those_that_its_plan_wants(self, case, roomy, monkeypatch, tmp_path, capsys):
-        for name in (preflight.POOL, preflight.SHARE):
-            monkeypatch.delenv(name)
+        monkeypatch.delenv(preflight.POOL)
+        monkeypatch.delenv(preflight.SHARE)
         monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
         monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl")
         assert lacks(case, tmp_path)
@@ -102,8 +102,8 @@ class TestStart:
         assert lacks(case, tmp_path) == []
 
     def test_servers_on_other_gpus_may_take_all_of_them(self, roomy, monkeypatch, tmp_path):
-        values = {"engine__vllm__devices": ("4,5,6,7",), "engine__vllm__flags": ""}
-        case = case_of("appworld_14b", TARGET, **values)
+        values = ("engine.vllm.devices=('4,5,6,7',)", "engine.vllm.flags=")
+        case = case_of("appworld_14b", TARGET, *values)
         assert "vLLM 90%" in lacks(case, tmp_path)[0]
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
         assert lacks(case, tmp_path) == []
@@ -111,12 +111,11 @@ class TestStart:
     def test_shared_memory(self, case, roomy, tmp_path):
         roomy.shared = 64e6
         (problem,) = lacks(case, tmp_path)
-        for words in (
-            "config.engine.vllm.shared=/dev/shm has 0.06 GiB left, and the weights take 27.51 GiB",
-            "--shm-size=29g",
-        ):
-            assert words in problem
-        case = case_of("appworld_14b", TARGET, engine__vllm__transfer="nccl")
+        left = (
+            "config.engine.vllm.shared=/dev/shm has 0.06 GiB left, and the weights take 27.51 GiB"
+        )
+        assert left in problem and "--shm-size=29g" in problem
+        case = case_of("appworld_14b", TARGET, "engine.vllm.transfer=nccl")
         assert lacks(case, tmp_path) == []
 
     def test_host_memory(self, case, roomy, tmp_path):
@@ -137,10 +136,6 @@ class TestStart:
         assert preflight.free_memory() > 1e8
 
 
-def evaluation_seconds(case, held_out: int) -> float:
-    return estimate.overheads(replace(case, held_out=held_out))["evaluation"]
-
-
 class TestPlan:
     def test_it_says_what_a_host_needs(self, case):
         text = report.render(replace(case, held_out=57))
@@ -158,61 +153,53 @@ class TestPlan:
         assert spent["offload"] > 100 * sum(case.on_host.values()) / case.target.chip.bus
         sync = case.sizes["sync"] / estimate.SYNC["shm"]
         assert spent["weight sync"] == pytest.approx(100 * sync)
-        once, twice = (evaluation_seconds(case, held_out) for held_out in (57, 114))
-        assert once == pytest.approx(twice / 2)
-        kept = {"optim__offload": False, "loss__reference": "device", "eval__every": 0}
-        spent = estimate.overheads(case_of("appworld_14b", TARGET, **kept))
+        once, twice = (estimate.overheads(replace(case, held_out=tasks)) for tasks in (57, 114))
+        assert once["evaluation"] == pytest.approx(twice["evaluation"] / 2)
+        kept = ("optim.offload=False", "loss.reference=device", "eval.every=0")
+        spent = estimate.overheads(case_of("appworld_14b", TARGET, *kept))
         assert spent["offload"] == spent["evaluation"] == 0
-        often = {"checkpoint__every": 1, "rollout__tasks": 1, "learner__updates": 1}
-        spent = estimate.overheads(case_of("appworld_14b", TARGET, **often))
+        often = ("checkpoint.every=1", "rollout.tasks=1", "learner.updates=1")
+        spent = estimate.overheads(case_of("appworld_14b", TARGET, *often))
         assert spent["checkpoints"] > 100, "each takes longer than a step"
 
     def test_a_weight_update_takes_what_was_measured_or_the_hardware_allows(self, case):
         sent, rate = estimate.weight_sync(case)
         assert sent == pytest.approx(29.5e9, rel=0.01) and 0.7e9 <= rate <= 2.6e9, "as measured"
-        rates = [
-            estimate.weight_sync(case_of("appworld_14b", f"h100:{n}", engine__name="jax"))[1]
-            for n in (1, 8)
-        ]
-        assert rates == [3.35e12 / 2, 450e9], "a copy, and what other devices hold over a link"
+        one, eight = (case_of("appworld_14b", f"h100:{n}", "engine.name=jax") for n in (1, 8))
+        assert estimate.weight_sync(one)[1] == 3.35e12 / 2, "a copy"
+        assert estimate.weight_sync(eight)[1] == 450e9, "what other devices hold, over a link"
 
     @pytest.mark.parametrize(
-        "name,target,values,words",
+        "name,target,override,words",
         [
-            ("bfcl_7b", "h200:1", {}, "2 vLLM servers of 4 devices need 8, and h200:1 has 1"),
-            ("bfcl_7b", "v5p:8", {}, "starts servers on CUDA devices, which v5p:8 has not"),
+            (
+                "bfcl_7b",
+                "v5p:8",
+                "engine.name=vllm",
+                "starts servers on CUDA devices, which v5p:8 has not",
+            ),
             (
                 "appworld_14b",
                 "h100:64",
-                {"engine__vllm__urls": ("http://node:8000",)},
+                "engine.vllm.urls=('http://node:8000',)",
                 "urls has 1 servers, and h100:64 needs 8 processes",
             ),
             (
                 "appworld_14b",
                 "h100:64",
-                {"engine__vllm__replicas": 2, "engine__vllm__devices": ("0,1,2,3,4,5,6,7",) * 2},
+                f"engine.vllm.devices={('0,1,2,3,4,5,6,7',) * 2}",
                 "2 vLLM servers of 8 devices need 16, and a host of h100:64 has 8",
             ),
-            (
-                "appworld_7b",
-                "v5p:4",
-                {"engine__name": "jax", "model__attention": "cudnn"},
-                "cudnn does not run on v5p",
-            ),
-            (
-                "appworld_7b",
-                "h100:8",
-                {"engine__name": "jax", "model__attention": "splash"},
-                "splash does not run on",
-            ),
+            ("bfcl_7b_lora", "v5p:4", "model.attention=cudnn", "cudnn does not run on v5p"),
+            ("bfcl_7b_lora", "h100:8", "model.attention=splash", "splash does not run on h100"),
         ],
     )
-    def test_engines_that_cannot_be_are_refused(self, name, target, values, words):
+    def test_engines_that_cannot_be_are_refused(self, name, target, override, words):
         with pytest.raises(plan.PlanError, match=words):
-            case_of(name, target, **values)
+            case_of(name, target, override)
 
     def test_servers_elsewhere_need_no_devices_here(self):
-        assert case_of("bfcl_7b", "h200:1", engine__vllm__urls=("http://10.0.0.1:8000",))
+        assert case_of("bfcl_7b", "h200:1", "engine.vllm.urls=('http://10.0.0.1:8000',)")
 
     def test_a_plan_that_is_refused_is_one_message(self, capsys):
         words = ["--config=configs/bfcl_7b.py", "--mode=plan", "--target=h200:1"]

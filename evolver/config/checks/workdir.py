@@ -128,9 +128,8 @@ def differences(before: dict[str, Any], config: ConfigDict, schema: type[BaseMod
         for name, (then, now) in changed(before, config, schema).items()
         if not name.startswith(RESUMABLE)
     ]
-    values_then, values_now = flat(before), flat(config)
     for role in roles.ROLES:
-        then, now = url_of(role, values_then), url_of(role, values_now)
+        then, now = (url_of(role, flat(values)) for values in (before, config))
         if then != now and (then in POLICY_URLS or now in POLICY_URLS):
             found.append(f"llm.{role}.url: {then!r} then, {now!r} now; the policy is another model")
     return found
