@@ -12,15 +12,6 @@ Time: not measured; about half of the 14B's.
 from ml_collections import ConfigDict
 
 from configs import appworld_14b
-from configs.keys import change
-
-VALUES = {
-    "model.preset": "7b",
-    # 4 key/value heads do not divide among 8 devices.
-    "engine.vllm.devices": ("0,1,2,3", "4,5,6,7"),
-    "optim.offload": False,
-    "loss.reference": "device",
-}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -30,4 +21,11 @@ def get_config(arg: str | None = None) -> ConfigDict:
 def with_7b(config: ConfigDict) -> ConfigDict:
     """Change a 14B config for the 7B model, whose training state fits on the devices, and return
     it."""
-    return change(config, VALUES)
+    config.model.preset = "7b"
+    config.engine.vllm.devices = (
+        "0,1,2,3",
+        "4,5,6,7",
+    )  # 4 key/value heads do not divide among 8 devices
+    config.optim.offload = False
+    config.loss.reference = "device"
+    return config

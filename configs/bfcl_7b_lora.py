@@ -12,20 +12,15 @@ This process generates, too, with the weights that train. Scores and time: not m
 from ml_collections import ConfigDict
 
 from configs import base, bfcl_7b
-from configs.keys import change
-
-VALUES = {
-    "mesh.fsdp": 1,
-    "learner.micro": 1,
-    "lora.rank": 32,
-    "optim.lr": 1e-5,  # ten times that of all weights
-    "engine.cache_dtype": "bfloat16",
-    "engine.slots": 32,
-    "rollout.concurrency": 32,
-}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
     config = bfcl_7b.get_config(arg)
+    config.mesh.fsdp = 1
+    config.learner.micro = 1
+    config.lora.rank = 32
+    config.optim.lr = 1e-5  # ten times that of all weights
     config.engine = base.get_config().engine
-    return change(config, VALUES)
+    config.engine.cache_dtype = "bfloat16"
+    config.engine.slots = config.rollout.concurrency = 32
+    return config

@@ -14,16 +14,12 @@ held-out tasks with other words, homes and pairs of changes. All are met (docs/r
 from ml_collections import ConfigDict
 
 from configs import quickstart
-from configs.keys import change
-
-VALUES = {
-    "env.name": "home",
-    "env.args.rules": 0,
-    "model.path": "runs/home_base/policy",
-    "steps": 80,
-    "questioning.budget": 400,
-}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    return change(quickstart.get_config(arg), VALUES)
+    config = quickstart.get_config(arg)
+    config.env.name = "home"
+    config.model.path = "runs/home_base/policy"
+    config.steps = 80
+    config.questioning.budget = 400
+    return config

@@ -11,22 +11,18 @@ evaluated in. Time: 18 minutes on two cores.
 from ml_collections import ConfigDict
 
 from configs import imitation
-from configs.keys import change
-
-VALUES = {
-    "env.name": "home",
-    "env.args.houses": True,
-    "steps": 2600,
-    "careful": 0.6,
-    "demonstrations": 12000,
-    "hint": 0.5,
-    "pairs": 0.15,
-    "care": 0.75,
-    "row": 384,
-    "rows": 16,
-    "micro": 16,
-}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    return change(imitation.get_config(arg), VALUES)
+    config = imitation.get_config(arg)
+    config.env.name = "home"
+    config.env.args.houses = True
+    config.steps = 2600
+    config.careful = 0.6
+    config.demonstrations = 12000
+    config.hint = 0.5
+    config.pairs = 0.15
+    config.care = 0.75
+    config.row = 384
+    config.rows = config.micro = 16
+    return config

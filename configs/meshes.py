@@ -8,8 +8,12 @@ from ml_collections import ConfigDict
 # Weights are spread over all devices of a fast interconnect first (fsdp). Beyond eight devices,
 # heads are split in two, so that a device gets more than one row's worth of work; beyond sixteen,
 # long rows are cut as well.
-AXES = ("data", "fsdp", "tensor", "sequence")
-MESHES = {1: (1, 1, 1, 1), 8: (1, 8, 1, 1), 16: (1, 8, 2, 1), 64: (2, 8, 2, 2)}
+MESHES = {
+    1: {"data": 1, "fsdp": 1, "tensor": 1, "sequence": 1},
+    8: {"data": 1, "fsdp": 8, "tensor": 1, "sequence": 1},
+    16: {"data": 1, "fsdp": 8, "tensor": 2, "sequence": 1},
+    64: {"data": 2, "fsdp": 8, "tensor": 2, "sequence": 2},
+}
 
 
 def use(config: ConfigDict, devices: int) -> ConfigDict:
@@ -22,7 +26,7 @@ def use(config: ConfigDict, devices: int) -> ConfigDict:
         raise ValueError(
             f"no mesh for {devices} devices; there is one for {', '.join(map(str, MESHES))}"
         )
-    config.mesh.update(dict(zip(AXES, MESHES[devices])))
+    config.mesh.update(MESHES[devices])
     spread = config.mesh.data * config.mesh.fsdp
     config.learner.micro = -(-config.learner.micro // spread) * spread
     return config
