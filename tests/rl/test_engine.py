@@ -359,10 +359,8 @@ def sample_at(logits, allowed, u, repeats=1):
 
     def one(u):
         rows = lambda row: jnp.tile(row, (repeats, 1))
-        u, settings = jnp.full(repeats, u), draw(repeats)
-        return decoding.sample(
-            rows(logits), settings, truncate=False, u_B=u, allowed_BV=rows(allowed)
-        )
+        settings = draw(repeats)._replace(allowed=rows(allowed))
+        return decoding.sample(rows(logits), settings, truncate=False, u_B=jnp.full(repeats, u))
 
     return jax.vmap(one)(u)
 

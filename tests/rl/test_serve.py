@@ -724,7 +724,7 @@ def test_a_streamed_answer_is_the_whole_one_and_what_a_world_reads(parts, tools,
 
     async def both():
         events = [event async for event in service._events(answers, [choice])]
-        return events[:-1], answers.whole([await service._finished(answers, *choice)])
+        return events[:-1], answers.whole([await service._finished(answers, choice)])
 
     events, whole = asyncio.run(both())
     deltas = [json.loads(e.removeprefix("data: "))["choices"][0] for e in events]
