@@ -30,6 +30,10 @@ def logp_of(token: int, position: int, weight: float) -> float:
     return -1.0 - ((token * 3 + position) % 7) / 10 - weight
 
 
+def _error(message: str, status: int = 400, headers: dict | None = None) -> JSONResponse:
+    return JSONResponse({"error": {"message": message}}, status, headers)
+
+
 @dataclass
 class Fake:
     """One server in its own thread; the options simulate faults."""
@@ -54,20 +58,13 @@ class Fake:
     def __post_init__(self):
         self._staged, self._paused, self._cut = 0.0, False, asyncio.Event()
         routes = [Route("/{path:path}", self._answer, methods=["GET", "POST"])]
-        config = uvicorn.Config(
-            Starlette(routes=routes),
-            port=0,
-            log_level="critical",
-            lifespan="off",
-            timeout_graceful_shutdown=1,
-        )
-        self._server = uvicorn.Server(config)
+        options = {"log_level": "critical", "lifespan": "off", "timeout_graceful_shutdown": 1}
+        self._server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), port=0, **options))
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
         while not self._server.started:
             threading.Event().wait(0.01)
-        self.port = self._server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
 
     def die(self) -> None:
         """Stop listening and drop every connection."""
@@ -82,18 +79,13 @@ class Fake:
         if self.secret and request.headers.get("authorization") != f"Bearer {self.secret}":
             return JSONResponse({"error": "Unauthorized"}, 401)
         if path in (GENERATE, COMPLETIONS) and self.refuse:
-            return JSONResponse(
-                {"error": {"message": "not now"}},
-                self.refuse.pop(0),
-                headers={"retry-after": "0.01"},
-            )
+            return _error("not now", self.refuse.pop(0), {"retry-after": "0.01"})
         body = await request.json() if request.method == "POST" and await request.body() else {}
         if path == "/openapi.json":
             return JSONResponse({"paths": {path: {} for path in self.paths}})
         if path == "/v1/models":
             return JSONResponse({"data": [{"id": self.model, "max_model_len": self.context}]})
         if path in (GENERATE, COMPLETIONS) and path in self.paths:
-            self.bias = body.get("sampling_params", body).get("logit_bias")
             self.options.append(body.get("sampling_params", body))
             return await self._sample(path, body)
         if path in UPDATE:
@@ -119,25 +111,17 @@ class Fake:
                 self.weight = self._staged
 
     async def _sample(self, path: str, body: dict) -> JSONResponse:
-        prompt, wanted = (
-            (body["token_ids"], body["sampling_params"])
-            if path == GENERATE
-            else (body["prompt"], body)
-        )
+        prompt, wanted = body["token_ids" if path == GENERATE else "prompt"], self.options[-1]
         if body["model"] != self.model:
-            return JSONResponse(
-                {"error": {"message": f"The model `{body['model']}` does not exist."}}, 404
-            )
+            return _error(f"The model `{body['model']}` does not exist.", 404)
         if "robot" in str(wanted.get("structured_outputs") or wanted.get("response_format")):
-            return JSONResponse({"error": {"message": "unknown type robot"}}, 400)
+            return _error("unknown type robot")
         if max(prompt) >= self.vocab:
-            return JSONResponse(
-                {"error": {"message": f"Token id {max(prompt)} is out of vocabulary"}}, 400
-            )
+            return _error(f"Token id {max(prompt)} is out of vocabulary")
         self.prompts.append(prompt)
         while self._paused:
             await asyncio.sleep(0.01)
-        start = (self.version, self.weight)
+        version, weight = self.version, self.weight  # an update may come while it samples
         count, reason = wanted["max_tokens"], "length"
         try:
             async with asyncio.timeout(self.seconds or 1e-3):
@@ -151,21 +135,15 @@ class Fake:
                 tokens, reason = tokens[: i + 1], "stop"
                 break
         warm = 0.0 if self.raw or wanted["temperature"] in (0, 1) else 0.5
-        logprobs = [
-            logp_of(token, len(prompt) + i, start[1]) - warm for i, token in enumerate(tokens)
-        ]
-        choice = {"finish_reason": reason, "token_ids": tokens}
+        logprobs = [logp_of(t, i, weight) - warm for i, t in enumerate(tokens, len(prompt))]
+        rows = [{"token_id": token, "logprob": logprob} for token, logprob in zip(tokens, logprobs)]
+        scores = [{str(t): {"logprob": logp_of(t, i, self.weight)}} for i, t in enumerate(prompt)]
+        scores[0] = None
+        choice = {
+            "finish_reason": reason, "token_ids": tokens, "prompt_logprobs": scores,
+            "logprobs": {"content": rows} if path == GENERATE else {"token_logprobs": logprobs},
+        }  # fmt: skip
         if path == GENERATE:
-            rows = [
-                {"token_id": token, "logprob": logprob} for token, logprob in zip(tokens, logprobs)
-            ]
-            spans = [{"version": start[0], "start": 0, "end": len(tokens)}]
-            choice |= {"logprobs": {"content": rows}, "weight_versions": spans}
-        else:
-            choice["logprobs"] = {"token_logprobs": logprobs}
-        scores = [None] + [
-            {str(t): {"logprob": logp_of(t, i, self.weight)}} for i, t in enumerate(prompt) if i
-        ]
-        choice["prompt_logprobs"] = scores
+            choice["weight_versions"] = [{"version": version, "start": 0, "end": len(tokens)}]
         choice = {name: value for name, value in choice.items() if name not in self.strip}
         return JSONResponse({"choices": [choice], "prompt_logprobs": scores, "usage": {}})

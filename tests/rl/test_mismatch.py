@@ -39,29 +39,22 @@ def test_gaps_are_reported_by_environment_and_age_without_guided_tokens():
 
 def test_metrics_of_one_environment_and_without_recomputed_log_probabilities():
     batches = [batch_of(sample("a", [3, 3, 3], 0.0))]
-    assert set(mismatch.figures(batches, 3, recomputed=True)) == {
-        "staleness/mean",
-        "staleness/max",
-        "mismatch/fresh",
-    }
-    assert set(mismatch.figures(batches, 3, recomputed=False)) == {
-        "staleness/mean",
-        "staleness/max",
-    }
+    staleness = {"staleness/mean", "staleness/max"}
+    assert {*mismatch.figures(batches, 3, recomputed=True)} == staleness | {"mismatch/fresh"}
+    assert {*mismatch.figures(batches, 3, recomputed=False)} == staleness
     assert mismatch.figures([], 3, recomputed=True) == {}
 
 
 def test_the_alarm_compares_with_the_baseline_and_tolerates_rounding():
+    fresh = lambda alarm, gap: alarm.check({"mismatch/fresh": gap})
     alarm = mismatch.Alarm(3.0, 1e-3)
-    for gap in (1e-6, 9e-4, 1e-6):
-        assert alarm.check({"mismatch/fresh": gap}) == ""
-    assert "does not sample with the weights it was given" in alarm.check({"mismatch/fresh": 2e-3})
+    assert [fresh(alarm, gap) for gap in (1e-6, 9e-4, 1e-6)] == [""] * 3
+    assert "does not sample with the weights it was given" in fresh(alarm, 2e-3)
     assert len(alarm.baseline) == 3  # a gap that raises the alarm does not enter the baseline
     alarm = mismatch.Alarm(3.0, 1e-3, baseline=[0.01] * 10)
-    assert alarm.check({"mismatch/fresh": 0.029}) == "" and len(alarm.baseline) == 10
-    assert alarm.check({"mismatch/fresh": 0.031}) and alarm.check({"mismatch/fresh": float("nan")})
-    assert (
-        alarm.check({"mismatch/abs": 0.5, "staleness/max": 1.0}) == ""
-    )  # tokens of older weights may differ
+    assert fresh(alarm, 0.029) == "" and len(alarm.baseline) == 10
+    assert fresh(alarm, 0.031) and fresh(alarm, float("nan"))
+    # Tokens of older weights may differ.
+    assert alarm.check({"mismatch/abs": 0.5, "staleness/max": 1.0}) == ""
     assert alarm.check({"mismatch/abs": 0.5, "staleness/max": 0.0})
-    assert mismatch.Alarm(0.0, 1e-3).check({"mismatch/fresh": 5.0}) == ""
+    assert fresh(mismatch.Alarm(0.0, 1e-3), 5.0) == ""

@@ -4,6 +4,7 @@ fields."""
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import itertools
 import json
 import socket
@@ -30,10 +31,13 @@ from rl.engines.jax.engine import JaxEngine
 from rl.engines.serve.answers import Answers
 from rl.engines.serve.requests import NEUTRAL, ChatRequest
 from rl.engines.serve.server import Service, load, main, metrics_text, warm_up
+from rl.engines.vllm.engine import VllmEngine
+from rl.engines.vllm.servers import Servers
 from rl.trajectory import Completion, Sampling
 from tests.tiny import tiny_policy
 
-HELLO = [{"role": "user", "content": "Book a flight."}]
+user = lambda content: {"messages": [{"role": "user", "content": content}]}
+HELLO = user("Book a flight.")["messages"]
 TOOL = {
     "type": "function",
     "function": {"name": "flights", "description": "", "parameters": {"type": "object"}},
@@ -92,6 +96,11 @@ def post(url):
 
 
 @pytest.fixture(scope="module")
+def get(url):
+    return lambda path, headers=RIGHT: httpx.get(url.removesuffix("/v1") + path, headers=headers)
+
+
+@pytest.fixture(scope="module")
 def complete(post):
     """(fields) -> choices of a completion."""
     return lambda **body: post("/v1/completions", body).json()["choices"]
@@ -115,528 +124,517 @@ def ends(tokenizer: Tokenizer) -> tuple[int, int]:
     return tokenizer.im_end, tokenizer.endoftext
 
 
-class TestCompletions:
-    def test_token_ids_in_and_out_are_the_engines(self, post, direct):
-        prompt = [5, 9, 300, 17]
-        body = {"model": "policy", "prompt": prompt, "max_tokens": 12, "temperature": 0.7, "seed": 2**40 + 3,
-                "stop_token_ids": [7], "ignore_eos": True, "logprobs": 0, "return_token_ids": True}  # fmt: skip
-        answer = post("/v1/completions", body).json()
-        sampling = Sampling(12, temperature=0.7, seed=2**40 + 3, stop_tokens=(7,))
-        expected, (choice,) = direct(prompt, sampling), answer["choices"]
-        count = len(expected.tokens)
-        assert choice["token_ids"] == expected.tokens and choice["prompt_token_ids"] == prompt
-        logprobs = choice["logprobs"]
-        np.testing.assert_allclose(logprobs["token_logprobs"], expected.logprobs, atol=1e-5)
-        assert choice["finish_reason"] == expected.stop and choice["weights_version"] == 0
-        usage = {"prompt_tokens": 4, "completion_tokens": count, "total_tokens": 4 + count}
-        assert answer["usage"] == usage
-        assert len(logprobs["tokens"]) == count and "".join(logprobs["tokens"])
+# --- completions ----------------------------------------------------------------------------------
 
-    def test_greedy_text(self, client, direct, parts):
-        tokenizer = parts[2]
-        answer = client.completions.create(
-            model="policy", prompt="Book a", max_tokens=8, temperature=0
+
+def test_token_ids_in_and_out_are_the_engines(post, direct):
+    prompt = [5, 9, 300, 17]
+    body = {"model": "policy", "prompt": prompt, "max_tokens": 12, "temperature": 0.7, "seed": 2**40 + 3,
+            "stop_token_ids": [7], "ignore_eos": True, "logprobs": 0, "return_token_ids": True}  # fmt: skip
+    answer = post("/v1/completions", body).json()
+    sampling = Sampling(12, temperature=0.7, seed=2**40 + 3, stop_tokens=(7,))
+    expected, (choice,) = direct(prompt, sampling), answer["choices"]
+    count = len(expected.tokens)
+    assert choice["token_ids"] == expected.tokens and choice["prompt_token_ids"] == prompt
+    logprobs = choice["logprobs"]
+    np.testing.assert_allclose(logprobs["token_logprobs"], expected.logprobs, atol=1e-5)
+    assert choice["finish_reason"] == expected.stop and choice["weights_version"] == 0
+    usage = {"prompt_tokens": 4, "completion_tokens": count, "total_tokens": 4 + count}
+    assert answer["usage"] == usage
+    assert len(logprobs["tokens"]) == count and "".join(logprobs["tokens"])
+
+
+def test_greedy_text(complete, direct, parts):
+    tokenizer = parts[2]
+    (choice,) = complete(prompt="Book a", max_tokens=8, temperature=0)
+    sampling = Sampling(8, temperature=0.0, stop_tokens=ends(tokenizer))
+    tokens = direct(tokenizer.encode("Book a"), sampling).tokens
+    assert choice["text"] == tokenizer.decode([t for t in tokens if t not in ends(tokenizer)])
+
+
+def test_several_prompts_and_samples(complete):
+    body = {"max_tokens": 5, "seed": 1, "return_token_ids": True}
+    ask = lambda: complete(prompt=[[5, 6], [7, 8]], n=3, **body)
+    choices = ask()
+    assert [c["index"] for c in choices] == list(range(6))
+    assert [c["prompt_token_ids"] for c in choices] == [[5, 6]] * 3 + [[7, 8]] * 3
+    ids = [c["token_ids"] for c in choices]
+    assert len(set(map(tuple, ids))) > 3
+    assert [c["token_ids"] for c in ask()] == ids
+    assert complete(prompt=[5, 6], **body)[0]["token_ids"] == ids[0]
+
+
+@pytest.mark.parametrize("seed", [{"seed": 1}, {}])
+def test_equal_prompts_get_samples_of_their_own(complete, seed):
+    body = {"max_tokens": 12, "ignore_eos": True, "return_token_ids": True} | seed
+    choices = complete(prompt=[[5, 9]] * 3, **body)
+    if not seed:  # nor do two requests without a seed get the same
+        choices = choices[:2] + complete(prompt=[5, 9], **body)
+    assert len({tuple(choice["token_ids"]) for choice in choices}) == 3
+
+
+def test_a_prompt_is_scored_as_its_tokens_were_sampled(complete):
+    asked = {"max_tokens": 10, "seed": 4, "logprobs": 0, "return_token_ids": True}
+    (choice,) = complete(prompt=[5, 9, 300], ignore_eos=True, **asked)
+    whole = [5, 9, 300, *choice["token_ids"]]
+    (scored,) = complete(prompt=whole, max_tokens=1, temperature=0, prompt_logprobs=0)
+    rows = scored["prompt_logprobs"]
+    scores = [row[str(token)]["logprob"] for token, row in zip(whole[1:], rows[1:])]
+    np.testing.assert_allclose(scores[2:], choice["logprobs"]["token_logprobs"], atol=1e-4)
+    (echo,) = complete(prompt=whole, max_tokens=0, echo=True, logprobs=0)
+    np.testing.assert_allclose(echo["logprobs"]["token_logprobs"][1:], scores, atol=1e-6)
+
+
+def test_the_most_probable_tokens_of_each_place(complete):
+    asked = {"prompt": [5, 9, 300], "max_tokens": 6, "seed": 4, "ignore_eos": True}
+    (choice,) = complete(**asked, temperature=0.7, logprobs=3, return_tokens_as_token_ids=True)
+    found = choice["logprobs"]
+    assert len(found["top_logprobs"]) == 6
+    for name, logprob, top in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"]):
+        assert len(top) == 3 + (list(top).index(name) > 2) and top[name] == logprob
+        best = list(top.values())[:3]
+        assert best == sorted(best, reverse=True) and logprob <= best[0] + 1e-4
+    greedy = complete(**asked, temperature=0, logprobs=20)[0]["logprobs"]
+    for logprob, top in zip(greedy["token_logprobs"], greedy["top_logprobs"]):
+        assert max(top.values()) == pytest.approx(logprob, abs=1e-4)
+
+
+def test_a_stop_text_ends_a_generation_and_is_cut_off(complete, parts):
+    body = {"prompt": [5, 9], "max_tokens": 40, "seed": 3, "ignore_eos": True}
+    (whole,) = complete(**body, return_token_ids=True)
+    text, decode = whole["text"], parts[2].decode
+    for mark in (text[6:9], text[6:24]):  # the longer one is of several tokens
+        (cut,) = complete(**body, return_token_ids=True, stop=[mark])
+        ids = cut["token_ids"]
+        assert cut["text"] == text[: text.index(mark)] and cut["finish_reason"] == "stop"
+        assert whole["token_ids"][: len(ids)] == ids
+        assert mark in decode(ids) and mark not in decode(ids[:-1])
+
+
+def test_streamed_pieces_concatenate_to_the_whole(client):
+    create = functools.partial(
+        client.completions.create, model="policy", prompt="Book", max_tokens=70, seed=8, logprobs=0,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+    )  # fmt: skip
+    answer = create()
+    *pieces, last, usage = create(stream=True, stream_options={"include_usage": True})
+    whole, pieces = answer.choices[0], [event.choices[0] for event in pieces]
+    assert len(pieces) > 1
+    assert "".join(p.text for p in pieces) == whole.text
+    assert [t for p in pieces for t in p.token_ids] == whole.token_ids
+    logprobs = [x for p in pieces for x in p.logprobs.token_logprobs]
+    assert logprobs == whole.logprobs.token_logprobs
+    assert last.choices[0].finish_reason == "length" and usage.usage == answer.usage
+
+
+# --- conversations --------------------------------------------------------------------------------
+
+
+def test_messages_go_through_the_template(speak, direct, parts):
+    tokenizer = parts[2]
+    prompt = chat.opening(tokenizer, HELLO)
+    extra = {"return_token_ids": True}
+    answer = speak(max_tokens=9, seed=5, logprobs=True, top_logprobs=2, extra_body=extra)
+    expected = direct(prompt, Sampling(9, seed=5, stop_tokens=ends(tokenizer)))
+    assert answer.prompt_token_ids == prompt and answer.choices[0].token_ids == expected.tokens
+    assert answer.choices[0].message.role == "assistant"
+    rows = answer.choices[0].logprobs.content
+    np.testing.assert_allclose([row.logprob for row in rows], expected.logprobs, atol=1e-5)
+    assert all(len(row.top_logprobs) == 2 for row in rows)
+    assert all(row.logprob <= row.top_logprobs[0].logprob + 1e-4 for row in rows)
+
+
+def test_a_conversation_with_tools_is_rendered_like_the_training_prompts(post, parts):
+    tokenizer = parts[2]
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]}, *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "flights", "arguments": '{"to": "Rome"}'}}]},
+        {"role": "tool", "tool_call_id": "1", "content": "none"},
+    ]  # fmt: skip
+    ids = post("/tokenize", {"messages": messages, "tools": [TOOL]}).json()["tokens"]
+    calls = [{"name": "flights", "arguments": {"to": "Rome"}}]
+    ours = [
+        {"role": "system", "content": "Be brief."}, *HELLO,
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "none"},
+    ]  # fmt: skip
+    assert ids == chat.opening(tokenizer, ours, [TOOL])
+    assert CALL in post("/detokenize", {"tokens": ids}).json()["prompt"]
+
+
+def test_the_system_message_of_training_is_the_default(parts, tmp_path):
+    hf.save(tmp_path, parts[0].shape, parts[1], tokenizer=parts[2], system="Be a clerk.")
+    system = chat.system_message(tmp_path)
+    clerk, own = ([{"role": "system", "content": text}] for text in (system, "Be brief."))
+    service = Service(*parts, name="policy", system=system)
+    prompt = lambda messages: service._prompt({"messages": messages})
+    assert prompt(HELLO) == chat.opening(parts[2], clerk + HELLO)
+    assert prompt(own + HELLO) == chat.opening(parts[2], own + HELLO)
+    hf.save(tmp_path / "none", parts[0].shape, parts[1], tokenizer=parts[2])
+    assert system == "Be a clerk." and chat.system_message(tmp_path / "none") == ""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tool_calls_are_extracted_from_the_text(parts, stream):
+    """A scripted engine, because random weights never call a tool."""
+    tokenizer = parts[2]
+    ids = [*tokenizer.encode("I look. " + CALL), tokenizer.im_end]
+    with serving(scripted(parts, ids, "stop")) as address:
+        client = openai.OpenAI(base_url=address, api_key="none")
+        answer = client.chat.completions.create(
+            model="policy", messages=HELLO, tools=[TOOL], max_tokens=100, stream=stream
         )
-        sampling = Sampling(8, temperature=0.0, stop_tokens=ends(tokenizer))
-        tokens = direct(tokenizer.encode("Book a"), sampling).tokens
-        expected = tokenizer.decode([t for t in tokens if t not in ends(tokenizer)])
-        assert answer.choices[0].text == expected
-
-    def test_several_prompts_and_samples(self, complete):
-        body = {"n": 3, "max_tokens": 5, "seed": 1, "return_token_ids": True}
-        choices = complete(prompt=[[5, 6], [7, 8]], **body)
-        assert [c["index"] for c in choices] == list(range(6))
-        assert [c["prompt_token_ids"] for c in choices] == [[5, 6]] * 3 + [[7, 8]] * 3
-        ids = [c["token_ids"] for c in choices]
-        assert len(set(map(tuple, ids))) > 3
-        assert [c["token_ids"] for c in complete(prompt=[[5, 6], [7, 8]], **body)] == ids
-        assert complete(prompt=[5, 6], **body | {"n": 1})[0]["token_ids"] == ids[0]
-
-    @pytest.mark.parametrize("seed", [{"seed": 1}, {}])
-    def test_equal_prompts_get_samples_of_their_own(self, complete, seed):
-        body = {"max_tokens": 12, "ignore_eos": True, "return_token_ids": True} | seed
-        choices = complete(prompt=[[5, 9]] * 3, **body)
-        if not seed:  # nor do two requests without a seed get the same
-            choices = choices[:2] + complete(prompt=[5, 9], **body)
-        assert len({tuple(choice["token_ids"]) for choice in choices}) == 3
-
-    def test_a_prompt_is_scored_as_its_tokens_were_sampled(self, complete):
-        asked = {"max_tokens": 10, "seed": 4, "logprobs": 0, "return_token_ids": True}
-        (choice,) = complete(prompt=[5, 9, 300], ignore_eos=True, **asked)
-        whole = [5, 9, 300, *choice["token_ids"]]
-        (scored,) = complete(prompt=whole, max_tokens=1, temperature=0, prompt_logprobs=0)
-        rows = scored["prompt_logprobs"]
-        scores = [row[str(token)]["logprob"] for token, row in zip(whole[1:], rows[1:])]
-        np.testing.assert_allclose(scores[2:], choice["logprobs"]["token_logprobs"], atol=1e-4)
-        (echo,) = complete(prompt=whole, max_tokens=0, echo=True, logprobs=0)
-        np.testing.assert_allclose(echo["logprobs"]["token_logprobs"][1:], scores, atol=1e-6)
-
-    def test_the_most_probable_tokens_of_each_place(self, complete):
-        asked = {"prompt": [5, 9, 300], "max_tokens": 6, "seed": 4, "ignore_eos": True}
-        (choice,) = complete(**asked, temperature=0.7, logprobs=3, return_tokens_as_token_ids=True)
-        found = choice["logprobs"]
-        assert len(found["top_logprobs"]) == 6
-        for name, logprob, top in zip(
-            found["tokens"], found["token_logprobs"], found["top_logprobs"]
-        ):
-            assert len(top) == 3 + (list(top).index(name) > 2) and top[name] == logprob
-            best = list(top.values())[:3]
-            assert best == sorted(best, reverse=True) and logprob <= best[0] + 1e-4
-        greedy = complete(**asked, temperature=0, logprobs=20)[0]["logprobs"]
-        for logprob, top in zip(greedy["token_logprobs"], greedy["top_logprobs"]):
-            assert max(top.values()) == pytest.approx(logprob, abs=1e-4)
-
-    def test_a_stop_text_ends_a_generation_and_is_cut_off(self, complete, parts):
-        body = {"prompt": [5, 9], "max_tokens": 40, "seed": 3, "ignore_eos": True}
-        (whole,) = complete(**body, return_token_ids=True)
-        text, decode = whole["text"], parts[2].decode
-        for mark in (text[6:9], text[6:24]):  # the longer one is of several tokens
-            (cut,) = complete(**body, return_token_ids=True, stop=[mark])
-            ids = cut["token_ids"]
-            assert cut["text"] == text[: text.index(mark)] and cut["finish_reason"] == "stop"
-            assert whole["token_ids"][: len(ids)] == ids
-            assert mark in decode(ids) and mark not in decode(ids[:-1])
-
-    def test_streamed_pieces_concatenate_to_the_whole(self, client):
-        asked = {"model": "policy", "prompt": "Book", "max_tokens": 70, "seed": 8, "logprobs": 0}
-        asked["extra_body"] = {"return_token_ids": True, "ignore_eos": True}
-        whole = client.completions.create(**asked)
-        events = list(
-            client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
-        )
-        pieces = [e.choices[0] for e in events if e.choices]
-        assert len(pieces) > 2
-        assert "".join(p.text for p in pieces) == whole.choices[0].text
-        ids = [t for p in pieces for t in getattr(p, "token_ids", [])]
-        assert ids == whole.choices[0].token_ids
-        logprobs = [x for p in pieces if p.logprobs for x in p.logprobs.token_logprobs]
-        assert logprobs == whole.choices[0].logprobs.token_logprobs
-        assert pieces[-1].finish_reason == "length" and events[-1].usage == whole.usage
+        choices = [event.choices[0] for event in (answer if stream else [answer])]
+    messages = [choice.delta if stream else choice.message for choice in choices]
+    assert messages[0].role == "assistant" and choices[-1].finish_reason == "tool_calls"
+    assert "".join(message.content or "" for message in messages).strip() == "I look."
+    (call,) = messages[-1].tool_calls
+    assert call.function.name == "flights"
+    assert json.loads(call.function.arguments) == {"to": "Rome"}
 
 
-class TestChat:
-    def test_messages_go_through_the_template(self, speak, direct, parts):
-        tokenizer = parts[2]
-        prompt = chat.opening(tokenizer, HELLO)
-        extra = {"return_token_ids": True}
-        answer = speak(max_tokens=9, seed=5, logprobs=True, top_logprobs=2, extra_body=extra)
-        expected = direct(prompt, Sampling(9, seed=5, stop_tokens=ends(tokenizer)))
-        assert answer.prompt_token_ids == prompt and answer.choices[0].token_ids == expected.tokens
-        assert answer.choices[0].message.role == "assistant"
-        rows = answer.choices[0].logprobs.content
-        np.testing.assert_allclose([row.logprob for row in rows], expected.logprobs, atol=1e-5)
-        assert all(len(row.top_logprobs) == 2 for row in rows)
-        assert all(row.logprob <= row.top_logprobs[0].logprob + 1e-4 for row in rows)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_random_weights_answer_in_the_form_that_is_asked_for(speak, temperature):
+    """Beside others that may say anything, and that say what they say alone."""
+    asked = {"max_tokens": 60, "temperature": temperature}
+    ask = lambda seed: speak(**asked, seed=seed, response_format=form_of(GRADES)).choices[0]
+    free = lambda seed: speak(**asked, seed=seed).choices[0].message.content
+    with concurrent.futures.ThreadPoolExecutor(6) as threads:
+        formed, others = threads.map(ask, range(4)), threads.map(free, range(2))
+        formed, others = list(formed), list(others)
+    assert others == [free(seed) for seed in range(2)]
+    for choice in formed:
+        assert choice.finish_reason == "stop"
+        grade = json.loads(choice.message.content)
+        assert grade["label"] in ("GOOD", "BAD")
+        assert type(grade["step"]) is int and 0 <= grade["step"] <= 99
+    pieces = speak(**asked, seed=0, response_format=form_of(GRADES), stream=True)
+    text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+    assert text == formed[0].message.content
 
-    def test_a_conversation_with_tools_is_rendered_like_the_training_prompts(self, post, parts):
-        tokenizer = parts[2]
-        messages = [
-            {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]}, *HELLO,
-            {"role": "assistant", "content": None, "tool_calls": [
-                {"id": "1", "type": "function", "function": {"name": "flights", "arguments": '{"to": "Rome"}'}}]},
-            {"role": "tool", "tool_call_id": "1", "content": "none"},
-        ]  # fmt: skip
-        ids = post("/tokenize", {"messages": messages, "tools": [TOOL]}).json()["tokens"]
-        turn = {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"name": "flights", "arguments": {"to": "Rome"}}],
-        }
-        ours = [
-            {"role": "system", "content": "Be brief."},
-            *HELLO,
-            turn,
-            {"role": "tool", "content": "none"},
-        ]
-        assert ids == chat.opening(tokenizer, ours, [TOOL])
-        assert CALL in post("/detokenize", {"tokens": ids}).json()["prompt"]
 
-    def test_the_system_message_of_training_is_the_default(self, parts, tmp_path):
-        hf.save(tmp_path, parts[0].shape, parts[1], tokenizer=parts[2], system="Be a clerk.")
-        system = chat.system_message(tmp_path)
-        clerk, own = ([{"role": "system", "content": text}] for text in (system, "Be brief."))
-        service = Service(*parts, name="policy", system=system)
-        prompt = lambda messages: service._prompt({"messages": messages})
-        assert prompt(HELLO) == chat.opening(parts[2], clerk + HELLO)
-        assert prompt(own + HELLO) == chat.opening(parts[2], own + HELLO)
-        hf.save(tmp_path / "none", parts[0].shape, parts[1], tokenizer=parts[2])
-        assert system == "Be a clerk." and chat.system_message(tmp_path / "none") == ""
+def test_an_answer_of_bounded_texts_and_lists_ends(speak):
+    """A policy of random weights would never close a string by itself."""
+    schema = record(chosen=array(record(why=string(12), content=string(0)), 2))
+    for seed in range(3):
+        (choice,) = speak(max_tokens=150, seed=seed, response_format=form_of(schema)).choices
+        assert choice.finish_reason == "stop"
+        entries = json.loads(choice.message.content)["chosen"]
+        assert len(entries) <= 2
+        assert all(len(e["why"]) <= 12 and e["content"] == "" for e in entries)
 
-    def test_streamed(self, speak):
-        asked = {"max_tokens": 70, "seed": 8, "extra_body": {"ignore_eos": True}}
-        pieces = [piece.choices[0].delta for piece in speak(**asked, stream=True)]
-        assert pieces[0].role == "assistant" and len(pieces) > 2
-        text = "".join(piece.content or "" for piece in pieces)
-        assert text == speak(**asked).choices[0].message.content
 
-    @pytest.mark.parametrize("stream", [False, True])
-    def test_tool_calls_are_extracted_from_the_text(self, parts, stream):
-        """A scripted engine, because random weights never call a tool."""
-        tokenizer = parts[2]
-        ids = [*tokenizer.encode("I look. " + CALL), tokenizer.im_end]
-        service = Service(Says(parts, ids, "stop"), parts[1], tokenizer, name="policy")
-        with (
-            serving(service) as address,
-            openai.OpenAI(base_url=address, api_key="none") as client,
-        ):
-            answer = client.chat.completions.create(
-                model="policy", messages=HELLO, tools=[TOOL], max_tokens=100, stream=stream
-            )
-            if stream:
-                deltas = [event.choices[0] for event in answer]
-                content = "".join(d.delta.content or "" for d in deltas)
-                calls, finish = deltas[-1].delta.tool_calls, deltas[-1].finish_reason
-            else:
-                message, finish = answer.choices[0].message, answer.choices[0].finish_reason
-                content, calls = message.content, message.tool_calls
-        assert finish == "tool_calls" and content.strip() == "I look."
-        assert calls[0].function.name == "flights"
-        assert json.loads(calls[0].function.arguments) == {"to": "Rome"}
+@pytest.mark.parametrize(
+    "schema, words",
+    [
+        ({"type": "robot"}, "cannot be followed"),
+        ({"$ref": "#/nowhere"}, "cannot be followed"),
+        ({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "cannot be followed"),
+        ({"not": {}}, "cannot be followed"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "cannot be followed"),
+        ({"type": "string", "pattern": "("}, "cannot be followed"),
+        ({"const": "x" * 10**6}, "1,000,013 characters; at most 32,768"),
+        ({"enum": [f"v{i}" for i in range(10**4)]}, "characters; at most 32,768"),
+    ],
+)
+def test_a_schema_that_cannot_be_followed_is_refused(post, schema, words):
+    body = {"messages": HELLO, "max_tokens": 2, "response_format": form_of(schema)}
+    for stream in (False, True):
+        answer = post("/v1/chat/completions", body | {"stream": stream})
+        refuses(answer, "response_format: ")
+        refuses(answer, words)
 
-    @pytest.mark.parametrize("temperature", [0.0, 1.0])
-    def test_random_weights_answer_in_the_form_that_is_asked_for(self, speak, temperature):
-        """Beside others that may say anything, and that say what they say alone."""
-        pytest.importorskip("llguidance", reason="pip install -r requirements/service.txt")
-        asked = {"max_tokens": 60, "temperature": temperature}
-        ask = lambda seed: speak(**asked, seed=seed, response_format=form_of(GRADES)).choices[0]
-        free = lambda seed: speak(**asked, seed=seed).choices[0].message.content
-        with concurrent.futures.ThreadPoolExecutor(6) as threads:
-            formed, others = threads.map(ask, range(4)), threads.map(free, range(2))
-            formed, others = list(formed), list(others)
-        assert others == [free(seed) for seed in range(2)]
-        for choice in formed:
-            assert choice.finish_reason == "stop"
-            grade = json.loads(choice.message.content)
-            assert grade["label"] in ("GOOD", "BAD")
-            assert type(grade["step"]) is int and 0 <= grade["step"] <= 99
-        pieces = speak(**asked, seed=0, response_format=form_of(GRADES), stream=True)
-        text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
-        assert text == formed[0].message.content
 
-    def test_an_answer_of_bounded_texts_and_lists_ends(self, speak):
-        """A policy of random weights would never close a string by itself."""
-        schema = record(chosen=array(record(why=string(12), content=string(0)), 2))
-        for seed in range(3):
-            (choice,) = speak(max_tokens=150, seed=seed, response_format=form_of(schema)).choices
-            assert choice.finish_reason == "stop"
-            entries = json.loads(choice.message.content)["chosen"]
-            assert len(entries) <= 2
-            assert all(len(e["why"]) <= 12 and e["content"] == "" for e in entries)
+def test_a_schema_that_turns_out_too_complex_fails_alone(speak):
+    """Its first token may follow; the properties that may come after it are too many."""
+    schema = {"type": "object", "properties": {f"p{i}": {} for i in range(900)}}
+    ask = lambda seed: speak(max_tokens=60, seed=seed).choices[0].message.content
 
-    @pytest.mark.parametrize(
-        "schema, words",
-        [
-            ({"type": "robot"}, "cannot be followed"),
-            ({"$ref": "#/nowhere"}, "cannot be followed"),
-            ({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "cannot be followed"),
-            ({"not": {}}, "cannot be followed"),
-            ({"type": "integer", "minimum": 5, "maximum": 3}, "cannot be followed"),
-            ({"type": "string", "pattern": "("}, "cannot be followed"),
-            ({"const": "x" * 10**6}, "1,000,013 characters; at most 32,768"),
-            ({"enum": [f"v{i}" for i in range(10**4)]}, "characters; at most 32,768"),
-        ],
-    )
-    def test_a_schema_that_cannot_be_followed_is_refused(self, post, schema, words):
-        pytest.importorskip("llguidance", reason="pip install -r requirements/service.txt")
-        body = {"messages": HELLO, "max_tokens": 2, "response_format": form_of(schema)}
-        for stream in (False, True):
-            answer = post("/v1/chat/completions", body | {"stream": stream})
-            refuses(answer, "response_format: ")
-            refuses(answer, words)
+    def refused():
+        with pytest.raises(openai.BadRequestError, match="the JSON schema"):
+            speak(max_tokens=60, seed=1, response_format=form_of(schema))
 
-    def test_a_schema_that_turns_out_too_complex_fails_alone(self, speak):
-        """Its first token may follow; the properties that may come after it are too many."""
-        pytest.importorskip("llguidance", reason="pip install -r requirements/service.txt")
-        schema = {"type": "object", "properties": {f"p{i}": {} for i in range(900)}}
-        ask = lambda seed: speak(max_tokens=60, seed=seed).choices[0].message.content
-
-        def refused():
-            with pytest.raises(openai.BadRequestError, match="the JSON schema"):
-                speak(max_tokens=60, seed=1, response_format=form_of(schema))
-
-        with concurrent.futures.ThreadPoolExecutor(6) as threads:
-            faulty, others = threads.submit(refused), threads.map(ask, range(5))
-            faulty.result()
-            others = list(others)
-        assert others == [ask(seed) for seed in range(5)]
-
-    def test_many_at_once(self, speak):
-        asked = {"max_tokens": 6, "extra_body": {"return_token_ids": True}}
-        ask = lambda seed: speak(**asked, seed=seed).choices[0].token_ids
-        with concurrent.futures.ThreadPoolExecutor(12) as threads:
-            together = list(threads.map(ask, range(12)))
-        assert together == [ask(seed) for seed in range(12)]
+    with concurrent.futures.ThreadPoolExecutor(12) as threads:
+        faulty, others = threads.submit(refused), threads.map(ask, range(11))
+        faulty.result()
+        others = list(others)
+    assert others == [ask(seed) for seed in range(11)]
 
 
 def refuses(answer, words):
     assert answer.status_code == 400 and words in answer.json()["error"]["message"]
 
 
-class TestServer:
-    def test_models_and_health(self, client, url):
-        (model,) = client.models.list().data
-        assert model.id == "policy" and model.max_model_len == 256
-        root = url.removesuffix("/v1")
-        assert httpx.get(f"{root}/health").status_code == 200
-        assert "/v1/completions" in httpx.get(f"{root}/openapi.json", headers=RIGHT).json()["paths"]
+# --- the server -----------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("key", ["", "Bearer sk-wrong", "sk-right"])
-    def test_a_wrong_key(self, url, key):
-        headers = {"Authorization": key} if key else {}
-        answer = httpx.post(f"{url}/completions", json={"prompt": [5]}, headers=headers)
-        assert answer.status_code == 401 and "key" in answer.json()["error"]["message"]
 
-    @pytest.mark.parametrize(
-        "body,words",
-        [
-            ({"prompt": []}, "prompt must be a text"),
-            ({"prompt": None}, "prompt must be a text"),
-            ({"prompt": [1.5]}, "prompt must be a text"),
-            ({"prompt": ["a", [5]]}, "prompt must be a text"),
-            ({"prompt": [[]]}, "the prompt is empty"),
-            ({"prompt": [10_000]}, "vocabulary"),
-            ({"prompt": [-1]}, "vocabulary"),
-            ({"max_tokens": 256}, "maximum context length is 256"),
-            ({"max_tokens": 0}, "leaves nothing to answer"),
-            ({"max_tokens": "9"}, 'max_tokens: Input should be a valid integer (given: "9")'),
-            ({"temperature": -1}, "temperature: Input should be greater than or equal to 0"),
-            ({"top_p": 2}, "top_p"),
-            ({"n": 0}, "n: Input should be greater than or equal to 1"),
-            ({"n": True}, "n: Input should be a valid integer"),
-            ({"stop": [""]}, "stop must be"),
-            ({"logprobs": 21}, "logprobs must be a number between 0 and 20"),
-            ({"logprobs": {"k": 1}}, "logprobs must be a number between 0 and 20"),
-            ({"logprobs": 5, "stream": True}, "logprobs) are not supported while streaming"),
-            ({"prompt_logprobs": 0, "stream": True}, "prompt are not supported while streaming"),
-            ({"prompt_logprobs": 1}, "only log-probabilities of the prompt tokens are available"),
-            ({"max_tokenz": 5}, "max_tokenz is unknown to this server (did you mean max_tokens?)"),
-            ({"messages": HELLO}, "messages is unknown"),
-            ({"truncate_prompt_tokens": 3}, "truncate_prompt_tokens is not supported"),
-            ({"include_stop_str_in_output": True}, "include_stop_str_in_output is not supported"),
-            ({"logits_processors": ["a"]}, "logits_processors is not supported"),
-            ({"logit_bias": {"5": 1}}, "logit_bias.5 is not supported"),
-            ({"stream_options": {"usage": True}}, "usage is unknown"),
-            ({"stop_token_ids": ["a"]}, "stop_token_ids"),
-            ({"stop_token_ids": list(range(50))}, "stop tokens"),
-            ({"stop_token_ids": [10**12]}, "a stop token is outside of the vocabulary"),
-            ({"stop_token_ids": [10**12], "stream": True}, "a stop token is outside of the vocab"),
-            ({"temperature": 1e-30}, "temperature is 1e-30"),
-            ({"stream": "yes"}, "stream: Input should be a valid boolean"),
-            ({"response_format": {"type": "xml"}}, "'text', 'json_object' or 'json_schema'"),
-        ],
-    )
-    def test_unsupported_requests_are_rejected_with_a_reason(self, post, body, words):
-        refuses(post("/v1/completions", {"prompt": [5], **body}), words)
+def test_models_and_health(client, get):
+    (model,) = client.models.list().data
+    assert model.id == "policy" and model.max_model_len == 256
+    assert get("/health", headers={}).status_code == 200
+    assert "/v1/completions" in get("/openapi.json").json()["paths"]
 
-    @pytest.mark.parametrize(
-        "change,words",
-        [
-            ({"messages": []}, "messages: List should have at least 1 item"),
-            ({"messages": ["hi"]}, "messages.0: Input should be a valid dictionary"),
-            ({"messages": [{"content": "x"}]}, "messages.0.role: Field required"),
-            ({"messages": [{"role": "robot", "content": "x"}]}, "unknown role"),
-            (
-                {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-                "parts of type text",
-            ),
-            (
-                {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]},
-                "parts of type text",
-            ),
-            ({"messages": [{"role": "user", "content": 0}]}, "messages.0.content: Input should be"),
-            (
-                {"messages": [{"role": "user", "content": {}}]},
-                "messages.0.content: Input should be",
-            ),
-            (
-                {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
-                "messages.0.tool_calls.0.function: Field required",
-            ),
-            ({"tools": [{}]}, "tools.0: a tool must be"),
-            ({"parallel_tool_calls": False}, "parallel_tool_calls is not supported"),
-            ({"tool_choice": "required"}, "cannot force a tool call"),
-            ({"top_logprobs": 3}, "top_logprobs needs logprobs=true"),
-            (
-                {"logprobs": True, "top_logprobs": 21},
-                "top_logprobs: Input should be less than or equal to 20",
-            ),
-            ({"logprobs": 3}, "logprobs: Input should be a valid boolean"),
-            ({"chat_template_kwargs": {"enable_thinking": False}}, "has no thinking switch"),
-            ({"chat_template": "{{ x }}"}, "chat_template is not supported"),
-            ({"continue_final_message": True}, "continue_final_message is not supported"),
-            ({"add_generation_prompt": False}, "add_generation_prompt is not supported"),
-            ({"echo": True}, "echo is not supported"),
-            ({"response_format": {"type": "json_schema"}}, "json_schema must be given"),
-            (
-                {"response_format": {"type": "json_schema", "json_schema": {}}},
-                "json_schema.schema: Field required",
-            ),
-            ({"response_format": {"type": "json_object", "schema": {}}}, "schema is unknown"),
-            (
-                {"response_format": {"type": "json_object"}, "ignore_eos": True},
-                "not supported together with",
-            ),
-            ({"prompt": "x"}, "prompt is unknown"),
-        ],
-    )
-    def test_invalid_conversations_are_rejected_with_a_reason(self, post, change, words):
-        body = {"messages": HELLO, "max_tokens": 2, **change}
-        refuses(post("/v1/chat/completions", body), words)
 
-    @pytest.mark.parametrize(
-        "path,body,words",
-        [
-            ("/v1/completions", [], "not a JSON object"),
-            ("/tokenize", {"prompt": ["a", "b"]}, "2 prompts; one at a time"),
-            ("/tokenize", {"prompt": "a", "add": 1}, "add is unknown to this server"),
-            ("/tokenize", {"prompt": "a", "max_tokens": 1}, "max_tokens is unknown to this server"),
-            ("/detokenize", {"tokens": [5], "skip": 1}, "skip is unknown to this server"),
-            ("/detokenize", {"tokens": [10_000]}, "token ids below"),
-        ],
-    )
-    def test_every_route_refuses_what_it_would_ignore(self, post, path, body, words):
-        refuses(post(path, body), words)
+@pytest.mark.parametrize("key", ["", "Bearer sk-wrong", "sk-right"])
+def test_a_wrong_key(url, key):
+    headers = {"Authorization": key} if key else {}
+    answer = httpx.post(f"{url}/completions", json={"prompt": [5]}, headers=headers)
+    assert answer.status_code == 401 and "key" in answer.json()["error"]["message"]
 
-    def test_neutral_values_of_unsupported_options_are_accepted(self, complete):
-        neutral = NEUTRAL | {"user": "me", "metadata": {"a": "b"}, "unheard_of": None}
-        assert complete(prompt=[5], max_tokens=2, **neutral)
 
-    def test_tools_that_may_not_be_used_are_not_shown(self, post):
-        kinds = {"tools": [TOOL], "tool_choice": "none"}, {}
-        bodies = ({"messages": HELLO, "max_tokens": 2, **kind} for kind in kinds)
-        usages = [post("/v1/chat/completions", body).json()["usage"] for body in bodies]
-        assert usages[0]["prompt_tokens"] == usages[1]["prompt_tokens"]
+@pytest.mark.parametrize(
+    "body,words",
+    [
+        ({"prompt": []}, "prompt must be a text"),
+        ({"prompt": None}, "prompt must be a text"),
+        ({"prompt": [1.5]}, "prompt must be a text"),
+        ({"prompt": ["a", [5]]}, "prompt must be a text"),
+        ({"prompt": [[]]}, "the prompt is empty"),
+        ({"prompt": [10_000]}, "vocabulary"),
+        ({"prompt": [-1]}, "vocabulary"),
+        ({"max_tokens": 256}, "maximum context length is 256"),
+        ({"max_tokens": 0}, "leaves nothing to answer"),
+        ({"max_tokens": "9"}, 'max_tokens: Input should be a valid integer (given: "9")'),
+        ({"temperature": -1}, "temperature: Input should be greater than or equal to 0"),
+        ({"top_p": 2}, "top_p"),
+        ({"n": 0}, "n: Input should be greater than or equal to 1"),
+        ({"n": True}, "n: Input should be a valid integer"),
+        ({"stop": [""]}, "stop must be"),
+        ({"logprobs": 21}, "logprobs must be a number between 0 and 20"),
+        ({"logprobs": {"k": 1}}, "logprobs must be a number between 0 and 20"),
+        ({"logprobs": 5, "stream": True}, "logprobs) are not supported while streaming"),
+        ({"prompt_logprobs": 0, "stream": True}, "prompt are not supported while streaming"),
+        ({"prompt_logprobs": 1}, "only log-probabilities of the prompt tokens are available"),
+        ({"max_tokenz": 5}, "max_tokenz is unknown to this server (did you mean max_tokens?)"),
+        ({"messages": HELLO}, "messages is unknown"),
+        ({"truncate_prompt_tokens": 3}, "truncate_prompt_tokens is not supported"),
+        ({"include_stop_str_in_output": True}, "include_stop_str_in_output is not supported"),
+        ({"logits_processors": ["a"]}, "logits_processors is not supported"),
+        ({"logit_bias": {"5": 1}}, "logit_bias.5 is not supported"),
+        ({"stream_options": {"usage": True}}, "usage is unknown"),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids"),
+        ({"stop_token_ids": list(range(50))}, "stop tokens"),
+        ({"stop_token_ids": [10**12]}, "a stop token is outside of the vocabulary"),
+        ({"stop_token_ids": [10**12], "stream": True}, "a stop token is outside of the vocab"),
+        ({"temperature": 1e-30}, "temperature is 1e-30"),
+        ({"stream": "yes"}, "stream: Input should be a valid boolean"),
+        ({"response_format": {"type": "xml"}}, "'text', 'json_object' or 'json_schema'"),
+    ],
+)
+def test_unsupported_requests_are_rejected_with_a_reason(post, body, words):
+    refuses(post("/v1/completions", {"prompt": [5], **body}), words)
 
-    def test_metrics(self, post, url):
-        post("/v1/completions", {"prompt": [5], "max_tokens": 3, "ignore_eos": True})
-        post("/v1/completions", {"prompt": [5], "max_tokenz": 3})
-        root = url.removesuffix("/v1")
-        text = httpx.get(f"{root}/metrics", headers=RIGHT).text
-        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-        assert float(values["evolver_engine_generated_tokens"]) >= 3
-        assert "# TYPE evolver_engine_generated_tokens counter" in text
-        assert int(values['evolver_requests{route="/v1/completions",status="400"}']) >= 1
-        assert httpx.get(f"{root}/metrics").status_code == 401
 
-    def test_a_wrong_model_name(self, client):
-        with pytest.raises(openai.NotFoundError, match="this server has `policy`"):
-            client.completions.create(model="gpt", prompt="x")
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        ({"messages": []}, "messages: List should have at least 1 item"),
+        ({"messages": ["hi"]}, "messages.0: Input should be a valid dictionary"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role: Field required"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "unknown role"),
+        (user([{"type": "image_url"}]), "parts of type text"),
+        (user([{"type": "image_url", "text": "x"}]), "parts of type text"),
+        (user(0), "messages.0.content: Input should be"),
+        (user({}), "messages.0.content: Input should be"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+            "messages.0.tool_calls.0.function: Field required",
+        ),
+        ({"tools": [{}]}, "tools.0: a tool must be"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls is not supported"),
+        ({"tool_choice": "required"}, "cannot force a tool call"),
+        ({"top_logprobs": 3}, "top_logprobs needs logprobs=true"),
+        (
+            {"logprobs": True, "top_logprobs": 21},
+            "top_logprobs: Input should be less than or equal to 20",
+        ),
+        ({"logprobs": 3}, "logprobs: Input should be a valid boolean"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "has no thinking switch"),
+        ({"chat_template": "{{ x }}"}, "chat_template is not supported"),
+        ({"continue_final_message": True}, "continue_final_message is not supported"),
+        ({"add_generation_prompt": False}, "add_generation_prompt is not supported"),
+        ({"echo": True}, "echo is not supported"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema must be given"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {}}},
+            "json_schema.schema: Field required",
+        ),
+        ({"response_format": {"type": "json_object", "schema": {}}}, "schema is unknown"),
+        (
+            {"response_format": {"type": "json_object"}, "ignore_eos": True},
+            "not supported together with",
+        ),
+        ({"prompt": "x"}, "prompt is unknown"),
+    ],
+)
+def test_invalid_conversations_are_rejected_with_a_reason(post, change, words):
+    body = {"messages": HELLO, "max_tokens": 2, **change}
+    refuses(post("/v1/chat/completions", body), words)
 
-    @pytest.mark.parametrize(
-        "body, words",
-        [
-            (b"{", "the body is not JSON"),
-            (b"", "the body is not JSON"),
-            (b"[" * 10**5, "nested deeper than 100 levels"),
-            (b'{"prompt": ' + b"[" * 200 + b"]" * 200 + b"}", "nested deeper than 100 levels"),
-            (b'{"prompt": [5], "\\ud800": 1}', "not valid Unicode"),
-            (b'{"prompt": [5], "model": "\\udc00"}', "not valid Unicode"),
-            (b'{"prompt": "a\\ud83d"}', "not valid Unicode"),
-            (b'{"prompt": "\xed\xa0\x80"}', "not valid Unicode"),
-            (b'{"prompt": "\xff"}', "not valid Unicode"),
-            (b'{"prompt": [5], "temperature": NaN}', "the body.temperature is nan"),
-            (b'{"prompt": [5], "temperature": 1e999}', "the body.temperature is inf"),
-            (b'{"prompt": [5], "seed": ' + b"9" * 400 + b"}", "more than 300 digits"),
-            (b'{"prompt": [5], "seed": ' + b"9" * 5000 + b"}", "more than 300 digits"),
-            (b'{"prompt": [5], "n": 1, "n": 2}', 'the key "n" twice'),
-            (b'{"prompt": [5], "%s": 1}' % (b"x" * 10**6), "is unknown to this server"),
-            (b'{"prompt": [5], "stop": [%s5]}' % (b"5," * 10**5), "stop must be a text"),
-            (b'{"prompt": [%s5]}' % (b'"a",' * 5000), "a list of such lists, at most 128"),
-            (b'{"prompt": ["a", "b"], "n": 65}', "2 prompts with n=65 are more than 128 choices"),
-        ],
-    )
-    def test_a_body_that_cannot_be_meant_is_refused(self, url, body, words):
-        refuses(httpx.post(f"{url}/completions", content=body, headers=RIGHT, timeout=60), words)
 
-    @pytest.mark.parametrize(
-        "arguments, words",
-        [
-            ("[" * 10**5, "nested deeper than 100 levels"),
-            ('{"a":' * 200 + "1" + "}" * 200, "nested deeper than 100 levels"),
-            ("{", "is not JSON"),
-            ('{"a": NaN}', "is nan"),
-            ('{"a": 1, "a": 2}', "twice"),
-            ('{"a": "\\ud800"}', "not valid Unicode"),
-            ("[]", "valid dictionary"),
-        ],
-    )
-    def test_arguments_of_a_call_are_read_like_the_body(self, post, arguments, words):
-        call = {"function": {"name": "flights", "arguments": arguments}}
-        messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}]
-        refuses(post("/v1/chat/completions", {"messages": messages, "max_tokens": 2}), words)
+@pytest.mark.parametrize(
+    "path,body,words",
+    [
+        ("/v1/completions", [], "not a JSON object"),
+        ("/tokenize", {"prompt": ["a", "b"]}, "2 prompts; one at a time"),
+        ("/tokenize", {"prompt": "a", "add": 1}, "add is unknown to this server"),
+        ("/tokenize", {"prompt": "a", "max_tokens": 1}, "max_tokens is unknown to this server"),
+        ("/detokenize", {"tokens": [5], "skip": 1}, "skip is unknown to this server"),
+        ("/detokenize", {"tokens": [10_000]}, "token ids below"),
+    ],
+)
+def test_every_route_refuses_what_it_would_ignore(post, path, body, words):
+    refuses(post(path, body), words)
 
-    @pytest.mark.parametrize("body", [b" " * (33 << 20), b"[%s0]" % (b"0," * 2**19)])
-    def test_a_body_that_is_too_large_is_not_read(self, url, body):
-        answer = httpx.post(f"{url}/completions", content=body, headers=RIGHT, timeout=120)
-        assert answer.status_code == 413 and "the body" in answer.json()["error"]["message"]
 
-    def test_no_event_loop_encodes_and_nothing_that_cannot_fit_is_encoded(self, post, monkeypatch):
-        encode, seen = Tokenizer._encode, []
+def test_neutral_values_of_unsupported_options_are_accepted(complete):
+    neutral = NEUTRAL | {"user": "me", "metadata": {"a": "b"}, "unheard_of": None}
+    assert complete(prompt=[5], max_tokens=2, **neutral)
 
-        def noted(self, text):
-            seen.append((threading.current_thread().name.partition("_")[0], len(text)))
-            return encode(self, text)
 
-        monkeypatch.setattr(Tokenizer, "_encode", noted)
-        long = "Book a flight to Rome, please. " * 10**5
-        tool = {"type": "function", "function": {"name": "f", "description": long}}
-        call = {"function": {"name": "flights", "arguments": {"to": long}}}
-        for path, body in [
-            ("/v1/completions", {"prompt": [long, "a"]}),
-            ("/tokenize", {"prompt": long}),
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}]}),
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "é" + long}]}),
-            ("/v1/chat/completions", {"messages": HELLO, "tools": [tool]}),
-            ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": [call]}]}),
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}] * 300}),
-        ]:
-            refuses(post(path, body), "maximum context length is 256 tokens")
-        assert post("/tokenize", {"messages": HELLO}).status_code == 200
-        assert {name for name, _ in seen} == {"serve"}
-        assert max(length for _, length in seen) < 1000
+def test_tools_that_may_not_be_used_are_not_shown(post):
+    body = {"messages": HELLO, "max_tokens": 2}
+    bodies = body, body | {"tools": [TOOL], "tool_choice": "none"}
+    usages = [post("/v1/chat/completions", body).json()["usage"] for body in bodies]
+    assert usages[0]["prompt_tokens"] == usages[1]["prompt_tokens"]
 
-    @pytest.mark.parametrize(
-        "host", ["evil.example", "evil.example:8000", "", "127.0.0.1.evil.example"]
-    )
-    def test_without_a_key_other_host_names_are_refused(self, parts, host):
-        with serving(Service(*parts, name="policy")) as address:
-            for path in ("/health", "/v1/models", "/v1/completions"):
-                url = address.removesuffix("/v1") + path
-                answer = httpx.get(url, headers={"Host": host})
-                assert answer.status_code in (403, 405) and "error" in answer.json()
-            local = address.replace("127.0.0.1", "localhost")
-            assert httpx.get(f"{local}/models").status_code == 200
 
-    def test_with_a_key_any_host_name_is_answered(self, url):
-        headers = RIGHT | {"Host": "policy.example"}
-        assert httpx.get(f"{url}/models", headers=headers).status_code == 200
+def test_metrics(post, get):
+    post("/v1/completions", {"prompt": [5], "max_tokens": 3, "ignore_eos": True})
+    post("/v1/completions", {"prompt": [5], "max_tokenz": 3})
+    text = get("/metrics").text
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(values["evolver_engine_generated_tokens"]) >= 3
+    assert "# TYPE evolver_engine_generated_tokens counter" in text
+    assert int(values['evolver_requests{route="/v1/completions",status="400"}']) >= 1
+    assert get("/metrics", headers={}).status_code == 401
 
-    @pytest.mark.parametrize(
-        "method, path, status", [("GET", "/nowhere", 404), ("PUT", "/tokenize", 405)]
-    )
-    def test_an_unknown_route_is_an_error_of_the_api(self, url, method, path, status):
-        answer = httpx.request(method, url.removesuffix("/v1") + path, headers=RIGHT)
-        assert answer.status_code == status and path in answer.json()["error"]["message"]
 
-    def test_half_a_request_ends(self, url, monkeypatch):
-        monkeypatch.setattr(service_module, "HEAD_S", 0.3)
-        monkeypatch.setattr(http_module, "BODY_S", 0.3)
-        head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-right\r\n"
-        port = int(url.removesuffix("/v1").rpartition(":")[2])
-        for start in (b"", b"PO", head, head + b"Content-Length: 10\r\n\r\n{"):
-            with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
-                client.sendall(start)
-                answer = b"".join(iter(lambda: client.recv(1 << 16), b""))  # until it closes
-            assert (b" 408 " in answer) == (b"Content-Length" in start)
+def test_a_wrong_model_name(client):
+    with pytest.raises(openai.NotFoundError, match="this server has `policy`"):
+        client.completions.create(model="gpt", prompt="x")
 
-    def test_a_disconnected_client_frees_its_slot(self, url, parts, complete):
-        body = {"prompt": [5], "max_tokens": 200, "ignore_eos": True, "stream": True}
-        with httpx.Client(headers=RIGHT, timeout=60) as client:
-            for _ in range(10):
-                with client.stream("POST", f"{url}/completions", json=body) as answer:
-                    next(answer.iter_lines())
-        assert complete(prompt=[5], max_tokens=2)
-        assert parts[0].stats()["sessions"] <= 1
+
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        (b"{", "the body is not JSON"),
+        (b"", "the body is not JSON"),
+        (b"[" * 10**5, "nested deeper than 100 levels"),
+        (b'{"prompt": ' + b"[" * 200 + b"]" * 200 + b"}", "nested deeper than 100 levels"),
+        (b'{"prompt": [5], "\\ud800": 1}', "not valid Unicode"),
+        (b'{"prompt": [5], "model": "\\udc00"}', "not valid Unicode"),
+        (b'{"prompt": "a\\ud83d"}', "not valid Unicode"),
+        (b'{"prompt": "\xed\xa0\x80"}', "not valid Unicode"),
+        (b'{"prompt": "\xff"}', "not valid Unicode"),
+        (b'{"prompt": [5], "temperature": NaN}', "the body.temperature is nan"),
+        (b'{"prompt": [5], "temperature": 1e999}', "the body.temperature is inf"),
+        (b'{"prompt": [5], "seed": ' + b"9" * 400 + b"}", "more than 300 digits"),
+        (b'{"prompt": [5], "seed": ' + b"9" * 5000 + b"}", "more than 300 digits"),
+        (b'{"prompt": [5], "n": 1, "n": 2}', 'the key "n" twice'),
+        (b'{"prompt": [5], "%s": 1}' % (b"x" * 10**6), "is unknown to this server"),
+        (b'{"prompt": [5], "stop": [%s5]}' % (b"5," * 10**5), "stop must be a text"),
+        (b'{"prompt": [%s5]}' % (b'"a",' * 5000), "a list of such lists, at most 128"),
+        (b'{"prompt": ["a", "b"], "n": 65}', "2 prompts with n=65 are more than 128 choices"),
+    ],
+)
+def test_a_body_that_cannot_be_meant_is_refused(url, body, words):
+    refuses(httpx.post(f"{url}/completions", content=body, headers=RIGHT, timeout=60), words)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ("[" * 10**5, "nested deeper than 100 levels"),
+        ("{", "is not JSON"),
+        ('{"a": NaN}', "is nan"),
+        ("[]", "valid dictionary"),
+    ],
+)
+def test_arguments_of_a_call_are_read_like_the_body(post, arguments, words):
+    call = {"function": {"name": "flights", "arguments": arguments}}
+    messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}]
+    refuses(post("/v1/chat/completions", {"messages": messages, "max_tokens": 2}), words)
+
+
+@pytest.mark.parametrize("body", [b" " * (33 << 20), b"[%s0]" % (b"0," * 2**19)])
+def test_a_body_that_is_too_large_is_not_read(url, body):
+    answer = httpx.post(f"{url}/completions", content=body, headers=RIGHT, timeout=120)
+    assert answer.status_code == 413 and "the body" in answer.json()["error"]["message"]
+
+
+def test_no_event_loop_encodes_and_nothing_that_cannot_fit_is_encoded(post, monkeypatch):
+    encode, seen = Tokenizer._encode, []
+
+    def noted(self, text):
+        seen.append((threading.current_thread().name.partition("_")[0], len(text)))
+        return encode(self, text)
+
+    monkeypatch.setattr(Tokenizer, "_encode", noted)
+    long = "Book a flight to Rome, please. " * 10**5
+    tool = {"type": "function", "function": {"name": "f", "description": long}}
+    call = {"function": {"name": "flights", "arguments": {"to": long}}}
+    for path, body in [
+        ("/v1/completions", {"prompt": [long, "a"]}),
+        ("/tokenize", {"prompt": long}),
+        ("/v1/chat/completions", user(long)),
+        ("/v1/chat/completions", user("é" + long)),
+        ("/v1/chat/completions", {"messages": HELLO, "tools": [tool]}),
+        ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": [call]}]}),
+        ("/v1/chat/completions", {"messages": user("")["messages"] * 300}),
+    ]:
+        refuses(post(path, body), "maximum context length is 256 tokens")
+    assert post("/tokenize", {"messages": HELLO}).status_code == 200
+    assert {name for name, _ in seen} == {"serve"}
+    assert max(length for _, length in seen) < 1000
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "", "127.0.0.1.evil.example"]
+)
+def test_without_a_key_other_host_names_are_refused(parts, host):
+    with serving(Service(*parts, name="policy")) as address:
+        for path in ("/health", "/v1/models", "/v1/completions"):
+            url = address.removesuffix("/v1") + path
+            answer = httpx.get(url, headers={"Host": host})
+            assert answer.status_code in (403, 405) and "error" in answer.json()
+        local = address.replace("127.0.0.1", "localhost")
+        assert httpx.get(f"{local}/models").status_code == 200
+
+
+def test_with_a_key_any_host_name_is_answered(get):
+    assert get("/v1/models", headers=RIGHT | {"Host": "policy.example"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "method, path, status", [("GET", "/nowhere", 404), ("PUT", "/tokenize", 405)]
+)
+def test_an_unknown_route_is_an_error_of_the_api(url, method, path, status):
+    answer = httpx.request(method, url.removesuffix("/v1") + path, headers=RIGHT)
+    assert answer.status_code == status and path in answer.json()["error"]["message"]
+
+
+def test_half_a_request_ends(url, monkeypatch):
+    monkeypatch.setattr(service_module, "HEAD_S", 0.3)
+    monkeypatch.setattr(http_module, "BODY_S", 0.3)
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-right\r\n"
+    port = int(url.removesuffix("/v1").rpartition(":")[2])
+    for start in (b"", b"PO", head, head + b"Content-Length: 10\r\n\r\n{"):
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+            client.sendall(start)
+            answer = b"".join(iter(lambda: client.recv(1 << 16), b""))  # until it closes
+        assert (b" 408 " in answer) == (b"Content-Length" in start)
+
+
+def test_a_disconnected_client_frees_its_slot(url, parts, complete):
+    body = {"prompt": [5], "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with httpx.Client(headers=RIGHT, timeout=60) as client:
+        for _ in range(10):
+            with client.stream("POST", f"{url}/completions", json=body) as answer:
+                next(answer.iter_lines())
+    assert complete(prompt=[5], max_tokens=2)
+    assert parts[0].stats()["sessions"] <= 1
 
 
 def test_after_a_warm_up_requests_compile_little(parts):
@@ -684,28 +682,13 @@ class Says:
         pass
 
 
-@pytest.mark.parametrize("tools", [[], [TOOL]])
-@pytest.mark.parametrize(
-    "text, left", [("I look STOP more", "I look "), ("I look ST", "I look ST")]
-)
-def test_no_part_of_a_stop_text_is_streamed(parts, tools, text, left):
-    service = Service(Says(parts, parts[2].encode(text)), parts[1], parts[2], name="policy")
-    request = ChatRequest(
-        messages=[{"role": "user", "content": "x"}], tools=tools, stop=["STOP"], stream=True
-    )
-    answers = Answers(request, "policy", parts[2])
-
-    async def streamed():
-        return [event async for event in service._events(answers, [([5], Sampling(40))])]
-
-    events = [json.loads(event.removeprefix("data: ")) for event in asyncio.run(streamed())[:-1]]
-    pieces = [event["choices"][0]["delta"].get("content") or "" for event in events]
-    assert "".join(pieces) == left
+def scripted(parts, *says):
+    return Service(Says(parts, *says), parts[1], parts[2], name="policy")
 
 
 PIECES = [
     "I look. ", "<think>", "</think>", "<tool_call>", "</tool_call>", CALL, CALL.replace("Rome", "</think>"),
-    '{"name": "flights"', ', "arguments": {}}', '"', "\n", "\\", "é", "<", "STOP",
+    '{"name": "flights"', ', "arguments": {}}', '"', "\n", "\\", "é", "<", "STOP", "ST",
 ]  # fmt: skip
 
 
@@ -718,30 +701,32 @@ def test_a_streamed_answer_is_the_whole_one_and_what_a_world_reads(parts, tools,
     tokenizer, text = parts[2], "".join(texts) or "I"
     tokens = tokenizer.encode(text)
     ends = [n for n in range(1, len(tokens)) if rng.random() < 0.3] + [len(tokens)]
-    service = Service(Says(parts, tokens, ends=ends), parts[1], tokenizer, name="policy")
+    service = scripted(parts, tokens, "length", ends)
     answers = Answers(ChatRequest(messages=HELLO, tools=tools, stop=stop), "policy", tokenizer)
     choice = [5], Sampling(1000)
 
     async def both():
         events = [event async for event in service._events(answers, [choice])]
-        return events[:-1], answers.whole([await service._finished(answers, *choice)])
+        return events[:-1], answers.whole([await service._finished(answers, choice)])
 
     events, whole = asyncio.run(both())
-    deltas = [json.loads(e.removeprefix("data: "))["choices"][0] for e in events]
-    streamed = {name: "".join(d["delta"].get(name) or "" for d in deltas)
-                for name in ("content", "reasoning_content")}  # fmt: skip
-    calls = [call["function"] for d in deltas for call in d["delta"].get("tool_calls", ())]
-    message, finish = whole["choices"][0]["message"], whole["choices"][0]["finish_reason"]
-    assert streamed == {name: message.get(name) or "" for name in streamed}
-    assert calls == [call["function"] for call in message.get("tool_calls", ())]
-    assert deltas[-1]["finish_reason"] == finish
-    turn = toolcalls.parse(text.partition("STOP")[0] if stop else text)
-    if tools and not turn.errors:
-        assert [(c["name"], json.loads(c["arguments"])) for c in calls] == [
-            (c.name, c.arguments) for c in turn.calls
-        ]
-        assert streamed["content"].strip() == turn.content
-        assert (finish == "tool_calls") == bool(turn.calls)
+    ((choice,), choices) = whole["choices"], [json.loads(e[6:])["choices"][0] for e in events]
+    message, deltas = choice["message"], [streamed["delta"] for streamed in choices]
+    assert deltas[0]["role"] == "assistant"
+    for name in ("content", "reasoning_content"):
+        assert "".join(d.get(name) or "" for d in deltas) == (message.get(name) or "")
+    functions = lambda said: [call["function"] for call in said.get("tool_calls", ())]
+    assert [*itertools.chain(*map(functions, deltas))] == functions(message)
+    assert choices[-1]["finish_reason"] == choice["finish_reason"]
+    said = text.partition("STOP")[0] if stop else text
+    turn = toolcalls.parse(said)
+    if not tools:
+        assert message["content"] == said
+    elif not turn.errors:
+        calls = [(c["name"], json.loads(c["arguments"])) for c in functions(message)]
+        assert calls == [(call.name, call.arguments) for call in turn.calls]
+        assert (message["content"] or "").strip() == turn.content
+        assert (choice["finish_reason"] == "tool_calls") == bool(turn.calls)
 
 
 def test_metrics_count_every_token():
@@ -749,27 +734,25 @@ def test_metrics_count_every_token():
     assert "generated_tokens 12345678.0\n" in text
 
 
-class TestVllmEngine:
+# --- the vLLM engine ------------------------------------------------------------------------------
+
+
+def test_the_vllm_engine_returns_the_samples_of_this_one(url, parts, direct):
     """The vLLM engine works with this server too, because it supports the same request fields."""
+    service = Service(*parts, name="policy")
+    engine = VllmEngine(
+        Servers([url], model="policy", key="sk-right"), vocab=parts[0].shape.vocab, context=256, transfer=None,
+        score=lambda params, ids: np.array(service.score(ids)[0]), temperature=0.7,
+    )  # fmt: skip
+    sampling = Sampling(9, temperature=0.7, seed=11, stop_tokens=(7,))
 
-    def test_it_returns_the_samples_of_the_engine(self, url, parts, direct):
-        from rl.engines.vllm.engine import VllmEngine
-        from rl.engines.vllm.servers import Servers
+    async def scenario():
+        await engine.start()
+        await engine.load(parts[1], 0)  # verifies that the server answers with these weights
+        completion = await engine.generate([5, 9, 300], sampling, session="s")
+        await engine.close()
+        return completion
 
-        service = Service(*parts, name="policy")
-        engine = VllmEngine(
-            Servers([url], model="policy", key="sk-right"), vocab=parts[0].shape.vocab, context=256, transfer=None,
-            score=lambda params, ids: np.array(service.score(ids)[0]), temperature=0.7,
-        )  # fmt: skip
-        sampling = Sampling(9, temperature=0.7, seed=11, stop_tokens=(7,))
-
-        async def scenario():
-            await engine.start()
-            await engine.load(parts[1], 0)  # verifies that the server answers with these weights
-            completion = await engine.generate([5, 9, 300], sampling, session="s")
-            await engine.close()
-            return completion
-
-        completion, expected = asyncio.run(scenario()), direct([5, 9, 300], sampling)
-        assert (completion.tokens, completion.stop) == (expected.tokens, expected.stop)
-        np.testing.assert_allclose(completion.logprobs, expected.logprobs, atol=1e-5)
+    completion, expected = asyncio.run(scenario()), direct([5, 9, 300], sampling)
+    assert (completion.tokens, completion.stop) == (expected.tokens, expected.stop)
+    np.testing.assert_allclose(completion.logprobs, expected.logprobs, atol=1e-5)

@@ -25,10 +25,8 @@ def rollouts(rng, prompts, group, most=6, alike=0):
             own = rng.integers(1, most + 1)
             mask = np.r_[np.zeros(n, bool), True, rng.random(own - 1) < 0.7]
             tokens = np.r_[prompt, rng.integers(1, CONFIG.vocab, own)]
-            logp, advantage = (
-                mask * (-3.6 + 0.4 * rng.normal(size=n + own)),
-                mask * rng.normal(size=n + own),
-            )
+            logp = mask * (-3.6 + 0.4 * rng.normal(size=n + own))
+            advantage = mask * rng.normal(size=n + own)
             guided = bool(rng.integers(2))
             batch.append(Sample(tokens, mask, logp=logp, advantage=advantage, guided=guided))
     return batch
@@ -42,19 +40,20 @@ def test_every_sample_is_a_prompt_of_its_row_and_what_follows_it(prompts, group,
     batch = rollouts(np.random.default_rng(seed), prompts, group, alike=alike)
     packed, apart = packing.pack(batch, 20, share=True), packing.pack(batch, 20)
     assert packed.rows <= apart.rows
-    for r in range(packed.rows):
-        for segment in range(1, packed.segments_RT[r].max() + 1):
-            (own,) = np.nonzero(packed.segments_RT[r] == segment)
+    for r, (segments, prompts_) in enumerate(zip(packed.segments_RT, packed.prompts_RT)):
+        for segment in range(1, segments.max() + 1):
+            (own,) = np.nonzero(segments == segment)
             if not packed.mask_RT[r, own].any():
                 continue
-            (shared,) = np.nonzero(packed.segments_RT[r] == packed.prompts_RT[r, own[0]])
-            whole = np.r_[shared, own] if packed.prompts_RT[r, own[0]] else own
+            prompt = prompts_[own[0]]
+            whole = np.r_[np.nonzero(segments == prompt)[0], own] if prompt else own
             assert (np.diff(own) == 1).all() and (np.diff(whole) >= 1).all()
             sample = batch[packed.sample_RT[r, own[0]]]
-            np.testing.assert_array_equal(packed.tokens_RT[r, whole], sample.tokens)
-            np.testing.assert_array_equal(packed.positions_RT[r, whole], np.arange(len(sample)))
-            np.testing.assert_array_equal(packed.mask_RT[r, whole], sample.mask)
-            np.testing.assert_array_equal(packed.advantage_RT[r, whole], sample.advantage)
+            places = np.arange(len(sample))
+            np.testing.assert_array_equal(packed.positions_RT[r, whole], places)
+            for name in ("tokens", "mask", "advantage"):
+                held = getattr(packed, f"{name}_RT")[r, whole]
+                np.testing.assert_array_equal(held, getattr(sample, name), name)
             assert not packed.mask_RT[r, own[0]], (
                 "the first token of a segment has nothing before it that predicts it"
             )

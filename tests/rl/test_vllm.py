@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -22,9 +23,9 @@ from rl.engines.vllm.client import COMPLETIONS, GENERATE, Schemas, Server, Serve
 from rl.engines.vllm.engine import Patience, VllmEngine, WeightsNotLoaded
 from rl.engines.vllm.servers import PLUGIN, OwnServers, Servers, ServerStartError, first_error
 from rl.engines.vllm.transfer import MIB, UPDATE, SharedMemory, TransferError, buckets_of
-from rl.trajectory import Sampling
+from rl.trajectory import Completion, Sampling
 from tests.rl.fake_vllm import CONTEXT, VOCAB, Fake, logp_of, token_of
-from tests.rl.vllm_setup import random_params
+from tests.rl.vllm_setup import DTYPES, assert_holds, random_params
 
 SHAPE = qwen.Config(VOCAB, 8, 1, 1, 1, 8, 16)
 QUICK = Patience(
@@ -46,30 +47,15 @@ def score(params, ids):
 class Cluster:
     """Fake servers and an engine on them."""
 
-    def __init__(
-        self,
-        tmp_path,
-        servers=2,
-        *,
-        transfer=True,
-        temperature=1.0,
-        in_flight="finish",
-        key="",
-        patience=QUICK,
-        unused=0,
-        **knobs,
-    ):
+    def __init__(self, tmp_path, servers=2, *, transfer=True, key="", engine=None, **knobs):
+        """engine: options of the engine. knobs: of the servers."""
         self.fakes = [Fake(**knobs) for _ in range(servers)]
         self.lines: list[str] = []
-        folder = (
-            SharedMemory(SHAPE, dtype="float32", folder=tmp_path, bucket=2048 / MIB)
-            if transfer
-            else None
-        )
+        memory = partial(SharedMemory, SHAPE, dtype="float32", folder=tmp_path, bucket=2048 / MIB)
         self.engine = VllmEngine(
             Servers([fake.url for fake in self.fakes], model="policy", key=key), vocab=VOCAB, context=CONTEXT,
-            transfer=folder, score=score, patience=patience, say=self.lines.append, temperature=temperature,
-            in_flight=in_flight, unused=unused,
+            transfer=memory() if transfer else None, score=score, say=self.lines.append,
+            **{"patience": QUICK} | (engine or {}),
         )  # fmt: skip
 
     def run(self, scenario):
@@ -92,29 +78,29 @@ class Cluster:
 
 
 def ask(engine, number, *, tokens=6, session=None, guide=None, **sampling):
-    return engine.generate(
-        [number % VOCAB, 3],
-        Sampling(tokens, seed=number, **sampling),
-        session=session or str(number),
-        guide=guide,
-    )
+    sampling = Sampling(tokens, seed=number, **sampling)
+    prompt = [number % VOCAB, 3]
+    return engine.generate(prompt, sampling, session=session or str(number), guide=guide)
 
 
 def expected(number, tokens=6):
     return [token_of(number, 2 + i) for i in range(tokens)]
 
 
-@pytest.mark.parametrize("unused", [0, 2])
-@pytest.mark.parametrize("paths", [(GENERATE, *UPDATE), (COMPLETIONS, *UPDATE)])
-def test_rows_without_a_token_are_kept_from_every_answer(tmp_path, paths, unused):
-    cluster = Cluster(tmp_path, servers=1, paths=paths, unused=unused)
+either_endpoint = pytest.mark.parametrize(
+    "paths", [(GENERATE, *UPDATE), (COMPLETIONS, *UPDATE)], ids=["generate", "completions"]
+)
+
+
+@pytest.mark.parametrize("unused, bias", [(0, None), (2, {"48": -100.0, "49": -100.0})])
+@either_endpoint
+def test_rows_without_a_token_are_kept_from_every_answer(tmp_path, paths, unused, bias):
+    cluster = Cluster(tmp_path, servers=1, paths=paths, engine={"unused": unused})
     cluster.run(lambda engine: ask(engine, 1))
-    assert cluster.fakes[0].bias == (
-        {f"{VOCAB - 2}": -100.0, f"{VOCAB - 1}": -100.0} if unused else None
-    )
+    assert cluster.fakes[0].options[-1].get("logit_bias") == bias
 
 
-@pytest.mark.parametrize("paths", [(GENERATE, *UPDATE), (COMPLETIONS, *UPDATE)])
+@either_endpoint
 def test_completions_carry_tokens_log_probabilities_and_version(tmp_path, paths):
     async def scenario(engine):
         await engine.load(weights(0.5), 7)
@@ -126,17 +112,11 @@ def test_completions_carry_tokens_log_probabilities_and_version(tmp_path, paths)
     for options in cluster.fakes[0].options:  # generation_config.json may have others
         assert neutral.items() <= options.items()
     for i, completion in enumerate(completions):
-        assert (
-            completion.tokens == expected(i)
-            and completion.stop == "length"
-            and completion.version == 7
-        )
-        assert completion.logprobs == [
-            logp_of(t, 2 + k, 0.5) for k, t in enumerate(completion.tokens)
-        ]
+        logprobs = [logp_of(token, place, 0.5) for place, token in enumerate(expected(i), 2)]
+        assert completion == Completion(expected(i), logprobs, "length", 7)
 
 
-@pytest.mark.parametrize("paths", [(GENERATE, *UPDATE), (COMPLETIONS, *UPDATE)])
+@either_endpoint
 def test_servers_hold_answers_to_schemas_and_refuse_one_alone(tmp_path, paths):
     schema = {"type": "object"}
     cluster = Cluster(tmp_path, servers=1, paths=paths)
@@ -173,7 +153,7 @@ def test_sessions_stay_with_their_replica_and_new_ones_are_balanced(tmp_path):
     cluster = Cluster(tmp_path)
     cluster.run(scenario)
     per_replica = [sum(path == GENERATE for path in fake.asked) for fake in cluster.fakes]
-    assert abs(per_replica[0] - per_replica[1]) == 0
+    assert per_replica[0] == per_replica[1]
 
 
 def test_stop_tokens_end_a_sample_and_are_part_of_it(tmp_path):
@@ -224,19 +204,13 @@ def test_a_replica_that_cannot_score_is_removed_alone_and_health_checks_do_not_m
         await engine.load(weights(0.25), 1)
         assert engine.stats()["replicas"] == 1
         completions = await asyncio.gather(*(ask(engine, i) for i in range(8)))
-        checks = [
-            task
-            for task in asyncio.all_tasks()
-            if task.get_coro().__qualname__.endswith("_check_health")
-        ]
-        assert len(checks) == 2
+        tasks = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]
+        assert sum(name.endswith("_check_health") for name in tasks) == 2
         return completions
 
     cluster = Cluster(tmp_path)
     completions = cluster.run(scenario)
-    assert [c.tokens for c in completions] == [expected(i) for i in range(8)] and {
-        c.version for c in completions
-    } == {1}
+    assert [(c.tokens, c.version) for c in completions] == [(expected(i), 1) for i in range(8)]
     asked = len(cluster.fakes[1].asked)
     threading.Event().wait(0.3)
     assert len(cluster.fakes[1].asked) == asked  # nothing goes on after `close`
@@ -248,7 +222,8 @@ def test_without_any_server_requests_fail_with_the_reason(tmp_path):
         with pytest.raises(EngineFault, match=r"no server is left: http.*Connect"):
             await ask(engine, 1)
 
-    cluster = Cluster(tmp_path, 1, patience=dataclasses.replace(QUICK, no_replica=0.5))
+    patience = dataclasses.replace(QUICK, no_replica=0.5)
+    cluster = Cluster(tmp_path, 1, engine={"patience": patience})
     cluster.run(scenario)
 
 
@@ -287,12 +262,11 @@ def test_refused_requests_are_retried_a_limited_number_of_times(tmp_path, status
 def test_answers_of_a_restarted_server_with_unknown_weights_are_discarded(tmp_path):
     async def scenario(engine):
         cluster.fakes[0].version, cluster.fakes[0].weight = "default", 9.0
-        completion = await ask(engine, 1)
-        assert engine.stats()["unknown_weights"] == 1
-        return completion
+        return await ask(engine, 1)
 
     cluster = Cluster(tmp_path, 1)
     completion = cluster.run(scenario)  # after the weights were sent again
+    assert cluster.engine.stats()["unknown_weights"] == 1
     assert completion.version == 0 and completion.logprobs[0] == logp_of(expected(1)[0], 2, 0.0)
 
 
@@ -311,12 +285,13 @@ def test_requests_cut_by_an_update_continue_with_the_new_weights(tmp_path, guide
         await engine.load(weights(1.0), 1)
         return await running
 
-    cluster = Cluster(tmp_path, 1, in_flight="cut")
+    cluster = Cluster(tmp_path, 1, engine={"in_flight": "cut"})
     completions = cluster.run(scenario)
+    assert cluster.engine.stats()["cut"] == 4
     for i, completion in enumerate(completions):
         assert len(completion.tokens) == len(completion.logprobs) == 20
         assert completion.version == (1 if guide else 0)
-        assert completion.tokens[:10] == expected(i, 10) and cluster.engine.stats()["cut"] == 4
+        assert completion.tokens[:10] == expected(i, 10)
         assert not guide or completion.tokens == expected(i, 20)
         new = [logp_of(t, 12 + k, 1.0) for k, t in enumerate(completion.tokens[10:])]
         assert completion.logprobs[10:] == new
@@ -387,7 +362,7 @@ BAD = {
 def test_an_unsuitable_server_is_reported_at_start_up(tmp_path, name):
     knobs, words = BAD[name]
     with pytest.raises(EngineFault, match="the servers cannot be used") as error:
-        Cluster(tmp_path, 1, temperature=0.7, key="not-the-key", **knobs).run(None)
+        Cluster(tmp_path, 1, engine={"temperature": 0.7}, key="not-the-key", **knobs).run(None)
     assert words in str(error.value) and "not-the-key" not in str(error.value)
 
 
@@ -399,23 +374,11 @@ def test_all_unsuitable_servers_are_in_one_message(tmp_path):
     assert "'other'" in str(error.value) and "64 tokens" in str(error.value)
 
 
-def test_a_url_without_a_server_is_reported():
-    engine = VllmEngine(
-        Servers(["http://127.0.0.1:9/v1"], model="policy"),
-        vocab=VOCAB,
-        context=CONTEXT,
-        transfer=None,
-        score=score,
-    )
-
-    async def start():
-        try:
-            await engine.start()
-        finally:
-            await engine.close()
-
+def test_a_url_without_a_server_is_reported(tmp_path):
+    cluster = Cluster(tmp_path, 1, transfer=False)
+    cluster.engine._servers = Servers(["http://127.0.0.1:9/v1"], model="policy")
     with pytest.raises(EngineFault, match=r"http://127.0.0.1:9: nothing answers there"):
-        asyncio.run(start())
+        cluster.run(None)
 
 
 def test_servers_with_fixed_weights_are_verified_to_hold_the_policy(tmp_path):
@@ -427,29 +390,18 @@ def test_servers_with_fixed_weights_are_verified_to_hold_the_policy(tmp_path):
 
 
 def test_a_server_that_dies_while_starting_is_reported_with_its_first_error(tmp_path):
-    crash = "import sys; print('INFO fine'); print('ValueError: no such device 7', file=sys.stderr); sys.exit(3)"
-    (tmp_path / "vllm").mkdir()
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{crash}"\n')
-    python.chmod(0o755)
+    python.touch(0o755)
     servers = OwnServers(
-        python=str(python),
-        checkpoint=tmp_path,
-        logs=tmp_path / "logs",
-        context=64,
-        dtype="float32",
-        slots=4,
-    )
-    with pytest.raises(
-        ServerStartError,
-        match=r"ended while starting: ValueError: no such device 7\n  log: .*vllm-0.log",
-    ):
-        asyncio.run(servers.start())
-    python.write_text(python.read_text().replace("device 7", "device 8"))
-    with pytest.raises(
-        ServerStartError, match="no such device 8"
-    ):  # not the older error in the same log
-        asyncio.run(servers.start())
+        python=str(python), checkpoint=tmp_path, logs=tmp_path / "logs", context=64, dtype="float32", slots=4,
+    )  # fmt: skip
+    for device in (7, 8):  # the second error is not the older one in the same log
+        error = f"ValueError: no such device {device}"
+        python.write_text(f"#!/bin/sh\necho INFO fine\necho '{error}' >&2\nexit 3\n")
+        with pytest.raises(
+            ServerStartError, match=f"ended while starting: {error}\n  log: .*vllm-0.log"
+        ):
+            asyncio.run(servers.start())
 
 
 def test_the_first_error_of_a_log_is_the_last_line_of_its_first_traceback():
@@ -477,27 +429,13 @@ def test_staged_buckets_hold_the_checkpoint(tmp_path, dtype, tied):
         found = {}
         for body in transfer.updates():
             info = body["update_info"]
-            raw = np.fromfile(info["path"], np.uint8)
-            assert len(raw) == info["size"]
-            for name, kind, size, offset in zip(
-                info["names"], info["dtypes"], info["shapes"], info["offsets"]
-            ):
-                bits = np.uint16 if kind == "bfloat16" else np.uint32
-                found[name] = (
-                    raw[offset:]
-                    .view(np.uint8)[: int(np.prod(size)) * bits().itemsize]
-                    .view(bits)
-                    .reshape(size)
-                )
-        assert held >= sum(array.nbytes for array in found.values())
-        expected_ = dict(hf.to_hf(shape, params))
-        assert list(found) == list(expected_)
-        for name, array in expected_.items():
-            bits = np.asarray(array, dtype=hf.DTYPES["BF16" if dtype == "bfloat16" else "F32"])
-            np.testing.assert_array_equal(
-                found[name], np.ascontiguousarray(bits).view(found[name].dtype), name
-            )
-        params = {name: value for name, value in random_params(shape, seed=1).items()}
+            raw = Path(info["path"]).read_bytes()
+            assert len(raw) == info["size"] and set(info["dtypes"]) == {dtype}
+            for name, size, offset in zip(info["names"], info["shapes"], info["offsets"]):
+                found[name] = np.ndarray(size, DTYPES[dtype], raw, offset)
+        assert held == sum(array.nbytes for array in found.values())
+        assert_holds(found, shape, params, dtype)
+        params = random_params(shape, seed=1)
     assert list(tmp_path.iterdir())
     transfer.close()
     assert not list(tmp_path.iterdir())
@@ -522,42 +460,36 @@ def test_a_folder_that_cannot_hold_the_weights_is_reported(tmp_path):
 
 def test_the_comparison_distinguishes_old_weights_from_new_ones():
     new, old = np.array([-1.0, -2.0, -3.0]), np.array([-1.01, -2.01, -3.01])
-    keep = dict(tolerance=1e-3, noise=1e-6)
-    assert compare(new, old, new + 1e-5, **keep)[2] == ""
-    assert "still has the old weights" in compare(new, old, old, **keep)[2]
-    assert "does not answer" in compare(new, None, old, **keep)[2]
+    problem = lambda *scores, noise=1e-6: compare(*scores, tolerance=1e-3, noise=noise)[2]
+    assert problem(new, old, new + 1e-5) == ""
+    assert "still has the old weights" in problem(new, old, old)
+    assert "does not answer" in problem(new, None, old)
     # If the update is smaller than the tolerance, the server must be closer to the new weights.
     near = new + 1e-4
-    assert "before the update" in compare(near, new, new, **keep)[2]
-    assert compare(near, new, near, **keep)[2] == ""
+    assert "before the update" in problem(near, new, new)
+    assert problem(near, new, near) == ""
     # If the update is smaller than rounding, the two cannot be distinguished, so there is no
     # problem.
-    assert compare(near, new, new, tolerance=1e-3, noise=1e-4)[2] == ""
-    assert compare(new, old, np.full(3, np.nan), **keep)[2] != ""
+    assert problem(near, new, new, noise=1e-4) == ""
+    assert problem(new, old, np.full(3, np.nan)) != ""
 
 
-def launched(folder: Path, make: str) -> tuple[subprocess.Popen[bytes], str]:
+def launched(make: str) -> tuple[subprocess.Popen[str], str]:
     """Launch a stand-in of a server; return the launcher and the text that `make` gives there."""
     code = f"""
 import os, time
 from multiprocessing.shared_memory import SharedMemory
-from pathlib import Path
 memory = SharedMemory(create=True, size=64)
-Path({str(folder)!r}, "half").write_text({make})
-Path({str(folder)!r}, "half").rename({str(folder / "told")!r})
+print({make}, flush=True)
 time.sleep(600)
 """
     command = [sys.executable, str(PLUGIN / "launch.py"), sys.executable, "-c", code]
-    launcher = subprocess.Popen(command, stdin=subprocess.PIPE)
-    until = time.monotonic() + 60
-    while not (folder / "told").exists():
-        assert time.monotonic() < until, "the server did not start"
-        time.sleep(0.05)
-    return launcher, (folder / "told").read_text()
+    launcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return launcher, launcher.stdout.readline().strip()
 
 
-def test_a_server_that_ends_leaves_no_shared_memory(tmp_path):
-    launcher, name = launched(tmp_path, "memory.name")
+def test_a_server_that_ends_leaves_no_shared_memory():
+    launcher, name = launched("memory.name")
     memory = Path("/dev/shm", name.lstrip("/"))
     assert memory.exists()
     launcher.stdin.close()
@@ -565,8 +497,8 @@ def test_a_server_that_ends_leaves_no_shared_memory(tmp_path):
     assert not memory.exists()
 
 
-def test_a_server_ends_when_its_launcher_is_killed(tmp_path):
-    launcher, pid = launched(tmp_path, "str(os.getpid())")
+def test_a_server_ends_when_its_launcher_is_killed():
+    launcher, pid = launched("os.getpid()")
     server = Path("/proc", pid, "cmdline")
     launcher.kill()
     launcher.wait(30)

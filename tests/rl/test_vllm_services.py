@@ -3,6 +3,7 @@ these."""
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -10,8 +11,9 @@ import subprocess
 import numpy as np
 import pytest
 
+from rl.engines import EngineFault
 from rl.engines.jax.engine import JaxEngine
-from rl.engines.vllm.engine import WeightsNotLoaded
+from rl.engines.vllm.engine import PAUSE, WeightsNotLoaded
 from rl.trajectory import Sampling
 from tests.rl import vllm_setup as setup
 
@@ -31,14 +33,24 @@ def runner():
 
 @pytest.fixture(scope="module", params=["tied", "untied"])
 def served(request, tmp_path_factory, runner):
-    """(shape, first parameters, engine of two replicas that hold them as version 0)."""
+    """(shape, first parameters, engine of two replicas)."""
     folder = tmp_path_factory.mktemp(request.param)
     shape, params = setup.checkpoint(folder, tied=request.param == "tied")
     engine = setup.make_engine(folder, shape, replicas=2, temperature=0.7)
     runner.run(engine.start())
-    runner.run(engine.load(params, 0))
     yield shape, params, engine
     runner.run(engine.close())
+
+
+@pytest.fixture
+def loaded(served, runner):
+    """(shape, first parameters, engine that has them again, as its next version)."""
+    load(runner, served[2], served[1])
+    return served
+
+
+def load(runner, engine, params):
+    runner.run(engine.load(params, engine.version + 1))
 
 
 PROMPTS = [list(range(10 * i, 10 * i + 30 + i)) for i in range(6)]
@@ -50,12 +62,17 @@ async def all_of(engine, sampling, prompts=PROMPTS, name=""):
     )
 
 
+def assert_of_policy(shape, params, prompts, completions, temperature=1.0):
+    for prompt, completion in zip(prompts, completions):
+        scores = setup.learner_score(shape, params, prompt + completion.tokens, temperature)
+        np.testing.assert_allclose(completion.logprobs, scores[len(prompt) - 1 :], atol=1e-4)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
 def test_greedy_tokens_and_log_probabilities_are_those_of_the_jax_engine(
-    served, runner, temperature
+    loaded, runner, temperature
 ):
-    shape, params, engine = served
-    runner.run(engine.load(params, 10))
+    shape, params, engine = loaded
     sampling = Sampling(max_tokens=40, temperature=temperature, seed=5)
     found = runner.run(all_of(engine, sampling))
     if temperature == 0:
@@ -65,76 +82,60 @@ def test_greedy_tokens_and_log_probabilities_are_those_of_the_jax_engine(
         np.testing.assert_allclose(
             [c.logprobs for c in found], [c.logprobs for c in expected], atol=1e-4
         )
-    for prompt, completion in zip(PROMPTS, found):
-        scores = setup.learner_score(shape, params, prompt + completion.tokens, temperature or 1.0)
-        np.testing.assert_allclose(completion.logprobs, scores[len(prompt) - 1 :], atol=1e-4)
-        assert (
-            completion.version == 10
-            and len(completion.tokens) == 40
-            and completion.stop == "length"
-        )
+    assert_of_policy(shape, params, PROMPTS, found, temperature or 1.0)
+    for completion in found:
+        assert (completion.version, completion.stop) == (engine.version, "length")
+        assert len(completion.tokens) == 40
 
 
-def test_one_seed_gives_one_sample_on_every_replica_and_stop_tokens_end_it(served, runner):
-    _, params, engine = served
-    runner.run(engine.load(params, 20))
-    sampling = Sampling(max_tokens=30, seed=2**62 + 1)
+def test_one_seed_gives_one_sample_on_every_replica_and_stop_tokens_end_it(loaded, runner):
+    engine, sampling = loaded[2], Sampling(max_tokens=30, seed=2**62 + 1)
     first, second = runner.run(all_of(engine, sampling, [PROMPTS[0], PROMPTS[0]]))
     assert first.tokens == second.tokens
     stop = first.tokens[7]
-    (cut,) = runner.run(
-        all_of(engine, Sampling(30, seed=2**62 + 1, stop_tokens=(stop,)), [PROMPTS[0]])
-    )
+    sampling = dataclasses.replace(sampling, stop_tokens=(stop,))
+    (cut,) = runner.run(all_of(engine, sampling, PROMPTS[:1]))
     assert cut.stop == "stop" and cut.tokens == first.tokens[: first.tokens.index(stop) + 1]
 
 
-def test_an_update_changes_the_answers_and_their_version(served, runner):
-    shape, params, engine = served
+def test_an_update_changes_the_answers_and_their_version(loaded, runner):
+    shape, params, engine = loaded
     greedy = Sampling(max_tokens=20, temperature=0.0)
-    runner.run(engine.load(params, 30))
     before = runner.run(all_of(engine, greedy))
     other = setup.random_params(shape, seed=1)
-    runner.run(engine.load(other, 31))
+    load(runner, engine, other)
     after = runner.run(all_of(engine, greedy))
-    assert {c.version for c in after} == {31}
+    assert {c.version for c in after} == {engine.version}
     assert [c.tokens for c in before] != [c.tokens for c in after]
-    for prompt, completion in zip(PROMPTS, after):
-        scores = setup.learner_score(shape, other, prompt + completion.tokens)
-        np.testing.assert_allclose(completion.logprobs, scores[len(prompt) - 1 :], atol=1e-4)
-    runner.run(engine.load(params, 32))
+    assert_of_policy(shape, other, PROMPTS, after)
+    load(runner, engine, params)
     again = runner.run(all_of(engine, greedy))
     assert [c.tokens for c in before] == [c.tokens for c in again]
     assert engine.stats()["gap"] < 1e-5 < engine.stats()["shift"]
 
 
-def test_a_server_that_keeps_its_old_weights_is_detected(served, runner, monkeypatch):
-    shape, params, engine = served
-    runner.run(engine.load(params, 40))
+def test_a_server_that_keeps_its_old_weights_is_detected(loaded, runner, monkeypatch):
+    shape, _, engine = loaded
 
     async def nothing(posts):
         return [None for _ in posts]
 
     monkeypatch.setattr(engine.transfer, "send", nothing)
     with pytest.raises(WeightsNotLoaded, match="still has the old weights"):
-        runner.run(engine.load(setup.random_params(shape, seed=2), 41))
-    monkeypatch.undo()
-    runner.run(engine.load(params, 42))
+        load(runner, engine, setup.random_params(shape, seed=2))
 
 
 @pytest.mark.parametrize("in_flight", ["finish", "cut", "keep"])
-def test_requests_in_flight_finish_or_are_continued(served, runner, in_flight):
-    shape, params, engine = served
-    runner.run(engine.load(params, 50))
-    engine._in_flight = {"finish": "wait", "cut": "abort", "keep": "keep"}[in_flight]
-    other = setup.random_params(shape, seed=3)
-
-    loaded = asyncio.Event()
+def test_requests_in_flight_finish_or_are_continued(loaded, runner, in_flight, monkeypatch):
+    shape, params, engine = loaded
+    monkeypatch.setattr(engine, "_in_flight", PAUSE[in_flight])
+    old, other, updated = engine.version, setup.random_params(shape, seed=3), asyncio.Event()
 
     async def keep_asking(prompt, session):
         """Send requests one after the other until the update is over, so that some are in flight
         when it begins."""
         found = []
-        while not loaded.is_set():
+        while not updated.is_set():
             sampling = Sampling(max_tokens=200, seed=len(found))
             found.append((prompt, await engine.generate(prompt, sampling, session=session)))
         return found
@@ -146,40 +147,28 @@ def test_requests_in_flight_finish_or_are_continued(served, runner, in_flight):
         while not any(replica.running for replica in engine._replicas):
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)
-        await engine.load(other, 51)
-        loaded.set()
+        await engine.load(other, old + 1)
+        updated.set()
         return [pair for found in await asyncio.gather(*asking) for pair in found]
 
     cuts = engine.stats()["cut"]
     answers = runner.run(scenario())
-    engine._in_flight = "wait"
-    completions = [completion for _, completion in answers]
-    assert all(len(c.tokens) == len(c.logprobs) == 200 for c in completions)
-    assert 50 in {c.version for c in completions} <= {50, 51}
+    assert {len(c.tokens) for _, c in answers} == {len(c.logprobs) for _, c in answers} == {200}
+    assert old in {c.version for _, c in answers} <= {old, old + 1}
     assert (engine.stats()["cut"] > cuts) == (in_flight == "cut")
     for prompt, completion in answers:
-        gap_of = {
-            version: np.abs(
-                completion.logprobs
-                - setup.learner_score(shape, p, prompt + completion.tokens)[-200:]
-            )
-            for version, p in ((50, params), (51, other))
-        }
+        ids = prompt + completion.tokens
+        scores = np.array([setup.learner_score(shape, p, ids)[-200:] for p in (params, other)])
+        gaps = np.abs(completion.logprobs - scores)  # to the old version and to the new one
+        of_its_version = gaps[completion.version - old]
         if in_flight == "finish":  # all tokens are from the version that the completion names
-            assert gap_of[completion.version].max() < 1e-4
-        elif (
-            in_flight == "cut"
-        ):  # every token is from one of the two versions, the first from the older
-            assert (
-                np.minimum(gap_of[50], gap_of[51]).max() < 1e-4
-                and gap_of[completion.version][0] < 1e-4
-            )
-    runner.run(engine.load(params, 52))
+            assert of_its_version.max() < 1e-4
+        elif in_flight == "cut":  # each is from one of the two versions, the first from the older
+            assert gaps.min(axis=0).max() < 1e-4 and of_its_version[0] < 1e-4
 
 
-def test_a_session_finds_its_history_in_the_prefix_cache(served, runner):
-    _, params, engine = served
-    runner.run(engine.load(params, 60))
+def test_a_session_finds_its_history_in_the_prefix_cache(loaded, runner):
+    engine = loaded[2]
 
     async def episode(session):
         prompt = list(range(100, 164))
@@ -201,10 +190,7 @@ def test_a_session_finds_its_history_in_the_prefix_cache(served, runner):
 
 def group_of(launcher: int) -> int:
     """Return the process group of the server that a launcher watches."""
-    out = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(launcher)], capture_output=True, text=True, check=True
-    )
-    return int(out.stdout.split()[0])
+    return int(subprocess.check_output(["ps", "-o", "pid=", "--ppid", str(launcher)]).split()[0])
 
 
 def test_kill_9_of_a_replica_loses_nothing_and_it_is_readmitted_with_the_current_weights(
@@ -212,7 +198,7 @@ def test_kill_9_of_a_replica_loses_nothing_and_it_is_readmitted_with_the_current
 ):
     shape, _, engine = served
     newest = setup.random_params(shape, seed=4)
-    runner.run(engine.load(newest, 70))
+    load(runner, engine, newest)
     before = engine.stats()
 
     async def scenario():
@@ -231,15 +217,12 @@ def test_kill_9_of_a_replica_loses_nothing_and_it_is_readmitted_with_the_current
 
     prompts, completions, fresh = runner.run(scenario())
     after = engine.stats()
-    assert len(completions) == 96 and all(
-        len(c.tokens) == 200 and c.version == 70 for c in completions
-    )
-    for prompt, completion in zip(prompts, completions):
-        scores = setup.learner_score(shape, newest, prompt + completion.tokens)
-        np.testing.assert_allclose(completion.logprobs, scores[len(prompt) - 1 :], atol=1e-4)
+    version = engine.version
+    assert [(len(c.tokens), c.version) for c in completions] == [(200, version)] * 96
+    assert_of_policy(shape, newest, prompts, completions)
     assert after["moved"] > before["moved"] and after["replicas"] == 2
     assert after["readmitted"] == before["readmitted"] + 1
-    assert {c.version for c in fresh} == {70}
+    assert {c.version for c in fresh} == {version}
     # The other replica keeps its sessions; the readmitted one takes new sessions until it has as
     # many.
     assert engine._of_session["fresh 0"] is engine._replicas[0]
@@ -247,13 +230,9 @@ def test_kill_9_of_a_replica_loses_nothing_and_it_is_readmitted_with_the_current
 
 def test_a_server_that_cannot_start_reports_the_reason_at_once(tmp_path, runner):
     setup.checkpoint(tmp_path, tied=True)
-    (tmp_path / "config.json").write_text(
-        (tmp_path / "config.json").read_text().replace("Qwen2For", "Nothing2For")
-    )
-    from rl.engines import EngineFault
-
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace("Qwen2For", "Nothing2For"))
     engine = setup.make_engine(tmp_path, setup.SHAPE)
-    with pytest.raises(
-        EngineFault, match=r"vLLM ended while starting: .*Nothing2For.*\n.*vllm-0.log"
-    ):
+    reason = r"vLLM ended while starting: .*Nothing2For.*\n.*vllm-0.log"
+    with pytest.raises(EngineFault, match=reason):
         runner.run(engine.start())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 
 from models import hf, qwen
@@ -26,6 +27,7 @@ FLAGS = "--enforce-eager --block-size 32 --max-num-batched-tokens 32768"
 CONTEXT = 256
 # vLLM's CPU attention takes heads of 32 and more.
 SHAPE = qwen.Config(400, 64, 2, 2, 1, 32, 128)
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 # Frequent health checks notice a death within a second.
 QUICK = Patience(check_every=0.5, failed_checks=3, no_replica=1800.0)
 
@@ -43,6 +45,14 @@ def random_params(shape: qwen.Config, seed: int = 0) -> qwen.Params:
     return jax.tree.map_with_path(draw, qwen.weights(shape))
 
 
+def assert_holds(found: dict, shape: qwen.Config, params: qwen.Params, dtype: str) -> None:
+    """Assert that these are the tensors of the checkpoint, in its order and in this dtype."""
+    expected = {name: np.asarray(array) for name, array in hf.to_hf(shape, params)}
+    assert list(found) == list(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array.astype(DTYPES[dtype]), name, strict=True)
+
+
 def checkpoint(folder: Path, *, tied: bool, seed: int = 0) -> tuple[qwen.Config, qwen.Params]:
     """Write a checkpoint with a tokenizer; return its shape and parameters."""
     tokenizer = train_bpe([f"word {i} {i * i}" for i in range(400)], 400)
@@ -52,35 +62,21 @@ def checkpoint(folder: Path, *, tied: bool, seed: int = 0) -> tuple[qwen.Config,
     return shape, params
 
 
-@functools.cache
-def _scorer(shape: qwen.Config, temperature: float):
-    def score(params, ids_T):
-        tokens_RT = ids_T[None]
-        positions_RT = np.arange(tokens_RT.shape[1], dtype=np.int32)[None]
-        h_RTD = qwen.hidden(
-            shape, params, tokens_RT, positions_RT, jax.numpy.ones_like(tokens_RT), dtype=np.float32
-        )
-        w_DV = qwen.unembed(shape, params)
-        logp_N, _ = token_logp(
-            h_RTD[0, :-1], w_DV, tokens_RT[0, 1:], temperature=temperature, chunk=CONTEXT
-        )
-        return logp_N
-
-    return jax.jit(score)
+@functools.partial(jax.jit, static_argnums=0)
+def _logp(shape: qwen.Config, params, tokens_RT, temperature):
+    positions_RT = np.arange(CONTEXT)[None]
+    h_RTD = qwen.hidden(shape, params, tokens_RT, positions_RT, np.ones_like(positions_RT))
+    head = qwen.unembed(shape, params)
+    return token_logp(h_RTD[0, :-1], head, tokens_RT[0, 1:], temperature=temperature)[0]
 
 
-def learner_score(
-    shape: qwen.Config, params: Any, ids: list[int], temperature: float = 1.0
-) -> np.ndarray:
+def learner_score(shape: qwen.Config, params, ids: list[int], temperature=1.0) -> np.ndarray:
     """Return log p(ids[i] | ids[:i]) for i >= 1, as the learner computes it."""
-    padded = np.zeros(CONTEXT, np.int32)
-    padded[: len(ids)] = ids
-    return np.asarray(_scorer(shape, temperature)(params, padded))[: len(ids) - 1]
+    padded = np.pad(np.array(ids, np.int32), (0, CONTEXT - len(ids)))[None]
+    return np.asarray(_logp(shape, params, padded, temperature))[: len(ids) - 1]
 
 
-def make_engine(
-    folder: Path, shape: qwen.Config, *, replicas: int = 1, **options: Any
-) -> VllmEngine:
+def make_engine(folder: Path, shape: qwen.Config, *, replicas=1, **options: Any) -> VllmEngine:
     """Return an engine whose servers start from the checkpoint in `folder`."""
     lines: list[str] = []
     servers = OwnServers(

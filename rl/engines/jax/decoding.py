@@ -5,9 +5,8 @@ inside.
 with the returned one.
 
 Shapes: B rows of a call, T new tokens, N decoded tokens, V vocabulary, S stop tokens. Each row
-names its slot in the
-cache. The slot number one past the last marks an idle row: its reads are arbitrary and its writes
-are dropped.
+names its slot in the cache. The slot number one past the last marks an idle row: its reads are
+arbitrary and its writes are dropped.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ class Draw(NamedTuple):
     top_k: Array  # (B,) int32; 0 = all
     seed: Array  # (B, 2) uint32: high and low half of the request's seed
     token_index: Array  # (B,) int32: index of the next token within its generation
+    allowed: Array | None = None  # (B, V) bool: the tokens that may come next; None = all
 
 
 class Rows(NamedTuple):
@@ -48,24 +48,18 @@ class Rows(NamedTuple):
 
 
 def sample(
-    logits_BV: jax.Array,
-    draw: Draw,
-    *,
-    truncate: bool,
-    u_B: jax.Array | None = None,
-    allowed_BV: Array | None = None,
+    logits_BV: jax.Array, draw: Draw, *, truncate: bool, u_B: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Return (token_B, logp_B float32). A row's uniform is fold_in(key(seed), index), independent
     of other rows.
 
     logp is log_softmax(logits / temperature) at the token (temperature 1 for a greedy row), not
-    renormalised by top-p and top-k. truncate: static, True if any row uses top-p or top-k; tokens
-    tied at the cut are kept. u_B: uniforms
-    drawn by the caller. allowed_BV: mask of the tokens that may be sampled; logp is renormalised to
-    them.
+    renormalised by top-p and top-k, but to the tokens that `draw.allowed` leaves. truncate: static,
+    True if any row uses top-p or top-k; tokens tied at the cut are kept. u_B: uniforms drawn by the
+    caller.
     """
-    if allowed_BV is not None:
-        logits_BV = jnp.where(allowed_BV, logits_BV, -jnp.inf)
+    if draw.allowed is not None:
+        logits_BV = jnp.where(draw.allowed, logits_BV, -jnp.inf)
     greedy = draw.temperature <= 0
     z = logits_BV.astype(jnp.float32) / jnp.where(greedy, 1.0, draw.temperature)[:, None]
     z = z - jnp.max(z, axis=-1, keepdims=True)
@@ -73,9 +67,8 @@ def sample(
     total = jnp.sum(p, axis=-1)
     kept = jnp.where(z >= _cut(z, draw)[:, None], p, 0.0) if truncate else p
     vocab = z.shape[1]
-    best = jnp.min(
-        jnp.where(z == 0, jnp.arange(vocab), vocab - 1), axis=-1
-    )  # argmax; XLA's own is slow on CPUs
+    # argmax; XLA's own is slow on CPUs
+    best = jnp.min(jnp.where(z == 0, jnp.arange(vocab), vocab - 1), axis=-1)
     u_B = uniform(draw, draw.token_index) if u_B is None else u_B
     token = jnp.where(greedy, best, _draw_from(kept, u_B)).astype(jnp.int32)
     return token, jnp.take_along_axis(z, token[:, None], axis=-1)[:, 0] - jnp.log(total)
@@ -97,12 +90,10 @@ def _cut(z_BV: jax.Array, draw: Draw) -> jax.Array:
     sorted_BV = -jnp.sort(-z_BV, axis=-1)
     k = jnp.where(draw.top_k <= 0, vocab, jnp.minimum(draw.top_k, vocab))
     p = jnp.where(jnp.arange(vocab) < k[:, None], jnp.exp(sorted_BV), 0.0)
-    before = (
-        jnp.cumsum(p, axis=-1) - p
-    )  # probability mass above each token; the token that crosses top_p is kept
-    top_p = draw.top_p[
-        :, None
-    ]  # 1 keeps all, also where rounded sums reach the total before the end
+    # The probability mass above each token: the token that crosses top_p is kept.
+    before = jnp.cumsum(p, axis=-1) - p
+    # A top_p of 1 keeps all, also where rounded sums reach the total before the end.
+    top_p = draw.top_p[:, None]
     inside = (p > 0) & ((top_p >= 1) | (before < top_p * jnp.sum(p, axis=-1, keepdims=True)))
     last = jnp.maximum(jnp.sum(inside, axis=-1) - 1, 0)
     return jnp.take_along_axis(sorted_BV, last[:, None], axis=-1)[:, 0]
@@ -168,10 +159,9 @@ def _put(
 
     def put(array: jax.Array, row: jax.Array, axis: int) -> jax.Array:
         size = min(count, row.shape[axis])
-        first = jnp.minimum(
-            first_B, row.shape[axis] - size
-        )  # earlier positions equal those in the slot
-        new = jax.vmap(lambda r, at: jax.lax.dynamic_slice_in_dim(r, at, size, axis - 1))(
+        # Positions before first_B equal those in the slot.
+        first = jnp.minimum(first_B, row.shape[axis] - size)
+        new = jax.vmap(partial(jax.lax.dynamic_slice_in_dim, slice_size=size, axis=axis - 1))(
             row, first
         )
         where = jax.lax.ScatterDimensionNumbers((1, 2, 3), (0,), (0, axis))
@@ -206,7 +196,6 @@ def prefill(
     start_B: jax.Array,
     count_B: jax.Array,
     draw: Draw,
-    allowed_BV: Array | None = None,
     *,
     config: qwen.Config,
     window: int,
@@ -216,8 +205,7 @@ def prefill(
     (token_B, logp_B, cache)."""
     rows = _take(cache, slot_B, window)
     h_BD, rows = kv_cache.extend(config, weights, rows, tokens_BT, start_B, count_B)
-    logits_BV = _logits(config, weights, h_BD)
-    token_B, logp_B = sample(logits_BV, draw, truncate=truncate, allowed_BV=allowed_BV)
+    token_B, logp_B = sample(_logits(config, weights, h_BD), draw, truncate=truncate)
     return token_B, logp_B, _put(cache, slot_B, rows, start_B, tokens_BT.shape[1])
 
 
@@ -231,19 +219,18 @@ def decode(
     cache: kv_cache.Cache,
     rows: Rows,
     leave: Array,
-    allowed_BV: Array | None = None,
     *,
     config: qwen.Config,
     window: int,
     block: int,
     truncate: bool,
-    in_place: bool = False,
+    in_place: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array, kv_cache.Cache]:
     """Decode up to `block` tokens per row, fewer once `leave` rows finish; return (tokens_NB,
     logp_NB, steps, cache).
 
     N = block; `steps` of them ran. A row finishes at a stop token or when its budget is used up;
-    its later tokens are -1. allowed_BV: mask of the tokens that may come next, for a block of one.
+    its later tokens are -1. With `rows.draw.allowed` the block has one token.
     in_place: work on the cache itself instead of a copy of its window; the rows must be all slots,
     in order. This is faster on accelerators. On a CPU the copy is: XLA's products read no windows
     there, so each step would copy the windows of all layers.
@@ -260,18 +247,11 @@ def decode(
         step, budget_B, token_B, work, tokens_NB, logp_NB = state
         alive_B = budget_B > 0
         h_BD, work = kv_cache.extend(
-            config,
-            weights,
-            work,
-            token_B[:, None],
-            rows.position + step,
-            alive_B.astype(jnp.int32),
-            window=window,
-        )
+            config, weights, work, token_B[:, None], rows.position + step,
+            alive_B.astype(jnp.int32), window=window,
+        )  # fmt: skip
         logits_BV = _logits(config, weights, h_BD)
-        token_B, logp_B = sample(
-            logits_BV, rows.draw, truncate=truncate, u_B=u_NB[step], allowed_BV=allowed_BV
-        )
+        token_B, logp_B = sample(logits_BV, rows.draw, truncate=truncate, u_B=u_NB[step])
         stopped_B = jnp.any(token_B[:, None] == rows.stop, axis=1)
         tokens_NB = tokens_NB.at[step].set(jnp.where(alive_B, token_B, -1))
         budget_B = jnp.where(stopped_B, 0, budget_B - alive_B)

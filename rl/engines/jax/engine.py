@@ -2,8 +2,8 @@
 
 The scheduler is one asyncio task that runs while there are requests. Each round admits waiting
 requests, prefills the prompt tokens that are not cached, and decodes one block of tokens for every
-running request. No decision depends on a
-clock: the same requests in the same order give bit-identical results.
+running request. No decision depends on a clock: the same requests in the same order give
+bit-identical results.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SHARE_TOKENS = 16
 class JaxEngine:
     """An `Engine` (rl/engines/__init__.py) on one device of this process.
 
-    shape, params: of models/qwen.py, sharded in any way; the engine keeps a copy in `dtype` on
-    `device`.
+    shape, params: of models/qwen.py, sharded in any way; the engine keeps a copy in `dtype` on each
+        of its `devices`.
     slots: sessions whose keys and values are held; when none is free, the session idle for longest
         is evicted, and its prompt is prefilled again on its next turn.
     context: most tokens of a session, prompts and generations together.
@@ -275,12 +275,9 @@ class JaxEngine:
         given = jax.tree.map(lambda a: a.shape, params)
         if given != expected:
             raise ValueError("the weights do not match the engine's model: names or shapes differ")
-        return [
-            _decoding_copy(
-                self.shape, jax.device_put(params, device), self._dtype, self._weight_dtype, version
-            )
-            for device in self._devices
-        ]
+        copies = (jax.device_put(params, device) for device in self._devices)
+        dtypes = self._dtype, self._weight_dtype
+        return [_decoding_copy(self.shape, copy, *dtypes, version) for copy in copies]
 
     # --- admission --------------------------------------------------------------------------------
 
@@ -314,9 +311,8 @@ class JaxEngine:
                 continue
             request.slot, request.source, request.start = slot, source, start
             self._running[slot] = request
-            evicted = self._slots.own(request.session, slot)
+            self._runner.count(evictions=self._slots.own(request.session, slot))
             self._slots.filled[slot] = kept
-            self._runner.count(evictions=evicted)
             self._runner.count(**{"reused_tokens" if source == slot else "shared_tokens": start})
             pinned[source] = max(pinned.get(source, 0), start)
             wave.append(request)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import jax
@@ -123,7 +124,7 @@ class Shapes:
 
     def __init__(
         self, config: qwen.Config, *, slots: int, context: int, prefill: int, dtype: Any, cpu: bool,
-        devices: int = 1,
+        devices: int,
     ):  # fmt: skip
         # A small model on a CPU decodes a copy of a few rows' keys and values, which stays in the
         # processor's caches. The weights of a large one are read from memory at each step, so that
@@ -222,10 +223,11 @@ class Runner:
 
         work: `prefill` or `decode`.
         """
-        parts: dict[int, list[Request]] = {}
-        for request in sorted(requests, key=lambda r: self._slots.bank(r.slot)):
-            parts.setdefault(self._slots.bank(request.slot), []).append(request)
-        here, *others = parts.items()
+
+        def bank(request: Request) -> int:
+            return self._slots.bank(request.slot)
+
+        here, *others = [(n, list(part)) for n, part in groupby(sorted(requests, key=bank), bank)]
         futures = [self._threads.submit(work, *part) for part in others]
         try:
             results = work(*here)
@@ -279,17 +281,16 @@ class Runner:
         """Prefill one piece of each prompt; return the token and log-probability sampled after
         it."""
         column = partial(_column, rows, range(len(batch)))
-        slots = [r.slot % self._slots.bank_size for r in batch]
+        bank_size = self._slots.bank_size
         tokens = np.zeros((rows, size), np.int32)
         for row, request in zip(tokens, batch):
             row[: request.rest] = request.prompt[request.start : request.start + size]
         count = column([min(size, r.rest) for r in batch])
-        arguments = (
-            column(slots, fill=self._slots.bank_size), tokens, column([r.start for r in batch]),
-            count, _draw(batch, column), self._allowed(batch, column),
+        token_B, logp_B = self._call(
+            "prefill", bank, batch, batch[-1].start + size, (rows, size),
+            column([r.slot % bank_size for r in batch], fill=bank_size), tokens,
+            column([r.start for r in batch]), count, self._draw(batch, column),
         )  # fmt: skip
-        end = batch[-1].start + size
-        token_B, logp_B = self._call("prefill", bank, batch, end, (rows, size), arguments)
         new = int(count.sum())
         self.count(prefill_tokens=new, prefill_padding=rows * size - new)
         return token_B.tolist(), logp_B.tolist()
@@ -302,12 +303,7 @@ class Runner:
         done = []
         for kind in ([r for r in running if not r.guide], [r for r in running if r.guide]):
             for batch in _chunks(kind, self.shapes.decoded[-1]):
-                for result in self._decode_call(bank, batch):
-                    request, tokens, _ = result
-                    # The last sampled token is not in the cache yet; the next call writes it.
-                    held = [request.tokens[-1], *tokens[:-1]]
-                    self._slots.write(request.slot, request.length - 1, held)
-                    done.append(result)
+                done += self._decode_call(bank, batch)
         return done
 
     def _decode_call(self, bank: int, batch: list[Request]) -> list[Result]:
@@ -324,13 +320,12 @@ class Runner:
             position=column([r.length - 1 for r in batch]),
             budget=column([r.budget for r in batch]),
             stop=column([_stops(r) for r in batch], fill=-1),
-            draw=_draw(batch, column),
+            draw=self._draw(batch, column),
         )
         leave = np.int32(max(1, int(self._leave * len(batch))))
         last = max(r.length + min(block, r.budget) for r in batch)
         tokens_NB, logp_NB, steps = self._call(
-            "decode", bank, batch, last - 1, (rows, block),
-            (lines, leave, self._allowed(batch, column)), block=block,
+            "decode", bank, batch, last - 1, (rows, block), lines, leave, block=block,
             in_place=self.shapes.in_place and rows == size,
         )  # fmt: skip
         count_B = (tokens_NB >= 0).sum(0)
@@ -340,8 +335,10 @@ class Runner:
         )  # fmt: skip
         results = []
         for request, row in zip(batch, places):
-            new = slice(count_B[row])
-            results.append((request, tokens_NB[new, row].tolist(), logp_NB[new, row].tolist()))
+            tokens = tokens_NB[: count_B[row], row].tolist()
+            # The last sampled token is not in the cache yet; the next call writes it.
+            self._slots.write(request.slot, request.length - 1, [request.tokens[-1], *tokens[:-1]])
+            results.append((request, tokens, logp_NB[: len(tokens), row].tolist()))
         return results
 
     # --- arguments --------------------------------------------------------------------------------
@@ -353,11 +350,20 @@ class Runner:
             self._caches[bank] = jax.device_put(cache, self._devices[bank % len(self._devices)])
         return self._caches[bank]
 
-    def _allowed(self, batch: list[Request], column: Column) -> np.ndarray | None:
-        """Return allowed_BV, None if no request has a guide."""
-        if not any(r.guide for r in batch):
-            return None
-        return column([r.allowed(self._config.vocab) for r in batch], dtype=bool, fill=True)
+    def _draw(self, batch: list[Request], column: Column) -> decoding.Draw:
+        settings, vocab = [r.sampling for r in batch], self._config.vocab
+        most = np.iinfo(np.int32).max  # a client may ask for any number
+        allowed = None
+        if any(r.guide for r in batch):
+            allowed = column([r.allowed(vocab) for r in batch], dtype=bool, fill=True)
+        return decoding.Draw(
+            temperature=column([s.temperature for s in settings], dtype=np.float32, fill=1),
+            top_p=column([s.top_p for s in settings], dtype=np.float32, fill=1),
+            top_k=column([min(s.top_k, most) for s in settings]),
+            seed=column([divmod(s.seed % 2**64, 2**32) for s in settings], dtype=np.uint32),
+            token_index=column([len(r.tokens) for r in batch]),
+            allowed=allowed,
+        )
 
     def _call(
         self,
@@ -366,7 +372,7 @@ class Runner:
         batch: list[Request],
         positions: int,
         shape: tuple[int, int],
-        arguments: tuple[Any, ...],
+        *arguments: Any,
         **static: Any,
     ) -> list[np.ndarray]:
         """Run a program on the first `positions` of a bank's cache; return its results.
@@ -398,18 +404,6 @@ def _column(
     array = np.full((rows, *np.shape(values[0])), fill, dtype)
     array[places] = values
     return array
-
-
-def _draw(batch: list[Request], column: Column) -> decoding.Draw:
-    settings = [r.sampling for r in batch]
-    most = np.iinfo(np.int32).max  # a client may ask for any number
-    return decoding.Draw(
-        temperature=column([s.temperature for s in settings], dtype=np.float32, fill=1),
-        top_p=column([s.top_p for s in settings], dtype=np.float32, fill=1),
-        top_k=column([min(s.top_k, most) for s in settings]),
-        seed=column([divmod(s.seed % 2**64, 2**32) for s in settings], dtype=np.uint32),
-        token_index=column([len(r.tokens) for r in batch]),
-    )
 
 
 def _stops(request: Request) -> list[int]:

@@ -26,7 +26,7 @@ class Generated:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
     text: str = ""
-    finish: str = "length"  # or "stop"
+    finish: str = ""  # "length" or "stop" at the end
     # log p of the prompt's tokens; None for the first
     scores: list[float | None] = field(default_factory=list)
     # log p of the most probable tokens at each place
@@ -57,8 +57,8 @@ class Answers:
     def event(self, index: int, g: Generated, text: str, sent: int, *, first: bool) -> Json:
         """Return the event for a piece of text and for the tokens after the first `sent`."""
         tokens = g.tokens[sent:]
-        choice: Json = {"index": index, "finish_reason": None}
-        choice["logprobs"] = self._logprobs(tokens, g.logprobs[sent:], [])
+        logprobs = self._logprobs(tokens, g.logprobs[sent:], [])
+        choice: Json = {"index": index, "finish_reason": None, "logprobs": logprobs}
         if self.chat:
             choice["delta"] = {"content": text} | ({"role": "assistant"} if first else {})
         else:
@@ -69,16 +69,17 @@ class Answers:
 
     def last_event(self, index: int, g: Generated, turn: toolcalls.ParsedTurn) -> Json:
         """Return the event that ends a choice, with its thought and its tool calls."""
-        choice: Json = {"index": index, "finish_reason": g.finish, "logprobs": None}
-        choice["weights_version"] = g.version
+        choice: Json = {
+            "index": index, "finish_reason": _finish(g, turn), "logprobs": None,
+            "weights_version": g.version,
+        }  # fmt: skip
         if not self.chat:
-            return self._chunk([choice | {"text": ""}])
-        delta = choice["delta"] = _thought(turn)
+            choice["text"] = ""
+            return self._chunk([choice])
+        choice["delta"] = _thought(turn)
         if turn.calls:
-            choice["finish_reason"] = "tool_calls"
-            delta["tool_calls"] = [
-                _call(call) | {"index": number} for number, call in enumerate(turn.calls)
-            ]
+            calls = [_call(call) | {"index": n} for n, call in enumerate(turn.calls)]
+            choice["delta"]["tool_calls"] = calls
         return self._chunk([choice])
 
     def usage_event(self, generated: Sequence[Generated]) -> Json:
@@ -96,15 +97,16 @@ class Answers:
         return turn
 
     def _choice(self, index: int, g: Generated) -> Json:
-        choice: Json = {"index": index, "finish_reason": g.finish, "weights_version": g.version}
+        turn = self.read(g.text)
+        choice: Json = {
+            "index": index, "finish_reason": _finish(g, turn), "weights_version": g.version,
+        }  # fmt: skip
         if self.chat:
-            turn = self.read(g.text)
             message: Json = {"role": "assistant", "content": turn.content, "refusal": None}
             message |= _thought(turn)
             if turn.calls:
                 message["content"] = turn.content or None
                 message["tool_calls"] = list(map(_call, turn.calls))
-                choice["finish_reason"] = "tool_calls"
             choice["message"] = message
             choice["logprobs"] = self._logprobs(g.tokens, g.logprobs, g.top)
         else:
@@ -181,6 +183,10 @@ class Answers:
 def error(message: str, code: str = "invalid_request_error") -> Json:
     """Return the body of an error answer."""
     return {"error": {"message": message[:MAX_MESSAGE], "type": code, "param": None, "code": code}}
+
+
+def _finish(g: Generated, turn: toolcalls.ParsedTurn) -> str:
+    return "tool_calls" if turn.calls else g.finish
 
 
 def _thought(turn: toolcalls.ParsedTurn) -> Json:

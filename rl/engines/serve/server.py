@@ -1,15 +1,15 @@
 """The JAX engine as an OpenAI-compatible server: `python -m rl.engines.serve --model=DIR`.
 
 DIR is a Hugging Face checkpoint, such as the `policy/` of a run, whose `system_message.txt` is then
-the default system message. Routes: /v1/chat/completions
-(tools, streaming), /v1/completions (text or token ids in, token ids and log-probabilities out),
-/v1/models, /health, /metrics (Prometheus), /tokenize, /detokenize, /openapi.json. Request fields
-for token ids are vLLM's: `prompt` as ids, `return_token_ids`, `stop_token_ids`, `ignore_eos`,
-`prompt_logprobs`. Log-probabilities of sampled tokens are computed at the sampling temperature,
-those of prompts at temperature 1. `response_format` holds an answer to a JSON schema, token by
-token (llguidance), and its log-probabilities are renormalised to the tokens that may follow. A
-request with an unsupported option, such as penalties, or with an unknown one is refused; the error
-names the option. So is one that is certainly longer than the context, before it is encoded.
+the default system message. Routes: /v1/chat/completions (tools, streaming), /v1/completions (text
+or token ids in, token ids and log-probabilities out), /v1/models, /health, /metrics (Prometheus),
+/tokenize, /detokenize, /openapi.json. Request fields for token ids are vLLM's: `prompt` as ids,
+`return_token_ids`, `stop_token_ids`, `ignore_eos`, `prompt_logprobs`. Log-probabilities of sampled
+tokens are computed at the sampling temperature, those of prompts at temperature 1.
+`response_format` holds an answer to a JSON schema, token by token (llguidance), and its
+log-probabilities are renormalised to the tokens that may follow. A request with an unsupported
+option, such as penalties, or with an unknown one is refused; the error names the option. So is one
+that is certainly longer than the context, before it is encoded.
 
 With tools, an answer is read as the worlds read it (envs/toolcalls.py): its thought is
 `reasoning_content`, and a stream holds its text back until it is complete. An answer that cannot be
@@ -83,6 +83,7 @@ except ModuleNotFoundError as missing:
     ) from None
 
 THREADS = 2
+NOT_LOCAL = "without a key this server answers to the names of this machine only; see --key"
 Choice = tuple[list[int], Sampling]  # (prompt, sampling)
 Result = TypeVar("Result")
 Handler = Callable[[HttpRequest], Awaitable[Response]]
@@ -124,31 +125,25 @@ class Service:
             ("GET", "/openapi.json", self._openapi),
         ]
         routes = [
-            Route(path, self._endpoint(handler), methods=[method])
+            Route(path, functools.partial(self._counted, handler), methods=[method])
             for method, path, handler in endpoints
         ]
         self.app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
-        self.paths: Json = {route.path: {} for route in routes}
 
-    def _endpoint(self, handler: Handler) -> Handler:
-        async def endpoint(request: HttpRequest) -> Response:
-            answer = await self._answer(handler, request)
-            self.answered[request.url.path, answer.status_code] += 1
-            return answer
-
-        return endpoint
+    async def _counted(self, handler: Handler, request: HttpRequest) -> Response:
+        answer = await self._answer(handler, request)
+        self.answered[request.url.path, answer.status_code] += 1
+        return answer
 
     async def _answer(self, handler: Handler, request: HttpRequest) -> Response:
         """Return the handler's answer, or that of its fault."""
-        if not self._key and not http.is_local(request.headers.get("host", "")):
-            # A page elsewhere may make its own name resolve to this machine.
-            why = "without a key this server answers to the names of this machine only; see --key"
-            return JSONResponse(error(why, "invalid_host"), 403)
-        if handler is _health:
-            return await handler(request)
-        if not http.authorized(request.headers.get("authorization", ""), self._key):
-            return JSONResponse(error("the API key is missing or wrong", "invalid_api_key"), 401)
         try:
+            # A page elsewhere may make its own name resolve to this machine.
+            if not self._key and not http.is_local(request.headers.get("host", "")):
+                raise Refused(NOT_LOCAL, 403, "invalid_host")
+            authorization = request.headers.get("authorization", "")
+            if handler is not _health and not http.authorized(authorization, self._key):
+                raise Refused("the API key is missing or wrong", 401, "invalid_api_key")
             return await handler(request)
         except Refused as why:
             return JSONResponse(error(str(why), why.code), why.status)
@@ -181,18 +176,14 @@ class Service:
                 self.engine.check(*choice)  # before the status of the answer is sent
             events = self._events(answers, choices)
             return StreamingResponse(events, media_type="text/event-stream")
-        tasks = [asyncio.create_task(self._finished(answers, *choice)) for choice in choices]
+        tasks = [asyncio.create_task(self._finished(answers, choice)) for choice in choices]
         try:
-            waiting = set(tasks)
-            while waiting:
-                done, waiting = await asyncio.wait(
-                    waiting, timeout=1.0, return_when=asyncio.FIRST_EXCEPTION
-                )
-                for task in done:
-                    task.result()  # raises the fault of the choice
-                if waiting and await incoming.is_disconnected():
+            together = asyncio.gather(*tasks)
+            while not together.done():
+                await asyncio.wait([together], timeout=1.0)
+                if not together.done() and await incoming.is_disconnected():
                     raise ClientDisconnect
-            generated = [task.result() for task in tasks]
+            generated = together.result()  # raises the first fault of a choice
             return await self._aside(lambda: JSONResponse(answers.whole(generated)))
         finally:
             for task in tasks:
@@ -215,7 +206,8 @@ class Service:
 
     async def _openapi(self, incoming: HttpRequest) -> Response:
         info = {"title": "Evolver", "version": "1"}
-        return JSONResponse({"openapi": "3.1.0", "info": info, "paths": self.paths})
+        paths: Json = {route.path: {} for route in self.app.routes if isinstance(route, Route)}
+        return JSONResponse({"openapi": "3.1.0", "info": info, "paths": paths})
 
     async def _tokenize(self, incoming: HttpRequest) -> Response:
         ids = await self._read(incoming, self._prompt)
@@ -276,7 +268,7 @@ class Service:
         queue: asyncio.Queue[Any] = asyncio.Queue()
         tasks = []
         for index, choice in enumerate(choices):
-            task = asyncio.create_task(self._stream(answers, index, queue.put_nowait, *choice))
+            task = asyncio.create_task(self._stream(answers, index, queue.put_nowait, choice))
             task.add_done_callback(queue.put_nowait)
             tasks.append(task)
         generated: list[Generated] = []
@@ -298,12 +290,7 @@ class Service:
                 task.cancel()
 
     async def _stream(
-        self,
-        answers: Answers,
-        index: int,
-        put: Callable[[Json], None],
-        prompt: list[int],
-        sampling: Sampling,
+        self, answers: Answers, index: int, put: Callable[[Json], None], choice: Choice
     ) -> Generated:
         """Put the events of one choice, and return the choice.
 
@@ -312,10 +299,10 @@ class Service:
         """
         request = answers.request
         sent, tokens_sent, first = 0, 0, True
-        async for generated, done in self._generate(request, prompt, sampling):
-            turn = answers.read(generated.text if done else "")
+        async for generated in self._generate(request, choice):
+            turn = answers.read(generated.text if generated.finish else "")
             text = turn.content
-            if not done and not request.parses_tools:
+            if not generated.finish and not request.parses_tools:
                 held = max(map(len, request.stop), default=1) - 1
                 text = generated.text[: max(len(generated.text) - held, sent)]
             if text[sent:] or generated.tokens[tokens_sent:] or first:
@@ -324,11 +311,12 @@ class Service:
         put(answers.last_event(index, generated, turn))
         return generated
 
-    async def _finished(self, answers: Answers, prompt: list[int], sampling: Sampling) -> Generated:
+    async def _finished(self, answers: Answers, choice: Choice) -> Generated:
         """Generate one whole choice, with the scores of its prompt if requested."""
-        request, generated = answers.request, Generated(prompt, self.engine.version)
+        request, (prompt, sampling) = answers.request, choice
+        generated = Generated(prompt, self.engine.version, finish="length")
         if sampling.max_tokens:
-            async for partial, _ in self._generate(request, prompt, sampling):
+            async for partial in self._generate(request, choice):
                 generated = partial
         if request.scores_prompt:
             scores, _ = await asyncio.to_thread(self.score, prompt)  # at temperature 1, like vLLM
@@ -339,23 +327,19 @@ class Service:
             generated.top = best[len(prompt) - 1 : -1]
         return generated
 
-    async def _generate(
-        self, request: Generation, prompt: list[int], sampling: Sampling
-    ) -> AsyncIterator[tuple[Generated, bool]]:
-        """Yield (everything generated so far, finished?) after each block. A stop text ends the
-        generation early."""
+    async def _generate(self, request: Generation, choice: Choice) -> AsyncIterator[Generated]:
+        """Yield everything generated so far after each block; at the end it has a `finish`. A stop
+        text ends the generation early."""
+        prompt, sampling = choice
         blocks: asyncio.Queue[Any] = asyncio.Queue()
         session, schema = uuid.uuid4().hex, request.response_format.wanted
         guide = None if schema is None else await asyncio.to_thread(self._grammars.guide, schema)
         task = asyncio.ensure_future(
             self.engine.generate(
-                prompt,
-                sampling,
-                session=session,
+                prompt, sampling, session=session, guide=guide,
                 stream=lambda *block: blocks.put_nowait(block),
-                guide=guide,
             )
-        )
+        )  # fmt: skip
         task.add_done_callback(blocks.put_nowait)
         generated = Generated(prompt, self.engine.version)
         try:
@@ -364,15 +348,15 @@ class Service:
                 generated.logprobs += block[1]
                 generated.text = self._text(generated.tokens, sampling)
                 if self._cut(generated, request.stop):
-                    yield generated, True
+                    yield generated
                     return
                 # the last character may be incomplete
                 generated.text = generated.text.rstrip("\ufffd")
-                yield generated, False
+                yield generated
             completion = task.result()
             generated.text = self._text(completion.tokens, sampling)
             generated.finish, generated.version = completion.stop, completion.version
-            yield generated, True
+            yield generated
         finally:
             task.cancel()
             await self.engine.release(session)

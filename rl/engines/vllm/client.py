@@ -35,6 +35,8 @@ class Schemas:
 class ServerGone(Exception):
     """The server does not answer: it is dead, hangs or is unreachable."""
 
+    after = 0.0  # as of ServerBusy
+
 
 class ServerBusy(Exception):
     """The server refused for now (429, 5xx). after: seconds to wait, from Retry-After; 0 if it sent
@@ -108,7 +110,7 @@ class Server:
         """Send a request of a weight update."""
         return await self.ask("POST", path, timeout=CONTROL_SECONDS, json=body or {}, **content)
 
-    async def healthy(self, timeout: float = 5.0) -> bool:
+    async def healthy(self, timeout: float) -> bool:
         """Return True if /health answers within `timeout` seconds."""
         try:
             await self.ask("GET", "/health", timeout=timeout)
@@ -132,10 +134,11 @@ class Server:
         """Sample once. Raises ServerGone, ServerBusy, ContextFull, EngineFault (unusable answer),
         and RequestFault if the server refuses a request with a schema."""
         path = self.sampling_path
-        body = request_of(path, self.model, prompt, sampling, schema)
+        options: Json = {}
         if self.never:
             bias = dict.fromkeys(map(str, self.never), -100.0)  # the lowest that vLLM accepts
-            body.get("sampling_params", body)["logit_bias"] = bias
+            options["logit_bias"] = bias
+        body = request_of(path, self.model, prompt, sampling, schema, **options)
         try:
             answer = await self.ask("POST", path, timeout=timeout, json=body)
         except ValueError as error:
@@ -157,8 +160,8 @@ class Server:
         """Return log p(ids[i] | ids[:i]) for i >= 1 at temperature 1. Raises the same errors as
         `generate`."""
         path = self.sampling_path
-        body = request_of(path, self.model, ids, Sampling(max_tokens=1, temperature=0.0))
-        body.get("sampling_params", body)["prompt_logprobs"] = 0
+        greedy = Sampling(max_tokens=1, temperature=0.0)
+        body = request_of(path, self.model, ids, greedy, prompt_logprobs=0)
         try:
             answer = await self.ask("POST", path, timeout=60.0, json=body)
             scored = answer if path == GENERATE else answer["choices"][0]
@@ -173,11 +176,16 @@ class Server:
 
 
 def request_of(
-    path: str, model: str, prompt: list[int], sampling: Sampling, schema: Json | None = None
+    path: str,
+    model: str,
+    prompt: list[int],
+    sampling: Sampling,
+    schema: Json | None = None,
+    **more: Any,
 ) -> Json:
     """Return the body of a request for one sample, which follows a JSON schema, in the format of
-    the endpoint `path`."""
-    options: Json = {
+    the endpoint `path`. more: options of the sampling."""
+    options: Json = more | {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

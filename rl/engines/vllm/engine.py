@@ -79,12 +79,12 @@ class VllmEngine:
 
     servers: started by the run or already running (`rl/engines/vllm/servers.py`).
     vocab: of the policy; every server must have the same. unused: its last rows, which are never
-    sampled. context: most tokens of a session; no
-    server may have less.
+        sampled.
+    context: most tokens of a session; no server may have less.
     transfer: sends weights (`rl/engines/vllm/transfer.py`); None for servers whose weights never
-    change.
+        change.
     score: (params, ids) -> log p(ids[i] | ids[:i]) for i >= 1 at temperature 1, by the learner;
-    verifies updates.
+        verifies updates.
     in_flight: effect of an update on running requests: "finish" them first with the old weights,
         "cut" them and continue with the new weights, or "keep" them running on the old KV cache.
     tolerance: largest mean difference of log-probabilities between learner and server.
@@ -116,7 +116,8 @@ class VllmEngine:
         # A fixed random prompt over the whole vocabulary: its score depends on every weight.
         length = min(PROBE_TOKENS, context - 1)
         self._probe = np.random.default_rng(7).integers(0, vocab, length).tolist()
-        self._scores: list[np.ndarray] = []  # of the probe: by the current and the last version
+        # scores of the probe by the current and the last version, None where there is none yet
+        self._scores: tuple[Any, Any] = (None, None)
         self._noise = float("inf")  # smallest gap between learner and server seen so far
 
     # --- start and end ----------------------------------------------------------------------------
@@ -177,7 +178,7 @@ class VllmEngine:
         tokens: list[int] = []
         logprobs: list[float] = []
         versions: list[int] = []
-        refusals = 0
+        patience, refusals = self._patience, 0
         while True:
             rest = sampling
             if tokens:  # cut by an update: continue after these tokens, with other random numbers
@@ -191,21 +192,23 @@ class VllmEngine:
             try:
                 part = await self._ask(replica, prompt_ids + tokens, rest, guide)
             except (ServerGone, ServerBusy) as error:
-                if isinstance(error, ServerGone) and not await self._is_healthy(replica):
+                # A connection may break on a healthy server.
+                if isinstance(error, ServerGone) and not (
+                    replica.up and await replica.server.healthy(patience.check_every)
+                ):
                     self._remove(replica, str(error))
                     self._stats["moved"] += 1
                     continue
                 refusals += 1
                 self._stats["refused"] += 1
-                if refusals > self._patience.refusals:
+                if refusals > patience.refusals:
                     message = f"the request failed after {refusals} refusals: {error}"
                     raise EngineFault(message) from None
-                after = error.after if isinstance(error, ServerBusy) else 0.0
-                delay = self._patience.delay * 2 ** (refusals - 1)
-                await asyncio.sleep(max(after, min(self._patience.max_delay, delay)))
+                delay = min(patience.max_delay, patience.delay * 2 ** (refusals - 1))
+                await asyncio.sleep(max(error.after, delay))
                 continue
-            version = before if part.version is None else part.version
-            if version == -1 and self.transfer is None:
+            version = part.version
+            if version is None or (version == -1 and self.transfer is None):
                 version = before
             if version == -1:
                 url = replica.server.url
@@ -240,7 +243,7 @@ class VllmEngine:
             began = time.monotonic()
             # The learner waits for this call, so nothing donates its arrays; rollouts continue.
             scores = np.asarray(await asyncio.to_thread(self._score, params, self._probe))
-            self._scores = [scores, *self._scores[:1]]
+            self._scores = scores, self._scores[0]
             if self.transfer is None:
                 await self._on_all(self._up, self._verify)
                 self.version = version
@@ -273,9 +276,9 @@ class VllmEngine:
 
         Counters: requests, tokens, prompt_tokens and how many of them were cached_tokens; requests
         moved, cut and refused; answers with unknown_weights; replicas lost and readmitted; loads,
-        bytes staged, seconds of staging and
-        updating. State: running replicas, version of the weights, and of the last verification the
-        gap between learner and server and the shift of the learner's own scores by the update.
+        bytes staged, seconds of staging and updating. State: running replicas, version of the
+        weights, and of the last verification the gap between learner and server and the shift of
+        the learner's own scores by the update.
         """
         return self._stats | {"replicas": len(self._up), "version": self.version}
 
@@ -317,11 +320,6 @@ class VllmEngine:
         replica = min(self._up, key=lambda r: (sessions[r], r.number))
         self._of_session[session] = replica
         return replica
-
-    async def _is_healthy(self, replica: _Replica) -> bool:
-        """Return True if the replica works although a request failed: a connection may break on a
-        healthy server."""
-        return replica.up and await replica.server.healthy(self._patience.check_every)
 
     def _remove(self, replica: _Replica, why: str) -> None:
         """Send a replica no requests until it is readmitted; those that it has move to others."""
@@ -425,36 +423,36 @@ class VllmEngine:
             await replica.server.post("/reset_prefix_cache")  # keys and values of the old weights
             await replica.server.post("/resume")
 
-        replicas, sent = await self._on_all(replicas, open_for_update), []
+        replicas = await self._on_all(replicas, open_for_update)
         faults = await transfer.send([replica.server for replica in replicas])
-        for replica, fault in zip(replicas, faults):
-            if fault is None:
-                sent.append(replica)
-            else:
-                self._remove(replica, str(fault))
-        return await self._on_all(await self._on_all(sent, finish), self._verify)
+        replicas = self._without_faults(replicas, faults)
+        return await self._on_all(await self._on_all(replicas, finish), self._verify)
 
     async def _on_all(
         self, replicas: Sequence[_Replica], action: Callable[[_Replica], Awaitable[None]]
     ) -> list[_Replica]:
         """Run `action` on all replicas in parallel; return those that succeeded. Raises
         WeightsNotLoaded."""
-        actions = (action(replica) for replica in replicas)
-        results, done = await asyncio.gather(*actions, return_exceptions=True), []
-        for replica, result in zip(replicas, results):
-            if result is None:
-                done.append(replica)
-            elif isinstance(result, WeightsNotLoaded) or not isinstance(result, REMOVED_FOR):
-                raise result
-            else:
-                self._remove(replica, str(result))
-        return done
+        faults = await asyncio.gather(*map(action, replicas), return_exceptions=True)
+        return self._without_faults(replicas, faults)
+
+    def _without_faults(
+        self, replicas: Sequence[_Replica], faults: Sequence[BaseException | None]
+    ) -> list[_Replica]:
+        """Return the replicas without a fault, and remove the others. Raises WeightsNotLoaded, and
+        what is no fault of a server."""
+        for replica, fault in zip(replicas, faults):
+            if fault is None:
+                continue
+            if isinstance(fault, WeightsNotLoaded) or not isinstance(fault, REMOVED_FOR):
+                raise fault
+            self._remove(replica, str(fault))
+        return [replica for replica, fault in zip(replicas, faults) if fault is None]
 
     async def _verify(self, replica: _Replica) -> None:
-        new, old = self._scores[0], self._scores[1] if len(self._scores) > 1 else None
         served = np.asarray(await replica.server.score(self._probe))
         gap, shift, problem = compare(
-            new, old, served, tolerance=self._tolerance, noise=self._noise
+            *self._scores, served, tolerance=self._tolerance, noise=self._noise
         )
         self._stats |= {"gap": gap, "shift": shift}
         self._noise = min(self._noise, gap)

@@ -22,15 +22,14 @@ import jax.numpy as jnp
 
 from models import hf, qwen
 from rl.engines.vllm.client import Server
-from rl.engines.vllm.transfer import MIB, UPDATE, Transfer, TransferError, buckets_of
+from rl.engines.vllm.transfer import MIB, UPDATE, Tensors, TransferError
 
 UNIQUE_ID_BYTES = 128
 UINT8, FLOAT32, SUM = 1, 7, 0  # of nccl.h
 
 
-class NcclBroadcast(Transfer):
-    """Sends weights over NVLink or InfiniBand to GPUs other than the
-    trainer's.
+class NcclBroadcast(Tensors):
+    """Sends weights over NVLink or InfiniBand to GPUs other than the trainer's.
 
     bucket: MiB per broadcast. Weights are not kept after sending, so a server that recovers waits
     for the next update.
@@ -47,8 +46,7 @@ class NcclBroadcast(Transfer):
         bucket: float = 1024,
         library: Nccl | None = None,
     ):
-        self.shape, self.dtype = shape, dtype
-        self.buckets = buckets_of(shape, dtype, int(bucket * MIB))
+        super().__init__(shape, dtype, bucket)
         self._limit = max(int(bucket * MIB), *(bucket.size for bucket in self.buckets))
         self._library = library or Nccl()
         self._device = jax.local_devices()[0]
@@ -57,7 +55,7 @@ class NcclBroadcast(Transfer):
 
     def stage(self, params: qwen.Params) -> int:
         self._params = params  # sent bucket by bucket before the learner continues
-        return sum(bucket.size for bucket in self.buckets)
+        return self.size
 
     async def connect(self, servers: Sequence[Server]) -> None:
         ranks = []
@@ -94,15 +92,11 @@ class NcclBroadcast(Transfer):
                 "dtype_names": [self.dtype] * len(bucket.names),
                 "shapes": bucket.shapes,
             }
-            requests = [
-                asyncio.ensure_future(server.post("/update_weights", {"update_info": info}))
-                for server in servers
-            ]
+            posts = (server.post("/update_weights", {"update_info": info}) for server in servers)
+            answers = asyncio.gather(*posts, return_exceptions=True)
             buffer = packed([next(tensors)[1] for _ in bucket.names], self.dtype, self._device)
             await asyncio.to_thread(self._library.broadcast, buffer)
-            for number, answer in enumerate(
-                await asyncio.gather(*requests, return_exceptions=True)
-            ):
+            for number, answer in enumerate(await answers):
                 if isinstance(answer, BaseException):
                     faults[number] = answer
         self._params = {}

@@ -65,10 +65,9 @@ class OwnServers(Servers):
     python: interpreter of a virtual environment with vLLM. checkpoint: directory of the initial
     weights. logs: directory for `vllm-0.log`, ... replicas: number of servers if `devices` is
     empty. devices: CUDA_VISIBLE_DEVICES of each server ("0,1" = two devices, tensor parallel).
-    context: most tokens of a sequence. slots: most sequences at a
-    time. backend: of the weight transfer; "" = none. lora_rank: of the adapters that will be sent;
-    0 = none. flags: more arguments of `vllm serve`. start_timeout: seconds. restarts: of servers
-    that died, in all.
+    context: most tokens of a sequence. slots: most sequences at a time. backend: of the weight
+    transfer; "" = none. lora_rank: of the adapters that will be sent; 0 = none. flags: more
+    arguments of `vllm serve`. start_timeout: seconds. restarts: of servers that died, in all.
     """
 
     def __init__(

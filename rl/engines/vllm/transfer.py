@@ -109,7 +109,18 @@ class Transfer:
         raise NotImplementedError
 
 
-class SharedMemory(Transfer):
+class Tensors(Transfer):
+    """A transfer of all tensors in buckets of `bucket` MiB. size: the bytes of all buckets."""
+
+    needs: tuple[str, ...] = UPDATE
+
+    def __init__(self, shape: qwen.Config, dtype: str, bucket: float):
+        self.shape, self.dtype = shape, dtype
+        self.buckets = buckets_of(shape, dtype, int(bucket * MIB))
+        self.size = sum(bucket.size for bucket in self.buckets)
+
+
+class SharedMemory(Tensors):
     """Sends weights through files in shared memory, to any number of servers on this machine, on
     any device.
 
@@ -118,20 +129,16 @@ class SharedMemory(Transfer):
     their memory is allocated already.
     """
 
-    needs = UPDATE
-
     def __init__(self, shape: qwen.Config, *, dtype: str, folder: str | Path, bucket: float = 1024):
         """Create the directory. Raises TransferError if `folder` does not have enough free
         space."""
-        self.shape, self.dtype = shape, dtype
-        self.buckets = buckets_of(shape, dtype, int(bucket * MIB))
-        needed = sum(bucket.size for bucket in self.buckets)
+        super().__init__(shape, dtype, bucket)
         try:
             _clear(Path(folder))
             free = shutil.disk_usage(folder).free
-            if free < needed:
+            if free < self.size:
                 raise TransferError(
-                    f"{folder} has {free:,} bytes free; the weights need {needed:,}"
+                    f"{folder} has {free:,} bytes free; the weights need {self.size:,}"
                 )
             self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
             self._owned = open(self.folder / "owner", "w")  # noqa: SIM115  (locked until close)
@@ -154,7 +161,7 @@ class SharedMemory(Transfer):
                 name, array = next(tensors)
                 assert name == expected, f"expected the tensor {expected}, got {name}"
                 np.ndarray(array.shape, self.dtype, held.data, offset)[...] = array
-        return sum(bucket.size for bucket in self.buckets)
+        return self.size
 
     def updates(self) -> Iterator[dict[str, Any]]:
         """Yield the bodies of the /update_weights requests, in order."""
