@@ -124,9 +124,7 @@ def _visible(queries: Array, keys: Array) -> Array:
     """Return (R, T, S): the segment of the key in (R, S) is that of the query in (R, T), or its
     shared prompt."""
     own, prompts = queries & 0xFFFF, queries >> 16
-    prompts = jnp.where(
-        prompts > 0, prompts, own
-    )  # otherwise those without one would see the padding
+    prompts = jnp.where(prompts > 0, prompts, own)  # padding is no prompt of those without one
     keys = (keys & 0xFFFF)[:, None]
     return (own[:, :, None] == keys) | (prompts[:, :, None] == keys)
 
@@ -150,8 +148,7 @@ def blockwise(q: Array, k: Array, v: Array, segments_RT: Array) -> Array:
     (arXiv:2205.14135) the backward pass recomputes the probabilities from their log-sum-exp, so
     that memory is linear in T except for one block of scores.
     """
-    out = _attention(*_grouped(q, k, v), segments_RT)
-    return _heads_last(out)
+    return _heads_last(_attention(*_grouped(q, k, v), segments_RT))
 
 
 def _grouped(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
@@ -318,8 +315,7 @@ def ring(q: Array, k: Array, v: Array, segments_RT: Array, *, axis: str, size: i
     Devices skip keys that come after their queries, so the last device of the ring has the most
     work.
     """
-    out = _ring(*_grouped(q, k, v), segments_RT, axis, size)
-    return _heads_last(out)
+    return _heads_last(_ring(*_grouped(q, k, v), segments_RT, axis, size))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -396,9 +392,8 @@ def cudnn(q: Array, k: Array, v: Array, segments_RT: Array) -> Array:
     t = q.shape[1]
     q, k, v, segments_RT = _padded(t % 2, q, k, v, segments_RT)
     mask = _visible(segments_RT, segments_RT)[:, None]
-    return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="cudnn")[
-        :, :t
-    ]
+    out = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="cudnn")
+    return out[:, :t]
 
 
 def cudnn_packed(q: Array, k: Array, v: Array, segments_RT: Array, *, most_segments: int) -> Array:
@@ -432,9 +427,8 @@ def lengths_and_offsets(segments_RT: Array, most: int) -> tuple[Array, Array]:
     The end of a row's last segment must not be among the offsets: jax joins those of all rows, so
     that each later row would get the lengths of other segments.
     """
-    lengths_RM = jnp.sum(
-        segments_RT[:, :, None] == jnp.arange(1, most + 1), axis=1, dtype=jnp.int32
-    )
+    own_RTM = segments_RT[:, :, None] == jnp.arange(1, most + 1)
+    lengths_RM = jnp.sum(own_RTM, axis=1, dtype=jnp.int32)
     begins_RM = jnp.cumsum(lengths_RM, axis=1) - lengths_RM
     present_RM = lengths_RM > 0
     offsets_RM = jnp.pad(jnp.where(present_RM, begins_RM, -1), ((0, 0), (0, 1)), constant_values=-1)
@@ -450,11 +444,8 @@ def pallas(q: Array, k: Array, v: Array, segments_RT: Array, *, interpret: bool 
     tile = min(128, 1 << max(4, (t - 1).bit_length()))
     q, k, v, segments_RT = _padded(-t % tile, q, k, v, segments_RT)
     k, v = (jnp.repeat(x, groups, axis=2) for x in (k, v))
-    back = min(32, tile)  # tile of the backward pass
-    sizes = kernel.BlockSizes(
-        block_q=tile, block_k=tile, block_q_dkv=back, block_kv_dkv=back, block_q_dq=back,
-        block_kv_dq=back,
-    )  # fmt: skip
+    backward = ("block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
+    sizes = kernel.BlockSizes(tile, tile, **dict.fromkeys(backward, min(32, tile)))
     out = kernel.mha(
         q, k, v, segments_RT.astype(jnp.int32), sm_scale=q.shape[-1] ** -0.5, causal=True,
         block_sizes=sizes, interpret=interpret,

@@ -96,8 +96,8 @@ def read_text(path: str | Path) -> str:
 
 def loads(text: str | bytes) -> Any:
     """Return a JSON value. Raises ValueError for a text that is none, that is nested too deeply, or
-    that holds what
-    fails where it is used: a whole number that no float can hold, or half a surrogate pair."""
+    that holds what fails where it is used: a whole number that no float can hold, or half a
+    surrogate pair."""
     try:
         text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
         value = json.loads(text, parse_int=_whole)

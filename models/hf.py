@@ -57,6 +57,7 @@ INPUTS = {f"layers.{name}": count for name, count in qwen.INPUTS.items()}
 DTYPES = {"F32": np.dtype(np.float32), "BF16": np.dtype(ml_dtypes.bfloat16)}
 SHARD_BYTES = 5_000_000_000  # of a file, if no tensor is larger
 READ_BYTES = 1 << 22
+Spans = list[tuple[int, int]]  # of each axis: where a part of it begins and ends
 # size of a weight that training can have left; the largest of published checkpoints are near 1e3
 LARGEST = 1e6
 
@@ -144,11 +145,11 @@ def load(
     """Return (Config, params) of a model directory, with the weights cast to `dtype`.
 
     With a mesh, each array is created directly in its sharding, shard by shard, and this process
-    reads only the slices
-    that it needs: besides the arrays, the host holds one shard at a time. Raises ModelError for a
-    directory without config.json or safetensors, for unreadable files, and (all in one message) for
-    tensors that are missing, unexpected, of the wrong shape or of a dtype other than float32 and
-    bfloat16. The first tensor found to hold an infinity or NaN also raises ModelError.
+    reads only the slices that it needs: besides the arrays, the host holds one shard at a time.
+    Raises ModelError for a directory without config.json or safetensors, for unreadable files, and
+    (all in one message) for tensors that are missing, unexpected, of the wrong shape or of a dtype
+    other than float32 and bfloat16. The first tensor found to hold an infinity or NaN also raises
+    ModelError.
     """
     folder = Path(path)
     config = config_of(folder)
@@ -227,15 +228,10 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
     else:
         files = sorted(file.name for file in folder.glob("*.safetensors"))
         if not files:
-            held = ", ".join(
-                sorted(
-                    p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf")
-                )
-            )
-            raise ModelError(
-                f"{folder}: no *.safetensors file"
-                + (f"; the directory holds {held}" if held else "")
-            )
+            formats = (".bin", ".pt", ".pth", ".gguf")
+            held = sorted(path.name for path in folder.iterdir() if path.suffix in formats)
+            others = f"; the directory holds {', '.join(held)}" if held else ""
+            raise ModelError(f"{folder}: no *.safetensors file{others}")
     tensors: dict[str, Any] = {}
     for file in files:
         try:
@@ -305,40 +301,35 @@ def _reader(
 ) -> Callable[[tuple[slice, ...]], np.ndarray]:
     """Return a function from the index of a shard of our array to its values in `dtype`."""
 
-    def read_tensor(hf_name: str, index: tuple[slice, ...], shape: tuple[int, ...]) -> np.ndarray:
-        spans = [part.indices(size)[:2] for part, size in zip(index, shape)]
-        lengths = [stop - start for start, stop in spans]
+    def read_tensor(hf_name: str, spans: Spans, shape: tuple[int, ...]) -> np.ndarray:
         part = tuple(_span(spans[axes], shape[axes]) for axes in _joined(name))
         try:
             values = tensors[hf_name][part]
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{folder}: {hf_name} cannot be read: {error}") from None
         if _beyond(values, LARGEST):
-            held = (
-                "infinities or NaNs"
-                if _beyond(values, math.inf)
-                else f"values such as {np.abs(values).max():g}"
-            )
+            infinite = _beyond(values, math.inf)
+            held = "infinities or NaNs" if infinite else f"values such as {np.abs(values).max():g}"
             raise ModelError(f"{folder}: {hf_name} is corrupt: it holds {held}")
         if name == "norm" and not np.any(values):
             raise ModelError(f"{folder}: {hf_name} is corrupt: it holds only zeros")
+        lengths = [stop - start for start, stop in spans]
         return (values.T if name in INPUTS else values).reshape(lengths)
 
     def read(index: tuple[slice, ...]) -> np.ndarray:
-        out = np.empty(
-            [len(range(*part.indices(size))) for part, size in zip(index, weight.shape)], dtype
-        )
+        (first, last), *others = [part.indices(size)[:2] for part, size in zip(index, weight.shape)]
+        out = np.empty([last - first, *(stop - start for start, stop in others)], dtype)
         if name.startswith("layers."):
-            for i, layer in enumerate(range(*index[0].indices(weight.shape[0]))):
-                out[i] = read_tensor(HF_NAMES[name].format(layer), index[1:], weight.shape[1:])
+            for layer in range(first, last):
+                hf_name, shape = HF_NAMES[name].format(layer), weight.shape[1:]
+                out[layer - first] = read_tensor(hf_name, others, shape)
             return out
-        start = index[0].indices(weight.shape[0])[0]
-        rows = max(
-            1, READ_BYTES // (out.itemsize * math.prod(out.shape[1:]))
-        )  # an embedding is read in pieces
-        for i in range(0, len(out), rows):
-            part = slice(start + i, start + min(i + rows, len(out)))
-            out[i : i + rows] = read_tensor(HF_NAMES[name], (part, *index[1:]), weight.shape)
+        # An embedding is read in pieces.
+        rows = max(1, READ_BYTES // (out.itemsize * math.prod(out.shape[1:])))
+        for start in range(first, last, rows):
+            stop = min(start + rows, last)
+            piece = read_tensor(HF_NAMES[name], [(start, stop), *others], weight.shape)
+            out[start - first : stop - first] = piece
         return out
 
     return read
@@ -356,7 +347,7 @@ def _beyond(values: np.ndarray, limit: float) -> bool:
     return bool(np.any((values.view(kind) & kind(size)) >= least))
 
 
-def _span(spans: list[tuple[int, int]], shape: tuple[int, ...]) -> slice:
+def _span(spans: Spans, shape: tuple[int, ...]) -> slice:
     """Return the slice of a flattened group of axes, of which only the first is ever split."""
     inner = math.prod(shape[1:])
     return slice(spans[0][0] * inner, spans[0][1] * inner)
@@ -370,23 +361,20 @@ def save(
     config: Config,
     params: Params,
     *,
-    tokenizer: Tokenizer | str | Path | None = None,
+    tokenizer: Tokenizer | None = None,
     card: str | None = None,
     system: str = "",
     dtype: Any = None,
 ) -> None:
     """Write a directory that `transformers` and vLLM load: weights, configs, tokenizer, README.md.
 
-    tokenizer: a Tokenizer, or the directory of one. card: the text of README.md. system: the system
-    message with which the model was trained. dtype: of the weights in the files; None = as they
-    are. Each file is replaced atomically, and the host holds one tensor at a time. In a run of
-    several processes all must call this, and the first one writes. Raises ModelError where Hugging
-    Face has no such architecture.
+    card: the text of README.md. system: the system message with which the model was trained. dtype:
+    of the weights in the files; None = as they are. Each file is replaced atomically, and the host
+    holds one tensor at a time. In a run of several processes all must call this, and the first one
+    writes. Raises ModelError where Hugging Face has no such architecture.
     """
     folder = Path(path)
     dtype = np.dtype(dtype or params["embed"].dtype)
-    if isinstance(tokenizer, (str, Path)):
-        tokenizer = Tokenizer.load(tokenizer)
     record = hf_config.record_of(config, dtype.name, tokenizer)
     if jax.process_index():
         for _ in to_hf(config, params):  # takes part in the gathering of each tensor

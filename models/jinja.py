@@ -407,8 +407,7 @@ def _compiled(source: str) -> tuple[jinja2.Template, list[str]]:
     return environment.from_string(source), [s for s in strings if isinstance(s, str) and s]
 
 
-def _json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+_json = functools.partial(json.dumps, ensure_ascii=False)
 
 
 def _raise(message: str) -> None:

@@ -113,18 +113,16 @@ def extend(
 
     Row b writes its first lengths_B[b] tokens at positions starts_B[b]...; earlier positions hold
     what previous calls wrote. A row of length 0 writes nothing and returns arbitrary finite values.
-    Tokens past the end of the cache are
-    dropped. weights: from `for_decoding`; the computation uses the dtype of their norms. window:
-    attention reads the first `window` positions, which must include all positions written; None =
-    all.
+    Tokens past the end of the cache are dropped. weights: from `for_decoding`; the computation uses
+    the dtype of their norms. window: attention reads the first `window` positions, which must
+    include all positions written; None = all.
     """
     rows, t = tokens_BT.shape
     length = cache["v"][0].shape[2]
     window = length if window is None else window
     positions_BT = starts_B[:, None] + jnp.arange(t)
-    write_at = jnp.where(
-        jnp.arange(t) < lengths_B[:, None], positions_BT, length
-    )  # out of bounds: dropped
+    # what is written at `length`, out of bounds, is dropped
+    write_at = jnp.where(jnp.arange(t) < lengths_B[:, None], positions_BT, length)
     mask_BTS = jnp.arange(window) <= positions_BT[:, :, None]
     cos, sin = rope_table(config, window, positions_BT)
     still = jnp.ones_like(cos), jnp.zeros_like(sin)
@@ -139,9 +137,8 @@ def extend(
         v_BKSh = v_BKSh.at[row, :, write_at].set(v.astype(v_BKSh.dtype), mode="drop")
         seen = k_BKhS[..., :window].astype(x.dtype), v_BKSh[:, :, :window].astype(x.dtype)
         x = x + product(_cached_attention(q, *seen, mask_BTS), w["o"])
-        gate, up = jnp.split(
-            product(rms_norm(x, w["mlp_norm"], config.rms_eps), w["gate_up"]), 2, axis=-1
-        )
+        y = product(rms_norm(x, w["mlp_norm"], config.rms_eps), w["gate_up"])
+        gate, up = jnp.split(y, 2, axis=-1)
         x = x + product(jax.nn.silu(gate) * up, w["down"])
         keys.append(k_BKhS)
         values.append(v_BKSh)
@@ -165,7 +162,7 @@ def product(x: Array, w: Array) -> Array:
 
 
 def _fused_qkv(c: Config, w: Params, x: Array, cos: Array, sin: Array) -> tuple[Array, ...]:
-    """Compute `_qkv` with one matrix product."""
+    """Compute `qwen.Attention.qkv` with one matrix product."""
     y = product(rms_norm(x, w["attn_norm"], c.rms_eps), w["qkv"])
     if c.qkv_bias:
         y = y + w["qkv_bias"]
@@ -183,9 +180,7 @@ def _cached_attention(q: Array, k_BKhS: Array, v_BKSh: Array, mask_BTS: Array) -
     q = (q * head_dim**-0.5).reshape(b, t, kv_heads, -1, head_dim).swapaxes(1, 2)
     rows = q.reshape(b, kv_heads, -1, head_dim)
     scores = jnp.matmul(rows, k_BKhS, preferred_element_type=jnp.float32)
-    scores = scores.reshape(*q.shape[:4], -1)
-    probs = jax.nn.softmax(jnp.where(mask_BTS[:, None, :, None], scores, -1e30), axis=-1).astype(
-        v_BKSh.dtype
-    )
+    masked = jnp.where(mask_BTS[:, None, :, None], scores.reshape(*q.shape[:4], -1), -1e30)
+    probs = jax.nn.softmax(masked, axis=-1).astype(v_BKSh.dtype)
     out = jnp.matmul(probs.reshape(*rows.shape[:3], -1), v_BKSh)
     return out.reshape(q.shape).swapaxes(1, 2).reshape(b, t, heads * head_dim)

@@ -1,9 +1,9 @@
 """Low-rank adapters (LoRA, arXiv:2106.09685): small trainable additions to frozen matrices of every
 layer.
 
-Each target matrix W becomes W + (alpha / rank) A B. The adapters are a separate tree, declared like
-the weights: {"layers": {"attention": {"q_lora_a": (L, D, rank), "q_lora_b": (L, rank, H, h),
-...}, "mlp": ...}}. In the model they are of type `nnx.LoRAParam`.
+Each target matrix W becomes W + (alpha / rank) A B. The adapters are a separate tree, which
+`qwen.weights` declares and `qwen.init` draws: {"layers": {"attention": {"q_lora_a": (L, D, rank),
+"q_lora_b": (L, rank, H, h), ...}, "mlp": ...}}. In the model they are of type `nnx.LoRAParam`.
 """
 
 from __future__ import annotations
@@ -14,26 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax import Array
 
 from models import qwen
 from models.files import replacing, write_json
-from models.qwen import Config, LoRA, Params
-
-PEFT = {
-    name: f"self_attn.{name}_proj" if len(name) == 1 else f"mlp.{name}_proj" for name in qwen.INPUTS
-}
-
-
-def weights(config: Config, lora: LoRA) -> dict[str, Any]:
-    """Return the tree of `Weight`s that declares the adapters."""
-    return qwen.declared(nnx.state(qwen.abstract(config, lora), nnx.LoRAParam))
-
-
-def init(config: Config, lora: LoRA, seed: int) -> Params:
-    """Return float32 adapters that leave the model unchanged: A is drawn from `seed`, B is zero."""
-    return qwen.draw(weights(config, lora), seed)
+from models.qwen import LoRA, Params
 
 
 def join(params: Params, adapters: Params, lora: LoRA) -> Params:
@@ -80,8 +65,9 @@ def save(path: str | Path, adapters: Params, lora: LoRA, *, base: str = "") -> N
     folder, tensors, given = Path(path), {}, qwen.by_name(adapters)
     for name in lora.targets:
         a, b = (np.asarray(given[f"layers.{name}_lora_{side}"]) for side in "ab")
+        module = "self_attn" if name in "qkvo" else "mlp"
         for layer in range(a.shape[0]):
-            stem = f"base_model.model.model.layers.{layer}.{PEFT[name]}.lora_"
+            stem = f"base_model.model.model.layers.{layer}.{module}.{name}_proj.lora_"
             tensors[stem + "A.weight"] = np.ascontiguousarray(a[layer].reshape(-1, lora.rank).T)
             tensors[stem + "B.weight"] = np.ascontiguousarray(b[layer].reshape(lora.rank, -1).T)
     record = {
@@ -90,19 +76,13 @@ def save(path: str | Path, adapters: Params, lora: LoRA, *, base: str = "") -> N
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
-        "target_modules": sorted(PEFT[name].rpartition(".")[2] for name in lora.targets),
+        "target_modules": sorted(f"{name}_proj" for name in lora.targets),
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
     }
     with replacing(folder / "adapter_model.safetensors") as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})
-        temporary.chmod(
-            0o644
-        )  # safetensors creates files that only their owner can read; a server may be another user
+        # safetensors creates files that only their owner can read; a server may be another user
+        temporary.chmod(0o644)
     write_json(folder / "adapter_config.json", record)
-
-
-def shapes(config: Config, lora: LoRA, dtype: Any = jnp.float32) -> Any:
-    """Return the adapters as ShapeDtypeStructs."""
-    return qwen.structs(weights(config, lora), dtype)

@@ -37,15 +37,8 @@ from models.attention import attention as packed_attention
 from models.logp import logits
 from models.rope import Llama3, Yarn
 
-INPUTS = {
-    "q": 1,
-    "k": 1,
-    "v": 1,
-    "o": 2,
-    "gate": 1,
-    "up": 1,
-    "down": 1,
-}  # a layer's matrices: number of input axes
+# the number of input axes of each matrix of a layer
+INPUTS = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 1, "up": 1, "down": 1}
 Params = dict[str, Any]
 
 
@@ -87,24 +80,8 @@ class LoRA:
             raise ValueError(f"LoRA rank {self.rank}: must be at least 1")
 
 
-def _qwen3(d_model: int, layers: int, heads: int, d_ff: int, tied: bool = True) -> Config:
-    """Return a Qwen3 dense shape: heads of width 128, 8 key/value heads, norms of queries and keys,
-    no biases."""
-    return Config(
-        151936,
-        d_model,
-        layers,
-        heads,
-        8,
-        128,
-        d_ff,
-        tied=tied,
-        qkv_bias=False,
-        qk_norm=True,
-        max_positions=40960,
-    )
-
-
+# All dense Qwen3 models have norms of queries and keys, and no biases.
+_qwen3 = functools.partial(Config, qkv_bias=False, qk_norm=True, max_positions=40960)
 PRESETS = {
     "tiny": Config(1024, 128, 2, 4, 2, 32, 384),
     "mini": Config(1024, 128, 3, 4, 2, 32, 384),
@@ -116,21 +93,20 @@ PRESETS = {
     "14b": Config(152064, 5120, 48, 40, 8, 128, 13824, tied=False),
     "32b": Config(152064, 5120, 64, 40, 8, 128, 27648, tied=False),
     "72b": Config(152064, 8192, 80, 64, 8, 128, 29568, tied=False),
-    "qwen3-0.6b": _qwen3(1024, 28, 16, 3072),
-    "qwen3-1.7b": _qwen3(2048, 28, 16, 6144),
-    "qwen3-4b": _qwen3(2560, 36, 32, 9728),
-    "qwen3-8b": _qwen3(4096, 36, 32, 12288, tied=False),
-    "qwen3-14b": _qwen3(5120, 40, 40, 17408, tied=False),
-    "qwen3-32b": _qwen3(5120, 64, 64, 25600, tied=False),
+    "qwen3-0.6b": _qwen3(151936, 1024, 28, 16, 8, 128, 3072),
+    "qwen3-1.7b": _qwen3(151936, 2048, 28, 16, 8, 128, 6144),
+    "qwen3-4b": _qwen3(151936, 2560, 36, 32, 8, 128, 9728),
+    "qwen3-8b": _qwen3(151936, 4096, 36, 32, 8, 128, 12288, tied=False),
+    "qwen3-14b": _qwen3(151936, 5120, 40, 40, 8, 128, 17408, tied=False),
+    "qwen3-32b": _qwen3(151936, 5120, 64, 64, 8, 128, 25600, tied=False),
 }
 
 # What each layer saves for the backward pass, besides its input; the rest is recomputed.
 REMAT = {
     "none": None,  # everything
     "full": jax.checkpoint_policies.nothing_saveable,  # nothing: a third more compute
-    "attention": jax.checkpoint_policies.save_only_these_names(
-        "attention"
-    ),  # the output of attention
+    # the output of attention
+    "attention": jax.checkpoint_policies.save_only_these_names("attention"),
     # the outputs of the matrix products
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
@@ -173,12 +149,12 @@ def add_adapters(module: nnx.Module, rngs: nnx.Rngs, lora: LoRA | None) -> None:
     for name in lora.targets:
         if not hasattr(module, name):
             continue
-        cut, matrix = INPUTS[name], getattr(module, name)
+        matrix, cut, rank = getattr(module, name), INPUTS[name], lora.rank
         shape, axes = matrix.shape, matrix.out_sharding
-        a = (*shape[:cut], lora.rank), (*axes[:cut], "rank"), math.prod(shape[:cut]) ** -0.5
-        b = (lora.rank, *shape[cut:]), ("rank", *axes[cut:]), 0.0
-        for side, declared in zip("ab", (a, b)):
-            setattr(module, f"{name}_lora_{side}", parameter(rngs, *declared, nnx.LoRAParam))
+        a = (*shape[:cut], rank), (*axes[:cut], "rank"), math.prod(shape[:cut]) ** -0.5
+        b = (rank, *shape[cut:]), ("rank", *axes[cut:]), 0.0
+        setattr(module, f"{name}_lora_a", parameter(rngs, *a, nnx.LoRAParam))
+        setattr(module, f"{name}_lora_b", parameter(rngs, *b, nnx.LoRAParam))
 
 
 def linear(module: nnx.Module, name: str, x: Array, equation: str) -> Array:
@@ -188,12 +164,9 @@ def linear(module: nnx.Module, name: str, x: Array, equation: str) -> Array:
     if not hasattr(module, f"{name}_lora_a"):
         return y
     a, b = (getattr(module, f"{name}_lora_{side}")[...].astype(x.dtype) for side in "ab")
-    inputs, rest = equation.split(",")
-    weight, outputs = rest.split("->")
-    taken = "".join(axis for axis in weight if axis not in outputs)
-    given = weight.removeprefix(taken)
-    low = jnp.einsum(f"{inputs},{taken}r->...r", x, a)
-    return y + jnp.einsum(f"...r,r{given}->{outputs}", low, b)
+    inputs, matrix = equation.split(",")
+    low = jnp.einsum(f"{inputs},{matrix[: INPUTS[name]]}r->...r", x, a)
+    return y + jnp.tensordot(low, b, 1)
 
 
 # --- the layer ------------------------------------------------------------------------------------
@@ -207,26 +180,20 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return (x32 * scale).astype(x.dtype) * weight.astype(x.dtype)
 
 
-def rope_angles(
-    positions: Array, head_dim: int, theta: float, scaling: Yarn | Llama3 | None = None
-) -> tuple[Array, Array]:
-    """Return (cos, sin) of shape (*positions.shape, head_dim/2) in float32; bfloat16 angles are
-    imprecise."""
-    frequencies, scale = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim), 1.0
-    if scaling is not None:
-        frequencies *= jnp.asarray(scaling.factors(head_dim, theta), jnp.float32)
-        scale = scaling.attention_factor
-    angles = positions[..., None].astype(jnp.float32) * frequencies
-    return scale * jnp.cos(angles), scale * jnp.sin(angles)
-
-
 def rope_table(config: Config, length: int, positions: Array) -> tuple[Array, Array]:
-    """Look up `rope_angles` of positions below `length`; XLA's CPU code would recompute them for
-    each use and head."""
-    cos_Th, sin_Th = rope_angles(
-        jnp.arange(length), config.head_dim, config.rope_theta, config.rope_scaling
-    )
-    return cos_Th[positions], sin_Th[positions]
+    """Return (cos, sin) of the angles of positions below `length`, (*positions.shape, head_dim/2)
+    in float32: bfloat16 angles are imprecise.
+
+    They are looked up in a table, because XLA's CPU code would recompute them for each use and
+    head.
+    """
+    width, theta, scaling = config.head_dim, config.rope_theta, config.rope_scaling
+    frequencies, scale = theta ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width), 1.0
+    if scaling is not None:
+        frequencies *= jnp.asarray(scaling.factors(width, theta), jnp.float32)
+        scale = scaling.attention_factor
+    angles_Th = jnp.arange(length)[:, None].astype(jnp.float32) * frequencies
+    return (scale * jnp.cos(angles_Th))[positions], (scale * jnp.sin(angles_Th))[positions]
 
 
 def rope(x: Array, cos: Array, sin: Array) -> Array:
@@ -396,13 +363,13 @@ class Qwen(nnx.Module):
         def two_axes(x: Array) -> Array:
             return x.reshape(*shape, *x.shape[1:]) if single else x
 
-        within = functools.partial(
-            packed_attention, implementation=attention, most_segments=most_segments, mesh=mesh
-        )
-
         def attend(*qkv: Array) -> Array:
-            q, k, v = (two_axes(y) for y in qkv)
-            out = one_axis(within(q, k, v, segments_RT))
+            q, k, v = map(two_axes, qkv)
+            out_RTHh = packed_attention(
+                q, k, v, segments_RT, implementation=attention, most_segments=most_segments,
+                mesh=mesh,
+            )  # fmt: skip
+            out = one_axis(out_RTHh)
             return checkpoint_name(out, "attention") if remat != "none" else out
 
         cos, sin = rope_table(config, shape[1], one_axis(positions_RT))
@@ -473,15 +440,11 @@ def abstract(config: Config, lora: LoRA | None) -> Qwen:
     return nnx.eval_shape(lambda: Qwen(config, rngs=nnx.Rngs(0), lora=lora))
 
 
-def declared(state: nnx.State) -> dict[str, Any]:
-    """Return a state of parameters as a nested dict of `Weight`s."""
+def weights(config: Config, lora: LoRA | None = None) -> dict[str, Any]:
+    """Return the nested dict of `Weight`s that `params` mirrors, or with `lora` the one that the
+    adapters mirror. Matrices map their first axes to their last ones."""
+    state = nnx.state(abstract(config, lora), nnx.LoRAParam if lora else nnx.Param)
     return nnx.to_pure_dict(state, lambda param: Weight(param.shape, param.out_sharding, param.std))
-
-
-def weights(config: Config) -> dict[str, Any]:
-    """Return the nested dict of `Weight`s that `params` mirrors. Matrices map their first axes to
-    their last ones."""
-    return declared(nnx.state(abstract(config, None), nnx.Param))
 
 
 def merge(config: Config, params: Params) -> Qwen:
@@ -518,28 +481,21 @@ def parameter_count(config: Config) -> int:
     return sum(math.prod(weight.shape) for weight in by_name(weights(config)).values())
 
 
-def shapes(config: Config, dtype: Any = jnp.float32) -> Any:
-    """Return `params` as ShapeDtypeStructs, for planning and compiling without weights."""
-    return structs(weights(config), dtype)
+def shapes(config: Config, dtype: Any = jnp.float32, lora: LoRA | None = None) -> Any:
+    """Return the tree of `weights` as ShapeDtypeStructs, for planning and compiling without
+    arrays."""
+    declared = weights(config, lora)
+    return jax.tree.map(lambda weight: jax.ShapeDtypeStruct(weight.shape, dtype), declared)
 
 
-def structs(declared: Any, dtype: Any) -> Any:
-    """Return a tree of `Weight`s as ShapeDtypeStructs."""
-    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, dtype), declared)
-
-
-def init(config: Config, seed: int, dtype: Any = jnp.float32) -> Params:
-    """Return random weights as a nested dict of `dtype` arrays. The same seed gives the same
-    weights."""
-    return draw(weights(config), seed, dtype)
-
-
-def draw(declared: Any, seed: int, dtype: Any = jnp.float32) -> Any:
-    """Return random arrays for a tree of `Weight`s.
+def init(config: Config, seed: int, dtype: Any = jnp.float32, lora: LoRA | None = None) -> Params:
+    """Return random arrays for the tree of `weights`; the same seed gives the same ones. Adapters
+    leave the model unchanged: their B is zero.
 
     They are drawn by NumPy, with one stream and one thread per weight and layer, because XLA would
     take seconds to compile a draw for each shape.
     """
+    declared = weights(config, lora)
     index = {name: number for number, name in enumerate(by_name(declared))}
 
     def array(path: Any, weight: Weight) -> Array:

@@ -131,16 +131,16 @@ def _numbers(kind: str, rope: Mapping[str, Any], *names: str) -> dict[str, float
     number, and for trained positions that are not whole."""
     given, wrong = {}, []
     for name in names:
-        value = rope.get(name)
-        if value is None:
+        if (value := rope.get(name)) is None:
             continue
-        given[name] = value
         real = isinstance(value, int | float) and not isinstance(value, bool)
         if not (real and 0 < value < LARGEST) or (name == ORIGINAL and value != int(value)):
             wrong.append(f"{name}={value!r}")
+        else:
+            given[name] = float(value)
     if wrong:
         raise ValueError(f"rope type {kind!r} needs positive numbers, not {', '.join(wrong)}")
-    return {name: float(value) for name, value in given.items()}
+    return given
 
 
 def record_of(scaling: Yarn | Llama3) -> dict[str, Any]:

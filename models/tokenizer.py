@@ -94,9 +94,10 @@ class Tokenizer:
             added = {name: token["id"] for name, token in listed.items()}
             self._control = {}
             for token in spec["added_tokens"]:
-                if token["special"] or _is_control(token["content"]):
-                    self._control[token["content"]] = token["id"]
-                    token["content"] = MARK + token["content"]
+                name = token["content"]
+                if token["special"] or (name.startswith("<|") and name.endswith("|>")):
+                    self._control[name] = token["id"]
+                    token["content"] = MARK + name
             # Neither may add to what is encoded, nor cut it.
             spec |= {"truncation": None, "padding": None, "post_processor": None}
             self._encoder = tokenizers.Tokenizer.from_str(json.dumps(spec))
@@ -398,10 +399,6 @@ def _without_stderr() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
-
-
-def _is_control(token: str) -> bool:
-    return token.startswith("<|") and token.endswith("|>")
 
 
 def _well_formed(text: str) -> str:

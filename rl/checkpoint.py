@@ -199,11 +199,8 @@ class Checkpoints:
     def _load(self, step: int, like: Any) -> tuple[Any, dict[str, Any], int]:
         """Return (state, manifest, the step that it was saved as). Raises ValueError, or what orbax
         raises, if it is damaged."""
-        target = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like
-        )
         args = ocp.args.Composite(
-            state=ocp.args.StandardRestore(target), manifest=ocp.args.JsonRestore()
+            state=ocp.args.StandardRestore(like), manifest=ocp.args.JsonRestore()
         )
         loaded = self._manager.restore(step, args=args)
         text = loaded["manifest"].get("text", "")
@@ -249,11 +246,7 @@ def report_once() -> None:
     """Leave it to `Checkpoints` to report a save that has failed: orbax and tensorstore would print
     a traceback for each array."""
     sys.unraisablehook = unraisablehook
-    logging.getLogger("asyncio").addFilter(_not_by_orbax)
-
-
-def _not_by_orbax(record: logging.LogRecord) -> bool:
-    return "orbax" not in record.getMessage()
+    logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
 
 
 def unraisablehook(report: Any) -> None:
@@ -271,9 +264,8 @@ def checksums(state: Any) -> dict[str, int]:
     on the mesh or the number of processes.
 
     A small state gets CRC-32, for which every process gathers one array at a time. Otherwise it is
-    a position-weighted
-    integer sum, computed on the devices: hashing 100 GB on the host would take longer than writing
-    them.
+    a position-weighted integer sum, computed on the devices: hashing 100 GB on the host would take
+    longer than writing them.
     """
     leaves = jax.tree_util.tree_flatten_with_path(state)[0]
     checksum = _crc if sum(x.nbytes for _, x in leaves) <= CHECKSUM_LIMIT else _weighted_sum

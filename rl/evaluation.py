@@ -31,16 +31,16 @@ DRAWS = 2000  # bootstrap resamples for one interval
 LEVEL = 0.95  # the share of them that an interval holds
 
 
-def best_at_k(score_NR: ArrayLike, k: int, *, draws: int = 1000) -> np.ndarray:
-    """Return best_N: the mean over `draws` resamples (size k, with replacement) of the best score
-    of each task.
+def best_at_k(score_NR: ArrayLike, k: int) -> np.ndarray:
+    """Return best_N: the mean over 1000 resamples (size k, with replacement) of the best score of
+    each task.
 
     The draws are those of veRL's `bootstrap_metric` (`np.random.seed(42)` for each task, then one
     `choice` per resample), so the results equal those of the published procedure exactly, not only
     in expectation.
     """
     score_NR = np.asarray(score_NR, np.float64)
-    pick_Dk = np.random.RandomState(42).randint(0, score_NR.shape[1], size=(draws, k))
+    pick_Dk = np.random.RandomState(42).randint(0, score_NR.shape[1], size=(1000, k))
     return np.array([score_R[pick_Dk].max(axis=1).mean() for score_R in score_NR])
 
 
@@ -251,6 +251,7 @@ def scores_of(
             f"an evaluation needs equally many rollouts of each task, there are {sorted(sizes)}"
         )
     tasks = [group[0].task for group in groups]
+    worlds = [task.env for task in tasks]
     greedily = {trajectory.task.id: int(trajectory.evaluation.success) for trajectory in greedy}
     return Scores(
         tasks=[task.id for task in tasks],
@@ -261,7 +262,7 @@ def scores_of(
         broken=sum(t.broken for t in [*sampled, *greedy]),
         temperature=temperature,
         sweep={f"{t:g}": _successes(rollouts) for t, rollouts in sweep.items()},
-        worlds=[task.env for task in tasks] if len({task.env for task in tasks}) > 1 else [],
+        worlds=worlds if len(set(worlds)) > 1 else [],
     )
 
 

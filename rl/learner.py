@@ -59,25 +59,16 @@ def state_shardings(
     if mesh is None:
         return None
     base = meshes.shardings(config, mesh, layout.rules)
-    params = base
-    if layout.lora:
-        params = meshes.places(lora.weights(config, layout.lora), mesh, layout.rules)
+    params = meshes.places(qwen.weights(config, layout.lora), mesh, layout.rules)
     replicated = NamedSharding(mesh, PartitionSpec())
     moments = _in_memory("pinned_host", params) if layout.offload else params
     opt = optax.tree_utils.tree_map_params(
         optimizer, lambda _, sharding: sharding,
-        jax.eval_shape(optimizer.init, _shapes(config, layout)), moments,
+        jax.eval_shape(optimizer.init, qwen.shapes(config, layout.master, layout.lora)), moments,
         transform_non_params=lambda _: replicated,
     )  # fmt: skip
     state = {"params": params, "opt": opt, "step": replicated, "skipped": replicated}
     return state | {"base": base} if layout.lora else state
-
-
-def _shapes(config: qwen.Config, layout: Layout) -> qwen.Params:
-    """Return the parameters that are trained as ShapeDtypeStructs."""
-    if layout.lora:
-        return lora.shapes(config, layout.lora, layout.master)
-    return qwen.shapes(config, layout.master)
 
 
 def _in_memory(kind: str, shardings: Any) -> Any:
@@ -98,7 +89,8 @@ def state_shapes(
 
     frozen_dtype: dtype of the weights that adapters are added to.
     """
-    state = jax.eval_shape(partial(_new_state, optimizer), _shapes(config, layout))
+    params = qwen.shapes(config, layout.master, layout.lora)
+    state = jax.eval_shape(partial(_new_state, optimizer), params)
     if layout.lora:
         state["base"] = qwen.shapes(config, frozen_dtype)
     if mesh is None:
@@ -126,7 +118,7 @@ def init_state(
     """
     base, shardings = {}, state_shardings(config, optimizer, mesh, layout)
     if layout.lora:
-        base, params = {"base": params}, lora.init(config, layout.lora, seed)
+        base, params = {"base": params}, qwen.init(config, seed, lora=layout.lora)
         if shardings is not None:
             base = meshes.put(base, {"base": shardings.pop("base")})
     if shardings is not None:

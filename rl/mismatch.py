@@ -40,9 +40,7 @@ def figures(batches: Sequence[Packed], version: int, *, recomputed: bool) -> dic
     gap_N = of_tokens(lambda batch: batch.old_logp_RT - batch.logp_RT).astype(np.float64)
     if (age_N == 0).any():
         metrics["mismatch/fresh"] = float(np.mean(np.abs(gap_N[age_N == 0])))
-    env_N = np.concatenate(
-        [np.array(batch.envs)[batch.sample_RT[own_RT]] for batch, own_RT in zip(batches, own)]
-    )
+    env_N = of_tokens(lambda batch: np.array(batch.envs)[batch.sample_RT])
     envs = np.unique(env_N)
     for env in envs if len(envs) > 1 else ():
         d_N = gap_N[env_N == env]

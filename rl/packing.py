@@ -150,17 +150,14 @@ def pack(samples: Sequence[Sample], row: int, *, share: bool = False, most: int 
             for item, begin, end in pieces:
                 sample, part, segment = samples[item], slice(begin, end), segment + 1
                 here = r, slice(start, start + end - begin)
-                packed.tokens_RT[here] = sample.tokens[part]
-                packed.positions_RT[here] = np.arange(begin, end)
-                packed.segments_RT[here] = segment
-                packed.mask_RT[here] = sample.mask[part]
-                packed.logp_RT[here] = sample.logp[part]
-                packed.advantage_RT[here] = sample.advantage[part]
-                packed.guided_RT[here] = sample.guided
-                packed.sample_RT[here] = item
+                for name in ("tokens", "mask", "logp", "advantage", "version"):
+                    getattr(packed, f"{name}_RT")[here] = getattr(sample, name)[part]
                 for name, value in sample.channels.items():
                     packed.channels[name][here] = value[part]
-                packed.version_RT[here] = sample.version[part]
+                packed.positions_RT[here] = np.arange(begin, end)
+                packed.segments_RT[here] = segment
+                packed.guided_RT[here] = sample.guided
+                packed.sample_RT[here] = item
                 if begin:
                     prompts_RT[here] = prompt
                 start += end - begin

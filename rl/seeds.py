@@ -11,7 +11,6 @@ def seed_of(*parts: int | str) -> int:
     turn)`.
 
     Different parts give independent seeds, and their types matter (1 is not "1"). Parts are ints,
-    strings, or tuples
-    of them: their `repr` is the same in every process.
+    strings, or tuples of them: their `repr` is the same in every process.
     """
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big") >> 1

@@ -22,7 +22,7 @@ from evolver.plan import analytic, targets
 from evolver.plan.amounts import EPISODE
 from evolver.plan.analytic import BYTES
 from evolver.plan.targets import GIB, Target
-from models import hf, lora, qwen
+from models import hf, qwen
 from models import mesh as meshes
 
 SERVER = 2 * GIB  # memory of a vLLM server besides weights and cache: activations, CUDA graphs
@@ -264,8 +264,7 @@ def problems(case: Case) -> Iterator[str]:
 
 def trained_weights(config: Any, shape: qwen.Config) -> Any:
     """Return the tree of `qwen.Weight`s that gets gradients: all weights, or the adapters."""
-    adapters = make_layout(config).lora
-    return lora.weights(shape, adapters) if adapters else qwen.weights(shape)
+    return qwen.weights(shape, make_layout(config).lora)
 
 
 def kept(config: Any, shape: qwen.Config) -> Iterator[Kept]:

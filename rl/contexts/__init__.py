@@ -106,11 +106,8 @@ def noted(messages: Sequence[Message], note: str) -> list[Message]:
     Raises ValueError if there is a note and no user message.
     """
     copies = [dict(message) for message in messages]
-    asked = [message for message in copies if message["role"] == "user"]
-    if note and not asked:
-        raise ValueError("the opening has no user message to put a note into")
     if note:
-        asked[-1]["content"] += f"\n\n{note}"
+        _questions(copies, "a note into")[-1]["content"] += f"\n\n{note}"
     return copies
 
 
@@ -121,13 +118,18 @@ def inject(messages: Sequence[Message], experience: Sequence[str]) -> list[Messa
     Raises ValueError if there is experience and no user message.
     """
     copies = [dict(message) for message in messages]
-    asked = [message for message in copies if message["role"] == "user"]
-    if experience and not asked:
-        raise ValueError("the opening has no user message to put experience in front of")
     if experience:
-        text = "\n".join(experience)
-        asked[0]["content"] = f"<EXP>{text}</EXP>\n{asked[0]['content']}"
+        first, text = _questions(copies, "experience in front of")[0], "\n".join(experience)
+        first["content"] = f"<EXP>{text}</EXP>\n{first['content']}"
     return copies
+
+
+def _questions(messages: Sequence[Message], purpose: str) -> list[Message]:
+    """Return the user messages. Raises ValueError if there are none."""
+    asked = [message for message in messages if message["role"] == "user"]
+    if not asked:
+        raise ValueError(f"the opening has no user message to put {purpose}")
+    return asked
 
 
 def cut(tokenizer: Tokenizer, messages: Sequence[Message], limit: int) -> list[Message]:

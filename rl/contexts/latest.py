@@ -22,16 +22,13 @@ class Latest(Brief):
         self.experience = opening.experience
         super().__init__(opening)
 
-    async def extend(
-        self,
-        completion: Completion,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] | None = None,
+    def add(
+        self, completion: Completion, messages: Sequence[Message], tools: Sequence[Tool] | None
     ) -> None:
+        """Put the messages in the place of the user's. No turn is shown again."""
         self._tools = self._tools if tools is None else tools
         told = [m for m in self._plain_messages if m["role"] == "system"]
         seen = "\n".join(message["content"] for message in messages)
         self._plain_messages = [*told, {"role": "user", "content": seen}]
         self.messages = inject(self._plain_messages, self.experience)
         self._encode_opening()
-        self.show(())

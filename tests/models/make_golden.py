@@ -56,11 +56,8 @@ def make(name: str) -> dict[str, np.ndarray]:
         **scaling,
     }
     config = transformers.AutoConfig.for_model(record["model_type"], **kwargs, rope_parameters=rope)
-    model = (
-        transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-        .float()
-        .eval()
-    )
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = model.float().eval()
     arrays = {"config": np.array(json.dumps(record))}
     with torch.no_grad():
         for key, p in model.named_parameters():
@@ -84,10 +81,7 @@ def padded(model, ids, side: str):
     import torch
 
     width = max(LENGTHS)
-    tokens, mask = (
-        torch.zeros(len(ids), width, dtype=torch.long),
-        torch.zeros(len(ids), width, dtype=torch.long),
-    )
+    tokens, mask = torch.zeros(2, len(ids), width, dtype=torch.long)
     for row, i in enumerate(ids):
         where = slice(width - len(i), width) if side == "left" else slice(0, len(i))
         tokens[row, where], mask[row, where] = i, 1

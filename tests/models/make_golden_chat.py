@@ -11,6 +11,8 @@ import json
 import sys
 from pathlib import Path
 
+from tests.models.helpers import tool, user
+
 FILE = Path(__file__).parent / "golden/qwen3_chat.jsonl"
 TOOL = {
     "type": "function",
@@ -22,21 +24,11 @@ TOOL = {
 }
 
 
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def tool(text):
-    return {"role": "tool", "content": text}
-
-
 def said(text, *calls, thought=None):
     message = {"role": "assistant", "content": text}
     if calls:
         functions = [{"name": "search", "arguments": arguments} for arguments in calls]
-        message["tool_calls"] = [
-            {"type": "function", "function": function} for function in functions
-        ]
+        message["tool_calls"] = [{"type": "function", "function": held} for held in functions]
     return message if thought is None else message | {"reasoning_content": thought}
 
 

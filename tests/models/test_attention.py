@@ -1,11 +1,7 @@
 """Tests of attention: every implementation against the naive one, forward and backward, and the
 choice among them."""
 
-import os
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -14,6 +10,7 @@ import numpy as np
 import pytest
 
 from models import attention
+from tests.models.helpers import assert_close, with_devices
 
 
 def naive(q, k, v, segments):
@@ -54,16 +51,11 @@ def both(f, arrays, weight):
     return out, gradients
 
 
-def assert_close(a, b, atol=1e-4):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol, rtol=0), a, b)
-
-
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("t", [1, 64, 150])
 def test_blockwise(t, share):
-    assert_close(
-        both(attention.blockwise, *inputs(t, share=share)), both(naive, *inputs(t, share=share))
-    )
+    batch = inputs(t, share=share)
+    assert_close(both(attention.blockwise, *batch), both(naive, *batch))
 
 
 def test_blockwise_of_long_rows_takes_a_few_queries_at_a_time(monkeypatch):
@@ -75,21 +67,14 @@ def test_blockwise_of_long_rows_takes_a_few_queries_at_a_time(monkeypatch):
 def test_blockwise_memory_is_linear_in_the_length():
     def scratch(t):
         shapes = [(1, t, heads, 16) for heads in (8, 4, 4)]
-        args = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes] + [
-            jax.ShapeDtypeStruct((1, t), jnp.int32)
-        ]
+        qkv = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]
+        segments = jax.ShapeDtypeStruct((1, t), jnp.int32)
         loss = lambda q, k, v, s: jnp.sum(attention.blockwise(q, k, v, s).astype(jnp.float32))
-        return (
-            jax.jit(jax.grad(loss, (0, 1, 2)))
-            .lower(*args)
-            .compile()
-            .memory_analysis()
-            .temp_size_in_bytes
-        )
+        compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(*qkv, segments).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
 
-    assert scratch(32768) < 12 * attention.SCORES + 40 * 32768 * 8 * 16 * 4, (
-        "all scores would be 34 GB"
-    )
+    most = 12 * attention.SCORES + 40 * 32768 * 8 * 16 * 4
+    assert scratch(32768) < most, "all scores would be 34 GB"
 
 
 @pytest.mark.parametrize("name, t", [("pallas", 64), ("pallas", 90), ("splash", 200)])
@@ -198,9 +183,8 @@ def test_auto_on_nvidia(monkeypatch, version, capability, most_segments, chosen)
     ],
 )
 def test_auto(platform, sequence, dtype, head_dim, chosen):
-    assert (
-        attention.choose("auto", mesh_of(platform, sequence), jnp.dtype(dtype), head_dim) == chosen
-    )
+    found = attention.choose("auto", mesh_of(platform, sequence), jnp.dtype(dtype), head_dim)
+    assert found == chosen
 
 
 def test_unknown_and_unsuitable_implementations_are_refused():
@@ -228,16 +212,5 @@ def ring_on_meshes():
 
 
 def test_ring_and_shards_equal_one_device():
-    env = {
-        **os.environ,
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-    }
-    command = [
-        sys.executable,
-        "-c",
-        "from tests.models import test_attention as t; t.ring_on_meshes()",
-    ]
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=600)
-    assert done.stdout.endswith("equal\n"), done.stderr
+    code = "from tests.models import test_attention as t; t.ring_on_meshes()"
+    assert with_devices(code).endswith("equal\n")

@@ -1,7 +1,6 @@
 """Tests of the chat template: ids are only appended, and equal Qwen's where the turns are in
 canonical form."""
 
-import asyncio
 import itertools
 import os
 from pathlib import Path
@@ -9,23 +8,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from envs.world import Observation
 from models import chat, jinja
 from models.tokenizer import Tokenizer, train_bpe
 from rl.contexts import Opening
 from rl.contexts.causal import Causal
-from rl.trajectory import Completion
+from tests.models.helpers import extend, tool, user
+from tests.models.make_golden_chat import TOOL
 from tests.models.test_tokenizer import TEXTS, template_ids, wild_text
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "search",
-        "description": "find “flights”",
-        "parameters": {"type": "object"},
-    },
-}
 OTHER_TOOL = {"type": "function", "function": {"name": "bell", "description": "", "parameters": {}}}
 NAMES = ("system", "user", "tool")
 
@@ -48,8 +41,7 @@ turns = st.lists(
 def extended(small, context: Causal, text: str, closed: bool, answers, tools=None) -> list[int]:
     """Extend the conversation by a generation and its answers; return the ids of the generation."""
     generated = small.encode(text) + [small.im_end] * closed
-    completion = Completion(generated, [0.0] * len(generated), "stop" if closed else "length", 0)
-    asyncio.run(context.extend(completion, answers, tools))
+    extend(context, generated, answers, tools)
     return generated
 
 
@@ -67,13 +59,10 @@ def test_every_turn_extends_the_one_before(small, opening, turns, again):
         generated = extended(small, context, text, closed, answers, again)
         assert context.prompt[: len(before) + len(generated)] == before + generated
         assert held == before  # a turn of the trajectory keeps this list
-        tools_in_a_row = sum(
-            a["role"] == b["role"] == "tool" for a, b in itertools.pairwise(answers)
-        )
-        blocks += len(answers) - tools_in_a_row + 1
-        assert (
-            context.prompt.count(small.im_start) == blocks == context.prompt.count(small.im_end) + 1
-        )
+        pairs = itertools.pairwise(answer["role"] for answer in answers)
+        blocks += len(answers) - sum(pair == ("tool", "tool") for pair in pairs) + 1
+        assert context.prompt.count(small.im_start) == blocks
+        assert context.prompt.count(small.im_end) == blocks - 1
         assert small.decode(context.prompt).endswith("<|im_start|>assistant\n")
 
 
@@ -93,10 +82,8 @@ def test_other_tools_rewrite_the_opening_and_nothing_after_it(small, opening, tu
 
 @given(openings, turns)
 def test_hidden_tools_change_no_prompt(small, opening, turns):
-    plain, hidden = (
-        Causal(Opening(small, Observation(opening))),
-        Causal(Opening(small, Observation(opening, [TOOL]), show_tools=False)),
-    )
+    plain = Causal(Opening(small, Observation(opening)))
+    hidden = Causal(Opening(small, Observation(opening, [TOOL]), show_tools=False))
     for turn in turns:
         extended(small, plain, *turn)
         extended(small, hidden, *turn, [OTHER_TOOL])
@@ -104,31 +91,20 @@ def test_hidden_tools_change_no_prompt(small, opening, turns):
 
 
 # No leading newline: the tokenizer of a whole conversation would merge it with the header.
-canonical = wild_text.map(
-    lambda text: text.replace("<|", "").replace("\ud83d", "").strip() or "ok"
-).filter(lambda text: "<|" not in text)
-calls = st.lists(st.fixed_dictionaries({"to": canonical, "n": st.integers()}), max_size=2).map(
-    lambda many: [
-        {"type": "function", "function": {"name": "search", "arguments": a}} for a in many
-    ]
+cleaned = wild_text.map(lambda text: text.replace("<|", "").replace("\ud83d", "").strip() or "ok")
+canonical = cleaned.filter(lambda text: "<|" not in text)
+arguments = st.fixed_dictionaries({"to": canonical, "n": st.integers()})
+function = st.fixed_dictionaries({"name": st.just("search"), "arguments": arguments})
+call = st.fixed_dictionaries({"type": st.just("function"), "function": function})
+assistant = st.fixed_dictionaries(
+    {"role": st.just("assistant"), "content": canonical, "tool_calls": st.lists(call, max_size=2)}
 )
-assistant = st.builds(
-    lambda text, calls: {"role": "assistant", "content": text, "tool_calls": calls},
-    canonical,
-    calls,
-)
-message = st.builds(
-    lambda role, text: {"role": role, "content": text}, st.sampled_from(NAMES), canonical
-)
+message = st.fixed_dictionaries({"role": st.sampled_from(NAMES), "content": canonical})
 conversation = st.lists(st.one_of(assistant, message), min_size=1, max_size=6)
 
 
 def rendered(template: str, messages, tools) -> str:
     """Render a template as `transformers` does."""
-    jinja2 = pytest.importorskip("jinja2")
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    assert jinja2
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = jinja._json
     return environment.from_string(template).render(
@@ -139,9 +115,8 @@ def rendered(template: str, messages, tools) -> str:
 @given(conversation, st.booleans())
 def test_equals_the_template_we_ship(small, messages, with_tools):
     tools = [TOOL] if with_tools else []
-    assert template_ids(small, rendered(jinja.QWEN25, messages, tools)) == chat.opening(
-        small, messages, tools
-    )
+    text = rendered(jinja.QWEN25, messages, tools)
+    assert template_ids(small, text) == chat.opening(small, messages, tools)
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +140,7 @@ def test_equals_qwens_own_template(qwens_own, messages, with_tools):
 def test_replies_and_observations_equal_one_opening(small, turns):
     """A conversation has the same ids built turn by turn, as a rollout, and at once, as a
     demonstration."""
-    messages = [{"role": "user", "content": "Go."}]
+    messages = [user("Go.")]
     ids = chat.opening(small, messages)
     for reply, answers in turns:
         ids += chat.reply(small, reply) + chat.observation(small, answers, closed=True)
@@ -174,7 +149,7 @@ def test_replies_and_observations_equal_one_opening(small, turns):
 
 
 def test_a_truncated_turn_is_closed_once(small):
-    messages = [{"role": "tool", "content": "3 flights"}]
+    messages = [tool("3 flights")]
     cut, ended = (chat.observation(small, messages, closed=closed) for closed in (False, True))
     assert cut == [small.im_end, *ended]
     text = "\n<|im_start|>user\n<tool_response>\n3 flights\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
@@ -195,4 +170,4 @@ def test_a_truncated_turn_is_closed_once(small):
 )
 def test_bad_messages(small, message, complaint):
     with pytest.raises(chat.ChatError, match=complaint):
-        chat.opening(small, [{"role": "user", "content": "hi"}, message])
+        chat.opening(small, [user("hi"), message])

@@ -1,7 +1,7 @@
 """Tests of Qwen3's chat template: our ids equal what `transformers` renders, and its thinking
 switch."""
 
-import asyncio
+import functools
 import json
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ from rl.contexts import Opening
 from rl.contexts.causal import Causal
 from rl.contexts.reasoning import ReasoningAugmented
 from rl.engines.serve.requests import ChatRequest, Refused, fields_of, parse
-from rl.trajectory import Completion
+from tests.models.helpers import edit, extend, tool, user
 from tests.models.make_golden_chat import FILE, TOOL, rendered, template_of
 from tests.models.test_chat import assistant, canonical, message
 from tests.models.test_tokenizer import TEXTS, template_ids
@@ -39,12 +39,9 @@ CASES = [json.loads(line) for line in FILE.read_text().splitlines()]
 )
 def test_equals_what_transformers_rendered(small, case):
     tokenizer = small.with_thinking(case["thinking"])
-    assert (
-        tokenizer.decode(chat.opening(tokenizer, case["messages"], case["tools"])) == case["text"]
-    )
-    assert chat.opening(tokenizer, case["messages"], case["tools"]) == template_ids(
-        tokenizer, case["text"]
-    )
+    ids = chat.opening(tokenizer, case["messages"], case["tools"])
+    assert tokenizer.decode(ids) == case["text"]
+    assert ids == template_ids(tokenizer, case["text"])
 
 
 @pytest.fixture(scope="module")
@@ -70,31 +67,22 @@ def test_equals_qwens_own_template(small, qwens_own, messages, with_tools, think
 
 
 def extended(context, text: str, answers) -> None:
-    tokens = [*context.tokenizer.encode(text), context.tokenizer.im_end]
-    asyncio.run(context.extend(Completion(tokens, [0.0] * len(tokens), "stop", 0), answers))
+    extend(context, [*context.tokenizer.encode(text), context.tokenizer.im_end], answers)
 
 
+forgetful = functools.partial(ReasoningAugmented, hint=False)
+
+
+@pytest.mark.parametrize("template, answered", [(Causal, tool), (forgetful, user)])
 @settings(max_examples=20)
-@given(st.lists(st.tuples(thoughts, canonical), min_size=1, max_size=3))
-def test_an_episode_with_a_tool_is_the_conversation_that_qwen_renders(small, turns):
+@given(turns=st.lists(st.tuples(thoughts, canonical), min_size=1, max_size=3))
+def test_an_episode_is_the_conversation_that_qwen_renders(small, template, answered, turns):
     """Thoughts since the question stay, so every prompt extends the last one, in Qwen3's template
-    as here."""
-    messages = [{"role": "user", "content": "Go."}]
-    context = Causal(Opening(small, Observation(messages)))
+    as here. A template that forgets them is Qwen's where answers are questions."""
+    messages = [user("Go.")]
+    context = template(Opening(small, Observation(messages)))
     for text, answer in turns:
-        answers = [{"role": "tool", "content": answer}]
-        extended(context, text, answers)
-        messages = [*messages, {"role": "assistant", "content": text}, *answers]
-        assert context.prompt == chat.opening(small, messages)
-
-
-@settings(max_examples=20)
-@given(st.lists(st.tuples(thoughts, canonical), min_size=1, max_size=3))
-def test_an_episode_that_forgets_thoughts_is_qwens_where_answers_are_questions(small, turns):
-    messages = [{"role": "user", "content": "Go."}]
-    context = ReasoningAugmented(Opening(small, Observation(messages)), hint=False)
-    for text, answer in turns:
-        answers = [{"role": "user", "content": answer}]
+        answers = [answered(answer)]
         extended(context, text, answers)
         messages = [*messages, {"role": "assistant", "content": text}, *answers]
         assert context.prompt == chat.opening(small, messages)
@@ -102,39 +90,29 @@ def test_an_episode_that_forgets_thoughts_is_qwens_where_answers_are_questions(s
 
 def test_without_thinking_every_turn_begins_with_an_empty_thought(small):
     off = small.with_thinking(False)
-    context = Causal(Opening(off, Observation([{"role": "user", "content": "Go."}])))
+    context = Causal(Opening(off, Observation([user("Go.")])))
     before = list(context.prompt)
-    extended(context, "ok", [{"role": "tool", "content": "3"}])
+    extended(context, "ok", [tool("3")])
     assert context.prompt[: len(before)] == before
     assert off.decode(context.prompt).count("<|im_start|>assistant\n<think>\n\n</think>\n\n") == 2
 
 
 def test_the_world_is_not_given_thoughts(small):
-    context = Causal(Opening(small, Observation([{"role": "user", "content": "Go."}])))
-    assert (
-        context.action("<think>\nHm\n</think>\n\nsearch") == "search"
-        and context.action("search") == "search"
-    )
-    assert context.action("<think>\nHm") == ""
-    plain = Causal(
-        Opening(
-            Tokenizer(small._original.to_str()), Observation([{"role": "user", "content": "Go."}])
-        )
-    )
+    context = Causal(Opening(small, Observation([user("Go.")])))
+    assert context.action("<think>\nHm\n</think>\n\nsearch") == "search"
+    assert context.action("search") == "search" and context.action("<think>\nHm") == ""
+    plain = Causal(Opening(Tokenizer(small._original.to_str()), Observation([user("Go.")])))
     assert plain.action("<think>\nHm\n</think>\n\nsearch").startswith("<think>")
 
 
 def test_a_demonstrated_turn_has_a_thought_or_an_empty_one(small):
-    messages = [
-        {"role": "user", "content": "Go."},
-        {"role": "assistant", "content": "ok", "reasoning_content": "Hm"},
-    ]
-    assert small.decode(chat.reply(small, messages[1])) == "<think>\nHm\n</think>\n\nok<|im_end|>"
-    assert (
-        small.decode(chat.reply(small, {"content": "ok"})) == "<think>\n\n</think>\n\nok<|im_end|>"
-    )
-    off = small.with_thinking(False)
-    assert off.decode(chat.reply(off, {"content": "ok"})) == "ok<|im_end|>"
+    off, thought = small.with_thinking(False), {"reasoning_content": "Hm"}
+    for tokenizer, more, text in (
+        (small, thought, "<think>\nHm\n</think>\n\nok<|im_end|>"),
+        (small, {}, "<think>\n\n</think>\n\nok<|im_end|>"),
+        (off, {}, "ok<|im_end|>"),
+    ):
+        assert tokenizer.decode(chat.reply(tokenizer, {"content": "ok"} | more)) == text
 
 
 @pytest.mark.parametrize("thinking", [True, False])
@@ -148,8 +126,7 @@ def test_a_checkpoint_keeps_its_template_and_the_switch_it_was_trained_with(
     hf.save(source, shape, qwen.init(shape, 0), tokenizer=small)
     if where == "tokenizer_config":
         (source / "chat_template.jinja").unlink()
-        path = source / "tokenizer_config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": SWITCHED}))
+        edit(source / "tokenizer_config.json", {"chat_template": SWITCHED})
     loaded = Tokenizer.load(source)
     assert loaded.thinking is True
     for _ in range(2):  # saved once more, nothing is added once more
@@ -158,7 +135,7 @@ def test_a_checkpoint_keeps_its_template_and_the_switch_it_was_trained_with(
         assert loaded.thinking is thinking
     text = (again / "chat_template.jinja").read_text()
     assert text.endswith(SWITCHED) and text.count("set enable_thinking") == (not thinking)
-    question = [{"role": "user", "content": "Hi"}]
+    question = [user("Hi")]
     off = rendered(SWITCHED, question, [], False)
     assert (rendered(text, question, [], None) == off) == (not thinking)
     assert rendered(text, question, [], False) == off
@@ -166,7 +143,7 @@ def test_a_checkpoint_keeps_its_template_and_the_switch_it_was_trained_with(
 
 
 def test_a_server_takes_the_switch_of_a_request(small):
-    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    body = {"messages": [user("Hi")]}
     off = small.with_thinking(False)
 
     def ask(**options):

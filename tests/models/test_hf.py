@@ -6,9 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,6 +17,7 @@ from evolver.config.checks.model import model_problems
 from models import chat, hf, hf_config, qwen
 from models.rope import Llama3, Yarn
 from models.tokenizer import Tokenizer, train_bpe
+from tests.models.helpers import ROOT, assert_equal, edit, noise
 
 CONFIG = qwen.Config(
     vocab=40, d_model=16, layers=2, heads=4, kv_heads=2, head_dim=4, d_ff=24, rope_theta=1e4
@@ -31,13 +30,7 @@ LLAMA3 = dataclasses.replace(LLAMA, tied=False, rope_scaling=Llama3(8.0, 1.0, 4.
 
 def noisy(config, dtype=jnp.float32):
     """Return random parameters, norms and biases included."""
-    rng = np.random.default_rng(0)
-    return jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape), dtype), qwen.shapes(config))
-
-
-def same(a, b):
-    assert jax.tree.map(lambda x: x.dtype, a) == jax.tree.map(lambda x: x.dtype, b)
-    jax.tree.map(np.testing.assert_array_equal, a, b)
+    return noise(qwen.shapes(config), dtype=dtype)
 
 
 @pytest.mark.parametrize("config", [CONFIG, QWEN3, LLAMA, LLAMA3, SMOL3])
@@ -50,7 +43,8 @@ def test_round_trip(tmp_path, monkeypatch, config, dtype, shard_bytes):
     assert (tmp_path / "model.safetensors.index.json").exists() == (shard_bytes == 3000)
     loaded_config, loaded = hf.load(tmp_path, dtype=dtype)
     assert loaded_config == config
-    same(loaded, params)
+    assert_equal(loaded, params)
+    assert ("lm_head.weight" in dict(hf.to_hf(config, params))) != config.tied
 
 
 def test_a_second_save_replaces_the_first(tmp_path, monkeypatch):
@@ -60,33 +54,18 @@ def test_a_second_save_replaces_the_first(tmp_path, monkeypatch):
     params = qwen.init(CONFIG, 1)
     hf.save(tmp_path, CONFIG, params)
     assert [p.name for p in tmp_path.glob("*.safetensors*")] == ["model.safetensors"]
-    same(hf.load(tmp_path)[1], params)
-
-
-def test_layout_is_hugging_faces(tmp_path):
-    """Matrices are (out, in), with the heads concatenated in the output of q and the input of o."""
-    params = noisy(CONFIG)
-    tensors = dict(hf.to_hf(CONFIG, params))
-    q, o = (tensors[f"model.layers.1.self_attn.{n}_proj.weight"] for n in "qo")
-    np.testing.assert_array_equal(q[5], params["layers"]["attention"]["q"][1, :, 1, 1])
-    np.testing.assert_array_equal(o[:, 5], params["layers"]["attention"]["o"][1, 1, 1])
-    assert tensors["model.layers.0.mlp.down_proj.weight"].shape == (16, 24)
-    assert "lm_head.weight" not in tensors and "lm_head.weight" in dict(
-        hf.to_hf(QWEN3, noisy(QWEN3))
-    )
+    assert_equal(hf.load(tmp_path)[1], params)
 
 
 def test_tokenizer_card_and_generation_config(tmp_path):
     tokenizer = train_bpe(["a b c"], 300)
     config = dataclasses.replace(CONFIG, vocab=tokenizer.vocab_size)
-    hf.save(tmp_path / "a", config, qwen.init(config, 0), tokenizer=tokenizer, card="# A model\n")
-    hf.save(tmp_path / "b", config, qwen.init(config, 0), tokenizer=tmp_path / "a")
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        assert Tokenizer.load(folder).encode("abc") == tokenizer.encode("abc")
-        assert (folder / "chat_template.jinja").exists()
-        generation = json.loads((folder / "generation_config.json").read_text())
-        assert generation["eos_token_id"] == [tokenizer.im_end, tokenizer.endoftext]
-    assert (tmp_path / "a" / "README.md").read_text() == "# A model\n"
+    hf.save(tmp_path, config, qwen.init(config, 0), tokenizer=tokenizer, card="# A model\n")
+    assert Tokenizer.load(tmp_path).encode("abc") == tokenizer.encode("abc")
+    assert (tmp_path / "chat_template.jinja").exists()
+    generation = json.loads((tmp_path / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == [tokenizer.im_end, tokenizer.endoftext]
+    assert (tmp_path / "README.md").read_text() == "# A model\n"
 
 
 # --- problems -------------------------------------------------------------------------------------
@@ -114,9 +93,8 @@ def test_every_bad_tensor_is_named_at_once(folder):
     tensors["model.layers.2.mlp.up_proj.weight"] = np.zeros((2, 2), np.float32)
     tensors["model.layers.0.self_attn.q_proj.bias"] = np.zeros(3, np.float32)
     tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].astype(np.float16)
-    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(
-        2, np.float32
-    )  # old exports: harmless
+    # old exports: harmless
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(2, np.float32)
     save_file(tensors, file)
     text = complaint(folder)
     assert "missing: model.layers.1.mlp.up_proj.weight, model.norm.weight" in text
@@ -128,9 +106,8 @@ def test_every_bad_tensor_is_named_at_once(folder):
 
 def test_more_layers_than_the_files_hold_is_one_short_message(folder):
     """Whatever their number: nothing is made for each of them."""
-    record = json.loads((folder / "config.json").read_text())
     for layers in (3, 1000):
-        (folder / "config.json").write_text(json.dumps(record | {"num_hidden_layers": layers}))
+        edit(folder / "config.json", {"num_hidden_layers": layers})
         text = complaint(folder)
         assert "model.layers.2.input_layernorm.weight" in text or "hold 26 tensors" in text
         assert len(text) < 2000
@@ -142,20 +119,15 @@ def test_a_head_beside_a_tied_embedding_must_be_its_copy(folder):
     embed = tensors["model.embed_tokens.weight"]
     save_file(tensors | {"lm_head.weight": embed.copy()}, file)
     assert hf.load(folder)[0].tied
-    for head in (
-        -embed,
-        embed[:-1],
-        embed.astype(np.float16),
-        np.where(embed == embed[-1], 0, embed),
-    ):
+    other = np.where(embed == embed[-1], 0, embed)
+    for head in (-embed, embed[:-1], embed.astype(np.float16), other):
         save_file(tensors | {"lm_head.weight": np.ascontiguousarray(head)}, file)
         assert "tie_word_embeddings=true, and lm_head.weight is not a copy" in complaint(folder)
 
 
 def test_the_tokens_that_end_an_answer_are_those_of_both_files(folder):
     (folder / "generation_config.json").write_text('{"eos_token_id": [3, 5]}')
-    record = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(record | {"eos_token_id": 4}))
+    edit(folder / "config.json", {"eos_token_id": 4})
     assert hf_config.end_tokens(folder) == {"config.json": {4}, "generation_config.json": {3, 5}}
     for bad in ("true", '"</s>"', "[[1]]", "-1", "[1, null]"):
         (folder / "generation_config.json").write_text(f'{{"eos_token_id": {bad}}}')
@@ -173,11 +145,10 @@ def test_directories_without_a_sound_checkpoint(folder):
     assert "model.safetensors is corrupt or truncated" in complaint(folder)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert "no *.safetensors file; the directory holds pytorch_model.bin" in complaint(folder)
-    (folder / "model.safetensors.index.json").write_text(
-        '{"weight_map": {"a": "model-1.safetensors"}}'
-    )
+    index = folder / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "model-1.safetensors"}}')
     assert "files that do not exist: model-1.safetensors" in complaint(folder)
-    (folder / "model.safetensors.index.json").write_text("[]")
+    index.write_text("[]")
     assert "not an index" in complaint(folder)
     (folder / "config.json").write_text("{")
     assert "config.json is not JSON" in complaint(folder)
@@ -231,10 +202,15 @@ UNSUPPORTED = [
 ]  # fmt: skip
 
 
+def record(**changes) -> dict:
+    """Return the config.json of CONFIG, with changes."""
+    return hf_config.record_of(CONFIG, "float32") | changes
+
+
 @pytest.mark.parametrize("change, text", UNSUPPORTED)
 def test_configs_that_are_not_supported(change, text):
     with pytest.raises(hf.ModelError, match=text):
-        hf_config.fields(hf_config.record_of(CONFIG, "float32") | change)
+        hf_config.fields(record(**change))
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
@@ -253,41 +229,36 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(folder, name):
 )
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_base_without_frequencies_is_refused(theta, nested):
-    given = {"rope_theta": theta}
-    change = {"rope_theta": None, "rope_parameters": given} if nested else given
+    given = {"rope_theta": None, "rope_parameters": {"rope_theta": theta}}
+    change = given if nested else {"rope_theta": theta, "rope_parameters": None}
     with pytest.raises(hf.ModelError, match=r"rope_theta=.* is not a number between 1 and 1e"):
-        hf_config.fields(
-            hf_config.record_of(CONFIG, "float32") | {"rope_parameters": None} | change
-        )
+        hf_config.fields(record(**change))
 
 
 def test_rope_by_type_of_layer_is_read():
-    record = hf_config.record_of(CONFIG, "float32")
-    nested = {"full_attention": YARN | {"rope_theta": record["rope_theta"]}}
-    found = hf_config.fields(record | {"rope_parameters": nested})
-    assert found == hf_config.fields(record | {"rope_parameters": nested["full_attention"]})
+    rope = YARN | {"rope_theta": CONFIG.rope_theta}
+    found = hf_config.fields(record(rope_parameters={"full_attention": rope}))
+    assert found == hf_config.fields(record(rope_parameters=rope))
     assert found["rope_scaling"].factor == 4.0
 
 
 def test_llama_is_saved_as_llama(tmp_path):
     hf.save(tmp_path, LLAMA, noisy(LLAMA))
-    record = json.loads((tmp_path / "config.json").read_text())
-    assert record["architectures"] == ["LlamaForCausalLM"] and record["model_type"] == "llama"
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["architectures"] == ["LlamaForCausalLM"] and saved["model_type"] == "llama"
     assert not any(name.endswith(".bias") for name in load_file(tmp_path / "model.safetensors"))
     with pytest.raises(hf.ModelError, match="both"):
         hf_config.record_of(dataclasses.replace(LLAMA, qkv_bias=True, qk_norm=True), "float32")
 
 
 def test_both_spellings_of_rope_and_the_defaults():
-    record = hf_config.record_of(CONFIG, "float32")
-    assert qwen.Config(**hf_config.fields(record)) == CONFIG
-    legacy = {k: v for k, v in record.items() if k not in ("rope_parameters", "head_dim")}
-    assert (
-        qwen.Config(**hf_config.fields(legacy | {"rope_scaling": None, "sliding_window": 32768}))
-        == CONFIG
-    )
-    del record["rope_theta"], record["rope_parameters"]
-    assert hf_config.fields(record)["rope_theta"] == 1e4
+    assert qwen.Config(**hf_config.fields(record())) == CONFIG
+    legacy = record(rope_scaling=None, sliding_window=32768)
+    del legacy["rope_parameters"], legacy["head_dim"]
+    assert qwen.Config(**hf_config.fields(legacy)) == CONFIG
+    without = record()
+    del without["rope_theta"], without["rope_parameters"]
+    assert hf_config.fields(without)["rope_theta"] == 1e4
 
 
 @pytest.mark.parametrize("parameters", [None, {"rope_type": "default", "rope_theta": 1e4}])
@@ -295,54 +266,29 @@ def test_yarn_is_never_ignored(parameters):
     """Qwen2.5's recipe for long contexts adds it to a config.json that may have rope_parameters of
     type default."""
     recipe = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
-    record = hf_config.record_of(CONFIG, "float32") | {
-        "rope_parameters": parameters,
-        "rope_scaling": recipe,
-    }
-    config = qwen.Config(**hf_config.fields(record))
-    assert (
-        config.rope_scaling == Yarn(4.0, 32768, pytest.approx(1.1386, abs=1e-4))
-        and config.rope_theta == 1e4
-    )
+    given = record(rope_parameters=parameters, rope_scaling=recipe)
+    config = qwen.Config(**hf_config.fields(given))
+    assert config.rope_scaling == Yarn(4.0, 32768, pytest.approx(1.1386, abs=1e-4))
+    assert config.rope_theta == 1e4
     assert qwen.Config(**hf_config.fields(hf_config.record_of(config, "float32"))) == config
 
 
 @pytest.mark.parametrize("kind", hf_config.KINDS)
 def test_what_config_json_leaves_out_is_as_transformers_understands_it(kind):
     transformers = pytest.importorskip("transformers")
-    keys = (
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "intermediate_size",
-    )
-    record = {"model_type": kind} | dict.fromkeys(keys, 64)
-    theirs = transformers.AutoConfig.for_model(**record)
-    found = hf_config.fields(record | ({"sliding_window": None} if kind == "mistral" else {}))
+    sizes = {"model_type": kind} | dict.fromkeys(hf_config.SIZES.values(), 64)
+    theirs = transformers.AutoConfig.for_model(**sizes)
+    found = hf_config.fields(sizes | ({"sliding_window": None} if kind == "mistral" else {}))
     assert found["rope_theta"] == theirs.rope_parameters["rope_theta"]
-    for ours, key in (
-        ("kv_heads", "num_key_value_heads"),
-        ("max_positions", "max_position_embeddings"),
-        ("rms_eps", "rms_norm_eps"),
-        ("tied", "tie_word_embeddings"),
-    ):
-        assert found[ours] == getattr(theirs, key)
+    stated = hf_config.OPTIONAL_SIZES | hf_config.OTHERS
+    for ours in ("kv_heads", "max_positions", "rms_eps", "tied"):
+        assert found[ours] == getattr(theirs, stated[ours])
     left_out = [i for i, flag in enumerate(getattr(theirs, "no_rope_layers", [])) if not flag]
     assert list(found["no_rope"]) == left_out and bool(left_out) == (kind == "smollm3")
-    with pytest.raises(
-        hf.ModelError, match="rms_norm_eps left out, and transformers has no defaults"
-    ):
-        del (whole := hf_config.record_of(CONFIG, "float32"))["rms_norm_eps"]
-        hf_config.fields(
-            whole
-            | {
-                "model_type": kind,
-                "no_rope_layers": [1, 1],
-                "sliding_window": None,
-                "pad_token_id": "x",
-            }
-        )
+    whole = record(model_type=kind, no_rope_layers=[1, 1], sliding_window=None, pad_token_id="x")
+    del whole["rms_norm_eps"]
+    with pytest.raises(hf.ModelError, match="rms_norm_eps left out, and transformers has no def"):
+        hf_config.fields(whole)
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -357,7 +303,7 @@ def test_a_model_of_the_hub_is_taken_from_the_cache_or_named(tmp_path, cached):
     code = "from models import hub\ntry: print(hub.fetch('owner/model'))\nexcept ValueError as e: print(e)"
     run = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         env=os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
@@ -372,9 +318,7 @@ def test_a_model_of_the_hub_is_taken_from_the_cache_or_named(tmp_path, cached):
 
 def test_a_gated_model_is_one_message_that_says_what_to_do(monkeypatch):
     def refuse(*_, **__):
-        raise OSError(
-            "401 Client Error.\n\nCannot access gated repo for url https://x/y.\nYou must be authenticated."
-        )
+        raise OSError("401 Client Error.\n\nCannot access gated repo for url https://x/y.\n")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
     config = base.get_config()
@@ -386,4 +330,4 @@ def test_a_gated_model_is_one_message_that_says_what_to_do(monkeypatch):
 
 def test_config_json_is_read_without_jax():
     command = "import sys; from models import hf_config, hub; assert not {'jax', 'numpy', 'transformers'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", command], cwd=Path(__file__).parents[2], check=True)
+    subprocess.run([sys.executable, "-c", command], cwd=ROOT, check=True)

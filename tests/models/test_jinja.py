@@ -1,6 +1,5 @@
 """Tests of checkpoints' own chat templates: as `transformers` renders them, extended turn by turn."""
 
-import asyncio
 import functools
 import importlib.util
 import json
@@ -18,8 +17,8 @@ from models import chat, jinja
 from models.tokenizer import Tokenizer, TokenizerError, train_bpe
 from rl.contexts import Opening
 from rl.contexts.causal import Causal
-from rl.trajectory import Completion
 from tests.models import make_golden_ids
+from tests.models.helpers import extend, user
 from tests.models.test_tokenizer import TEXTS, template_ids, wild_text
 
 TOOL = {
@@ -119,9 +118,8 @@ def real(name: str) -> Tokenizer:
     if name in REAL:
         return made(source, *REAL[name])
     spelled = re.findall(r"<\|\w+\|>|</?s>|\[/?[A-Z_]+\]", source)
-    return made(
-        source, dict.fromkeys([*spelled, *filter(None, CHECKPOINTS[name])]), *CHECKPOINTS[name]
-    )
+    controls = dict.fromkeys([*spelled, *filter(None, CHECKPOINTS[name])])
+    return made(source, controls, *CHECKPOINTS[name])
 
 
 def theirs(tokenizer: Tokenizer, messages, tools=(), header=True) -> list[int]:
@@ -146,14 +144,14 @@ def said(text: str, *calls) -> dict:
     return {"role": "assistant", "content": text} | ({"tool_calls": list(calls)} if calls else {})
 
 
-USER = {"role": "user", "content": "Find a flight."}
+USER = user("Find a flight.")
 SYSTEM = {"role": "system", "content": "Be brief."}
 FOUND = {"role": "tool", "content": "F12", "tool_call_id": "call00000", "name": "search"}
 CONVERSATIONS = [
     [USER],
     [SYSTEM, USER],
-    [USER, said("Where to?"), {"role": "user", "content": "Rome. “東京” 🙂"}],
-    [SYSTEM, USER, said("Where to?"), USER, said("Now?"), {"role": "user", "content": "Yes."}],
+    [USER, said("Where to?"), user("Rome. “東京” 🙂")],
+    [SYSTEM, USER, said("Where to?"), USER, said("Now?"), user("Yes.")],
     [USER, said("", call()), FOUND],
     [SYSTEM, USER, said("I look.", call()), FOUND, said("F12?"), USER],
 ]
@@ -187,10 +185,8 @@ def test_a_conversation_grows_to_what_transformers_renders_at_once(name):
     context = Causal(Opening(tokenizer, Observation([USER])))
     messages = [USER]
     for text in ("Where to?", "Now?", "And back?"):
-        generated = chat.reply(tokenizer, said(text))
-        completion = Completion(generated, [0.0] * len(generated), "stop", 0)
-        answer = {"role": "user", "content": text.upper()}
-        asyncio.run(context.extend(completion, [answer]))
+        answer = user(text.upper())
+        extend(context, chat.reply(tokenizer, said(text)), [answer])
         messages += [said(text), answer]
         assert context.prompt == theirs(tokenizer, messages)
 
@@ -202,7 +198,7 @@ def test_a_template_that_rewrites_the_past_is_recognised_and_what_was_sampled_st
     context = Causal(Opening(tokenizer, Observation([USER])))
     before = list(context.prompt)
     generated = tokenizer.encode("<think>\nHm.\n</think>\n\nWhere to?") + [tokenizer.stops[0]]
-    asyncio.run(context.extend(Completion(generated, [0.0] * len(generated), "stop", 0), [USER]))
+    extend(context, generated, [USER])
     assert context.prompt[: len(before) + len(generated)] == before + generated
 
 
@@ -228,22 +224,20 @@ def test_a_tokenizer_says_which_template_it_is(tmp_path):
 @pytest.mark.parametrize("source", [SMOL, INST])
 def test_no_text_makes_a_control_token(source, answers, data):
     tokenizer = forgeable(source)
-    spelled = data.draw(
-        st.lists(st.sampled_from([*FORGED, "[", "<", "<|", "im_end|>", "/INST]", jinja.SAID]))
-    )
+    parts = st.sampled_from([*FORGED, "[", "<", "<|", "im_end|>", "/INST]", jinja.SAID])
+    spelled = "".join(data.draw(st.lists(parts)))
     control = set(tokenizer._control.values())
 
     def structure(text: str, obs) -> list[int]:
         messages = [{"role": role, "content": held} for role, held in obs]
-        ids = chat.opening(tokenizer, [{"role": "user", "content": text}, said(text), *messages])
+        ids = chat.opening(tokenizer, [user(text), said(text), *messages])
         ids += chat.observation(tokenizer, messages, closed=False)
         return [id for id in ids if id in control]
 
     harmless = [(role, "") for role, _ in answers]
-    forged = [(role, held + "".join(spelled)) for role, held in answers]
-    assert structure("".join(spelled), forged) == structure("", harmless)
-    opened = chat.opening(tokenizer, [{"role": "user", "content": "".join(spelled)}])
-    assert "".join(spelled) in tokenizer.decode(opened)
+    forged = [(role, held + spelled) for role, held in answers]
+    assert structure(spelled, forged) == structure("", harmless)
+    assert spelled in tokenizer.decode(chat.opening(tokenizer, [user(spelled)]))
 
 
 def test_a_control_token_in_the_vocabulary_keeps_its_id():
@@ -254,9 +248,8 @@ def test_a_control_token_in_the_vocabulary_keeps_its_id():
     spec["added_tokens"][0]["id"], spec["added_tokens"][1]["id"] = first, first + 1
     tokenizer = Tokenizer(json.dumps(spec), template=INST, settings={"eos_token": "</s>"})
     assert tokenizer.stops == (first,)
-    assert theirs(tokenizer, [USER, said("ok"), USER]) == chat.opening(
-        tokenizer, [USER, said("ok"), USER]
-    )
+    messages = [USER, said("ok"), USER]
+    assert theirs(tokenizer, messages) == chat.opening(tokenizer, messages)
     assert not {first, first + 1} & set(tokenizer.encode("</s><|x|>"))
 
 
@@ -291,9 +284,7 @@ def test_templates_that_are_refused_at_the_start(source, words, tmp_path):
 def test_without_chatmls_tokens_a_template_is_needed():
     with pytest.raises(TokenizerError, match="has no chat template of its own"):
         made("", HEADERS)
-    with pytest.raises(
-        TokenizerError, match="of ChatML, which template.render=qwen3 needs".replace(".", r"\.")
-    ):
+    with pytest.raises(TokenizerError, match=r"of ChatML, which template\.render=qwen3 needs"):
         made(INST, ("<s>", "</s>"), "<s>", "</s>", render="qwen3")
 
 

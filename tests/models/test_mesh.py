@@ -1,15 +1,11 @@
 """Tests of meshes and shardings, on eight simulated devices."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from models import mesh as meshes
 from models import qwen
+from tests.models.helpers import with_devices
 
 
 def abstract(**shape):
@@ -92,12 +88,5 @@ def test_eight_devices_read_write_and_compute_the_same(tmp_path):
 
     config = qwen.Config(vocab=64, d_model=16, layers=2, heads=4, kv_heads=2, head_dim=4, d_ff=24)
     hf.save(tmp_path / "in", config, qwen.init(config, 0))
-    command = [sys.executable, "-c", EIGHT_DEVICES, str(tmp_path / "in"), str(tmp_path / "out")]
-    env = {
-        **os.environ,
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-    }
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, timeout=600)
-    assert done.stdout.endswith("equal\n"), done.stderr
+    folders = str(tmp_path / "in"), str(tmp_path / "out")
+    assert with_devices(EIGHT_DEVICES, *folders).endswith("equal\n")

@@ -36,9 +36,8 @@ def test_the_module_holds_the_parameters_and_computes_their_logits():
     model = qwen.merge(CONFIG, params)
     assert jax.tree.structure(model.params) == jax.tree.structure(params)
     jax.tree.map(np.testing.assert_array_equal, model.params, params)
-    h_RTD = qwen.hidden(
-        CONFIG, params, TOKENS_RT, jnp.tile(jnp.arange(6), (2, 1)), jnp.ones_like(TOKENS_RT)
-    )
+    positions_RT = jnp.tile(jnp.arange(6), (2, 1))
+    h_RTD = qwen.hidden(CONFIG, params, TOKENS_RT, positions_RT, jnp.ones_like(TOKENS_RT))
     inside = jax.jit(lambda p: qwen.merge(CONFIG, p)(TOKENS_RT))(params)
     assert inside.shape == (2, 6, CONFIG.vocab) and inside.dtype == jnp.float32
     np.testing.assert_allclose(inside, h_RTD @ qwen.unembed(CONFIG, params), atol=1e-5)
@@ -52,10 +51,9 @@ def test_a_new_module_has_the_declared_shapes_and_deviations(config):
     model = Qwen(config, rngs=nnx.Rngs(0))
     declared = qwen.by_name(qwen.weights(config))
     values = qwen.by_name(model.params)
-    assert {name: value.shape for name, value in values.items()} == {
-        name: weight.shape for name, weight in declared.items()
-    }
+    assert values.keys() == declared.keys()
     for name, weight in declared.items():
+        assert values[name].shape == weight.shape
         if weight.std:
             spread = float(jnp.std(values[name])) / weight.std
             assert abs(spread - 1) < 4 / math.sqrt(2 * values[name].size), name
@@ -76,13 +74,6 @@ def test_flax_derives_the_shardings_that_the_mesh_gives():
         lambda a, b, shape: a.is_equivalent_to(b, len(shape.shape)), found, expected, shapes
     )
     assert all(jax.tree.leaves(same)) and len(jax.tree.leaves(same)) == 15
-
-
-def test_the_shape_of_a_72b_model_needs_no_memory():
-    state = nnx.state(nnx.eval_shape(lambda: Qwen(PRESETS["72b"], rngs=nnx.Rngs(0))), nnx.Param)
-    leaves = jax.tree.leaves(state)
-    assert sum(math.prod(leaf.shape) for leaf in leaves) == 72_706_203_648
-    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
 
 
 def test_the_idioms_in_the_document_work(tmp_path, capsys):

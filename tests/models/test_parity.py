@@ -14,9 +14,10 @@ from safetensors.numpy import save_file
 
 from models import hf, kv_cache, qwen
 from models.rope import Llama3
+from tests.models.helpers import assert_close, edit, noise
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.npz"))
-ATOL = 1e-4  # float32, on logits of order 10
+ATOL = 1e-4  # of `assert_close`: float32, on logits of order 10
 
 
 @pytest.fixture(scope="module", params=GOLDEN, ids=lambda path: path.stem)
@@ -26,16 +27,16 @@ def golden(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param.stem)
     (folder / "config.json").write_text(str(arrays["config"]))
     weights = {
-        key.removeprefix("weights/"): a for key, a in arrays.items() if key.startswith("weights/")
+        key.removeprefix("weights/"): array.astype(np.float32)
+        for key, array in arrays.items()
+        if key.startswith("weights/")
     }
-    save_file(
-        {key: a.astype(np.float32) for key, a in weights.items()}, folder / "model.safetensors"
-    )
+    save_file(weights, folder / "model.safetensors")
     return arrays, *hf.load(folder)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def logits(config, params, tokens_RT, positions_RT, segments_RT):
+def logits(config, params, tokens_RT, positions_RT=None, segments_RT=None):
     return qwen.merge(config, params)(tokens_RT, positions_RT, segments_RT)
 
 
@@ -54,7 +55,7 @@ def test_padded_batch(golden, side):
         where = slice(0, len(i)) if side == "right" else slice(tokens.shape[1] - len(i), None)
         tokens[row, where], positions[row, where], segments[row, where] = i, np.arange(len(i)), 1
     got = np.asarray(logits(config, params, tokens, positions, segments))[segments > 0]
-    np.testing.assert_allclose(got, arrays[side], atol=ATOL, rtol=0)
+    assert_close(got, arrays[side])
 
 
 def test_packed_row(golden):
@@ -64,10 +65,8 @@ def test_packed_row(golden):
     positions = np.concatenate([np.arange(len(i)) for i in ids])
     segments = np.repeat(np.arange(len(ids)) + 1, [len(i) for i in ids])
     pad = lambda a: np.pad(a, (0, 5))[None]
-    got = logits(config, params, pad(arrays["tokens"]), pad(positions), pad(segments))[
-        0, : len(segments)
-    ]
-    np.testing.assert_allclose(got, arrays["alone"], atol=ATOL, rtol=0)
+    got = logits(config, params, pad(arrays["tokens"]), pad(positions), pad(segments))
+    assert_close(got[0, : len(segments)], arrays["alone"])
 
 
 def test_cached_decoding(golden):
@@ -75,21 +74,15 @@ def test_cached_decoding(golden):
     arrays, config, params = golden
     ids = sequences(arrays)[0]
     extend = jax.jit(functools.partial(kv_cache.extend, config))
-    weights, cache, got = (
-        kv_cache.for_decoding(config, params),
-        kv_cache.init_cache(config, 1, 32),
-        {},
-    )
-    start = 0
+    weights, cache = kv_cache.for_decoding(config, params), kv_cache.init_cache(config, 1, 32)
+    start, got = 0, {}
     for piece in (5, 6, *[1] * (len(ids) - 11)):
         tokens = np.zeros((1, 8 if piece > 1 else 1), np.int32)
         tokens[0, :piece] = ids[start : start + piece]
         h_BD, cache = extend(weights, cache, tokens, jnp.array([start]), jnp.array([piece]))
         start += piece
         got[start - 1] = np.asarray(h_BD @ weights["unembed"])[0]
-    np.testing.assert_allclose(
-        np.stack(list(got.values())), arrays["cached"][list(got)], atol=ATOL, rtol=0
-    )
+    assert_close(np.stack(list(got.values())), arrays["cached"][list(got)])
 
 
 def test_golden_arrays_depend_on_the_epsilon_of_norms(golden):
@@ -98,8 +91,7 @@ def test_golden_arrays_depend_on_the_epsilon_of_norms(golden):
     if config.rms_eps != 1e-5:
         pytest.skip("this variant's embedding is not small")
     ids = sequences(arrays)[0][None]
-    wrong = qwen.Config(**{**vars(config), "rms_eps": 1e-6})
-    got = logits(wrong, params, ids, np.arange(ids.shape[1])[None], np.ones_like(ids))[0]
+    got = logits(dataclasses.replace(config, rms_eps=1e-6), params, ids)[0]
     assert np.abs(got - arrays["alone"][: ids.shape[1]]).max() > 100 * ATOL
 
 
@@ -127,36 +119,27 @@ def test_live_round_trip_through_transformers(tmp_path, monkeypatch, kind):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     config = LIVE[kind]
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda s: jnp.asarray(0.3 * rng.normal(size=s.shape), s.dtype), qwen.shapes(config)
-    )
+    params = noise(qwen.shapes(config), 0.3)
     monkeypatch.setattr(hf, "SHARD_BYTES", 20_000)
     hf.save(tmp_path / "ours", config, params)
     if kind == "mistral":  # which is saved as Llama, of which it is one
-        path = tmp_path / "ours" / "config.json"
         change = {"model_type": kind, "sliding_window": None}
-        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+        edit(tmp_path / "ours" / "config.json", change)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
     ids = np.random.default_rng(0).integers(0, config.vocab, (2, 33))
     with torch.no_grad():
         expected = model(torch.tensor(ids)).logits.numpy()
-    positions = np.tile(np.arange(33), (2, 1))
-    np.testing.assert_allclose(
-        logits(config, params, ids, positions, np.ones_like(ids)), expected, atol=ATOL, rtol=0
-    )
+    assert_close(logits(config, params, ids), expected)
 
     model.save_pretrained(tmp_path / "theirs")
-    assert (
-        json.loads((tmp_path / "theirs" / "config.json").read_text())["model_type"]
-        == kind.split()[0]
-    )
+    record = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert record["model_type"] == kind.split()[0]
     loaded_config, loaded = hf.load(tmp_path / "theirs")
     assert loaded_config == config
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
 
     def loss(params):
-        logp = jax.nn.log_softmax(logits(config, params, ids, positions, np.ones_like(ids)))
+        logp = jax.nn.log_softmax(logits(config, params, ids))
         return -jnp.take_along_axis(logp[:, :-1], ids[:, 1:, None], axis=-1).mean()
 
     grads = jax.grad(loss)(params)
@@ -169,8 +152,7 @@ def test_live_round_trip_through_transformers(tmp_path, monkeypatch, kind):
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
     with torch.no_grad():
         expected = model(torch.tensor(ids)).logits.numpy()
-    got = logits(config, trained, ids, positions, np.ones_like(ids))
-    np.testing.assert_allclose(got, expected, atol=ATOL, rtol=0)
+    assert_close(logits(config, trained, ids), expected)
 
 
 @pytest.mark.parametrize("parameters", [None, {"rope_type": "default", "rope_theta": 100.0}])
@@ -180,26 +162,13 @@ def test_live_long_context_recipe(tmp_path, parameters):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     config = qwen.Config(96, 32, 2, 2, 1, 16, 48, tied=False, rope_theta=100.0, max_positions=64)
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda s: jnp.asarray(0.3 * rng.normal(size=s.shape), s.dtype), qwen.shapes(config)
-    )
-    hf.save(tmp_path, config, params)
-    path = tmp_path / "config.json"
-    recipe = {
-        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    }
-    path.write_text(
-        json.dumps(json.loads(path.read_text()) | {"rope_parameters": parameters} | recipe)
-    )
+    hf.save(tmp_path, config, noise(qwen.shapes(config), 0.3))
+    recipe = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    edit(tmp_path / "config.json", {"rope_parameters": parameters, "rope_scaling": recipe})
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     ids = np.random.default_rng(0).integers(0, config.vocab, (1, 150))
     with torch.no_grad():
         expected = model(torch.tensor(ids)).logits.numpy()
     scaled, loaded = hf.load(tmp_path)
-    positions = np.arange(150)[None]
-    np.testing.assert_allclose(
-        logits(scaled, loaded, ids, positions, np.ones_like(ids)), expected, atol=ATOL, rtol=0
-    )
-    plain = np.asarray(logits(config, loaded, ids, positions, np.ones_like(ids)))
-    assert np.abs(plain - expected).max() > 100 * ATOL
+    assert_close(logits(scaled, loaded, ids), expected)
+    assert np.abs(logits(config, loaded, ids) - expected).max() > 100 * ATOL

@@ -12,14 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models import chat
-from models.tokenizer import (
-    QWEN_TOKENS,
-    REQUIRED,
-    Tokenizer,
-    TokenizerError,
-    _well_formed,
-    train_bpe,
-)
+from models.tokenizer import QWEN_TOKENS, REQUIRED, Tokenizer, TokenizerError, train_bpe
+from models.tokenizer import _well_formed as well_formed
+from tests.models.helpers import edit, tool, user
 
 TEXTS = [
     "Find a flight from Oslo to Rome on 2031-05-04 and book it for passenger P17.\n",
@@ -45,7 +40,7 @@ wild_text = st.lists(st.one_of(pieces, st.text(max_size=8)), max_size=8).map("".
 
 def template_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the ids of rendered text, in which the spelling of a control token means the token."""
-    return tokenizer._original.encode(_well_formed(text), add_special_tokens=False).ids
+    return tokenizer._original.encode(well_formed(text), add_special_tokens=False).ids
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +56,13 @@ def test_text_never_makes_a_control_token_and_survives(small, text):
     }
     assert not control & set(ids)
     assert max(ids, default=0) < small.vocab_size
-    assert small.decode(ids) == unicodedata.normalize("NFC", _well_formed(text))
+    assert small.decode(ids) == unicodedata.normalize("NFC", well_formed(text))
 
 
 @given(text=st.one_of(wild_text, st.text(max_size=60), st.sampled_from(["각" * 9, "ᾂ" * 9])))
 def test_a_text_has_no_fewer_ids_than_its_length_says(small, text):
     for form in ("NFC", "NFD"):
-        same = unicodedata.normalize(form, _well_formed(text * 20))
+        same = unicodedata.normalize(form, well_formed(text * 20))
         assert small.least(same) <= len(small.encode(same))
 
 
@@ -76,19 +71,11 @@ def test_a_long_text_has_the_ids_of_its_parts(small):
     assert small.encode(line * 1000) == small.encode(line) * 1000
 
 
-def test_control_tokens_are_decoded(small):
-    ids = template_ids(small, "<|im_start|>user\nhi<|im_end|>")
-    assert (ids[0], ids[-1]) == (small.im_start, small.im_end)
-    assert small.decode(ids) == "<|im_start|>user\nhi<|im_end|>"
-
-
 def test_a_tool_call_is_short(small):
     """Each fixed string of a call is one id."""
     ids = small.encode(CALL)
-    assert [ids[0], ids[-1]] == [
-        *template_ids(small, "<tool_call>"),
-        *template_ids(small, "</tool_call>"),
-    ]
+    tags = template_ids(small, "<tool_call>") + template_ids(small, "</tool_call>")
+    assert [ids[0], ids[-1]] == tags
     assert all(len(small.encode(text)) == 1 and small.encode(text)[0] in ids for text in FIXED)
     assert small.decode(ids) == CALL
 
@@ -109,8 +96,8 @@ def test_without_tool_tokens_a_call_is_text(without_tool_tokens):
     ids = without_tool_tokens.encode(CALL)
     assert len(without_tool_tokens.encode("<tool_call>")) > 1
     assert without_tool_tokens.decode(ids) == CALL
-    prompt = chat.opening(without_tool_tokens, [{"role": "user", "content": "hi"}])
-    more = chat.observation(without_tool_tokens, [{"role": "tool", "content": "3"}], closed=False)
+    prompt = chat.opening(without_tool_tokens, [user("hi")])
+    more = chat.observation(without_tool_tokens, [tool("3")], closed=False)
     text = "<|im_end|>\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     assert without_tool_tokens.decode(prompt + ids + more).endswith(CALL + text)
 
@@ -129,9 +116,8 @@ def test_training_is_deterministic_and_bounded(small):
     again = train_bpe(iter(TEXTS), 340, FIXED)
     assert again.encode(" ".join(TEXTS)) == small.encode(" ".join(TEXTS))
     assert again.vocab_size <= 340
-    assert [template_ids(small, name) for name, _ in QWEN_TOKENS] == [
-        [small.endoftext + n] for n in range(22)
-    ]
+    ids = [template_ids(small, name) for name, _ in QWEN_TOKENS]
+    assert ids == [[small.endoftext + n] for n in range(22)]
     with pytest.raises(TokenizerError, match="too small"):
         train_bpe(TEXTS, 200)
 
@@ -154,14 +140,11 @@ def test_problems_are_named(small, tmp_path):
     with pytest.raises(TokenizerError, match="cannot be read"):
         Tokenizer.load(tmp_path)
     small.save(tmp_path)
-    spec = json.loads((tmp_path / "tokenizer.json").read_text())
-    spec["added_tokens"] = [
-        t for t in spec["added_tokens"] if t["content"] not in ("<|im_end|>", "<|endoftext|>")
-    ]
-    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    with pytest.raises(
-        TokenizerError, match=r"lacks the special tokens <\|endoftext\|>, <\|im_end\|> of ChatML"
-    ):
+    added, lost = json.loads(small.to_json())["added_tokens"], ("<|im_end|>", "<|endoftext|>")
+    kept = [token for token in added if token["content"] not in lost]
+    edit(tmp_path / "tokenizer.json", {"added_tokens": kept})
+    words = r"lacks the special tokens <\|endoftext\|>, <\|im_end\|> of ChatML"
+    with pytest.raises(TokenizerError, match=words):
         Tokenizer.load(tmp_path)
 
 
@@ -187,11 +170,10 @@ def older_files(tokenizer: Tokenizer, folder: Path) -> dict:
     (folder / "config.json").write_text('{"model_type": "qwen2"}')
     tokens = {str(t.pop("id")): t for t in spec["added_tokens"]}
     record = {
-        "tokenizer_class": "Qwen2Tokenizer",
-        "added_tokens_decoder": tokens,
-        "bos_token": None,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(record | {"eos_token": "<|im_end|>"}))
+        "tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": tokens, "bos_token": None,
+        "eos_token": "<|im_end|>",
+    }  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(record))
     return tokens
 
 
@@ -218,7 +200,7 @@ def test_a_sentencepiece_model_is_read_by_transformers(tmp_path):
     (tmp_path / "chat_template.jinja").write_text(inst)
     loaded = Tokenizer.load(tmp_path)
     assert loaded.decode(loaded.stops) == "</s>" and loaded.decode([loaded.bos]) == "<s>"
-    ids = chat.opening(loaded, [{"role": "user", "content": "Oslo</s>"}])
+    ids = chat.opening(loaded, [user("Oslo</s>")])
     assert ids[0] == loaded.bos and loaded.stops[0] not in ids
 
 
@@ -230,9 +212,8 @@ def test_files_that_transformers_cannot_read_are_one_message(small, tmp_path, ca
         (tmp_path / name).write_text("raise SystemExit")
     with pytest.raises(TokenizerError, match=r"transformers can make none of vocab\.json: "):
         Tokenizer.load(tmp_path)
-    record = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    record |= {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["tokenizer.Mine", None]}}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(record))
+    change = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["tokenizer.Mine", None]}}
+    edit(tmp_path / "tokenizer_config.json", change)
     (tmp_path / "config.json").write_text('{"model_type": "unknown"}')
     with pytest.raises(TokenizerError, match=r"transformers can make none of vocab\.json: "):
         Tokenizer.load(tmp_path)
@@ -245,21 +226,19 @@ def test_tokens_of_tokenizer_config_are_added(small, tmp_path):
     tokens = older_files(small, tmp_path)
     small.save(tmp_path)
     path = tmp_path / "tokenizer_config.json"
-    record = json.loads(path.read_text())
     at, call = small.vocab_size, small.encode("<tool_call>")[0]
     held = tokens[str(call)] | {"special": True}  # tokenizer.json calls it plain
     tokens |= {str(call): held, str(at): held | {"content": "[SYS]"}}
-    path.write_text(json.dumps(record | {"added_tokens_decoder": tokens}))
+    edit(path, {"added_tokens_decoder": tokens})
     loaded, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert loaded.vocab_size == at + 1 == len(theirs)
     assert template_ids(loaded, "a [SYS] b") == theirs.encode("a [SYS] b")
     assert not {at, call} & set(loaded.encode("[SYS] <tool_call>"))
     for name, id, words in (("[SYS]", at + 1, "hole"), ("<tool_call>", at, f"read as {call}")):
-        wrong = {"added_tokens_decoder": {str(id): held | {"content": name}}}
-        path.write_text(json.dumps(record | wrong))
+        edit(path, {"added_tokens_decoder": {str(id): held | {"content": name}}})
         with pytest.raises(TokenizerError, match=f"tokenizer_config.json gives .* {words}"):
             Tokenizer.load(tmp_path)
-    path.write_text(json.dumps(record | {"added_tokens_decoder": {"x": 1}}))
+    edit(path, {"added_tokens_decoder": {"x": 1}})
     with pytest.raises(TokenizerError, match="with the tokens of tokenizer_config"):
         Tokenizer.load(tmp_path)
 
@@ -293,6 +272,5 @@ def test_the_real_tokenizer():
     assert (real.endoftext, real.im_start, real.im_end) == (151643, 151644, 151645)
     assert real.vocab_size == 151665
     assert real.encode("Hello, world!") == [9707, 11, 1879, 0]
-    assert [template_ids(real, name) for name, _ in QWEN_TOKENS] == [
-        [151643 + n] for n in range(22)
-    ]
+    ids = [template_ids(real, name) for name, _ in QWEN_TOKENS]
+    assert ids == [[151643 + n] for n in range(22)]

@@ -34,8 +34,13 @@ def adca(outcome, group, *labels, **options):
 # --- the slow reference ---------------------------------------------------------------------------
 
 
+def slow_mean(values):
+    values = list(values)
+    return math.fsum(values) / len(values)
+
+
 def slow_std(values, ddof=0):
-    mean = math.fsum(values) / len(values)
+    mean = slow_mean(values)
     return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - ddof))
 
 
@@ -59,11 +64,9 @@ def slow_zscore(raw, group, equal):
         if not kept:
             continue
         if equal:
-            mean = math.fsum(math.fsum(row) / len(row) for row in kept) / len(kept)
-            var = math.fsum(
-                math.fsum((v - mean) ** 2 for v in row) / len(row) for row in kept
-            ) / len(kept)
-            std = math.sqrt(var + 1e-8)
+            mean = slow_mean(slow_mean(row) for row in kept)
+            variance = slow_mean(slow_mean((v - mean) ** 2 for v in row) for row in kept)
+            std = math.sqrt(variance + 1e-8)
         else:
             mean, std = slow_std([v for row in kept for v in row])
             std = max(std, 1e-8)
@@ -88,22 +91,18 @@ def slow_adca(
         raw = [[None if f == A else 0.2 * f for f in row] for row in labels]
     else:
         raw = [slow_allocate(row, o) for row, o in zip(labels, outcome)]
-    step = (
-        slow_zscore(raw, group, equal) if standardise else [[v or 0.0 for v in row] for row in raw]
-    )
+    step = [[v or 0.0 for v in row] for row in raw]
+    if standardise:
+        step = slow_zscore(raw, group, equal)
     result = []
     for i, row in enumerate(step):
         members = [o for o, h in zip(outcome, group) if h == group[i]]
         mean, std = slow_std(members)
         o = outcome[i] - mean if std <= 1e-8 else (outcome[i] - mean) / (std + 1e-12)
-        last = len(row) - 1
-        if outcome_at == "none":
-            reward = list(row)
-        else:
-            reward = [
-                alpha * v + (o if outcome_at == "all_steps" or j == last else 0)
-                for j, v in enumerate(row)
-            ]
+        reward = list(row)
+        if outcome_at != "none":
+            here = [outcome_at == "all_steps" or j == len(row) - 1 for j in range(len(row))]
+            reward = [alpha * v + o * on for v, on in zip(row, here)]
         if length_normalise and scheme == "decouple":
             reward = [v / math.sqrt(len(row)) for v in reward]
         result.append([math.fsum(reward[j:]) for j in range(len(row))])
@@ -111,31 +110,25 @@ def slow_adca(
 
 
 outcomes = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.51, 1.0]) | st.floats(0, 1)
-trajectories = st.lists(
-    st.tuples(
-        outcomes,
-        st.sampled_from([7, -3, 10**12, 0]),
-        st.lists(st.sampled_from([G, B, A]), max_size=7),
-    ),
-    min_size=1,
-    max_size=12,
+groups = st.sampled_from([7, -3, 10**12, 0])
+ragged = st.lists(st.sampled_from([G, B, A]), max_size=7)
+trajectories = st.lists(st.tuples(outcomes, groups, ragged), min_size=1, max_size=12)
+schemes = st.sampled_from(["decouple", "allocation"])
+choices = st.fixed_dictionaries(
+    {
+        "alpha": st.sampled_from([0.0, 0.1, 1.0]),
+        "scheme": schemes,
+        "outcome_at": st.sampled_from(["last_step", "all_steps", "none"]),
+        "length_normalise": st.booleans(),
+        "standardise": st.booleans(),
+    }
 )
 
 
 @settings(max_examples=300)
-@given(
-    trajectories,
-    st.sampled_from(["decouple", "allocation"]),
-    st.sampled_from(["last_step", "all_steps", "none"]),
-    st.booleans(),
-    st.booleans(),
-    st.booleans(),
-    st.sampled_from([0.0, 0.1, 1.0]),
-)
-def test_adca_reference(batch, scheme, outcome_at, length_normalise, equal, standardise, alpha):
+@given(trajectories, choices, st.booleans())
+def test_adca_reference(batch, options, equal):
     outcome, group, labels = zip(*batch)
-    options = {"alpha": alpha, "scheme": scheme, "outcome_at": outcome_at}
-    options |= {"length_normalise": length_normalise, "standardise": standardise}
     weight = "equal" if equal else "by_steps"
     got_NK = adca(outcome, group, *labels, **options, norm="reference", trajectory_weight=weight)
     want = slow_adca(outcome, group, labels, equal=equal, **options)
@@ -153,7 +146,7 @@ def test_grpo_reference(batch):
 
 @given(
     trajectories,
-    st.sampled_from(["decouple", "allocation"]),
+    schemes,
     st.sampled_from(["trajectory", "step", "reference"]),
     st.randoms(use_true_random=False),
 )
@@ -283,12 +276,7 @@ def test_label_credit_is_bounded_by_default_and_grows_under_equation_18():
 
 
 @settings(max_examples=300)
-@given(
-    trajectories,
-    st.sampled_from(["decouple", "allocation"]),
-    st.booleans(),
-    st.sampled_from(["reference", "step"]),
-)
+@given(trajectories, schemes, st.booleans(), st.sampled_from(["reference", "step"]))
 def test_the_root_mean_square_of_standardised_labels_is_at_most_1(batch, scheme, equal, norm):
     outcome, group, labels = zip(*batch)
     batch, weight = (outcome, group, *rows(*labels)), "equal" if equal else "by_steps"
@@ -361,10 +349,7 @@ def batch_of(*members):
     for number, (name, outcome, labels) in enumerate(members):
         said = Completion([2], [-1.0], "stop", 0)
         turns = [Turn([1], said, "", [], label=label, reward=label / 2) for label in labels]
-        task, evaluation = (
-            Task(name, "travel", "query", "train"),
-            Evaluation(outcome, outcome > 0.5),
-        )
+        task, evaluation = Task(name, "travel", "query"), Evaluation(outcome, outcome > 0.5)
         trajectories.append(Trajectory(task, number, 0, [], turns, evaluation=evaluation))
     return advantages.Batch.of(trajectories, 3)
 
@@ -380,6 +365,7 @@ def test_a_batch_holds_the_trajectories_as_arrays():
     assert batch.label_NK.dtype == np.int8
     assert batch.reward_NK.tolist() == [[0.5, -0.5, 0], [0.5, 0, 0], [-0.5, 0, 0.5], [0, 0, 0]]
     assert batch.turns_N.tolist() == [2, 1, 3, 0] and batch.step == 3
+    assert batch.on_NK.tolist() == (np.arange(3) < np.array([[2], [1], [3], [0]])).tolist()
     empty = batch_of(("a", 0.0, []))
     assert empty.label_NK.shape == (1, 1)
 
@@ -391,9 +377,8 @@ def test_one_number_per_trajectory_goes_to_each_of_its_turns(name):
     assert advantages.ESTIMATORS[name] == f"rl.advantages.estimators:{name}"
     assert estimator.needs_labels is False
     value_N = getattr(baselines, name)(batch.outcome_N, batch.group_N)
-    taken_NK = np.arange(3) < batch.turns_N[:, None]
     got_NK = advantages.estimate(estimator, batch)
-    np.testing.assert_array_equal(got_NK, np.where(taken_NK, value_N[:, None], 0))
+    np.testing.assert_array_equal(got_NK, np.where(batch.on_NK, value_N[:, None], 0))
 
 
 def test_an_estimator_is_called_with_the_batch():
@@ -450,5 +435,5 @@ def test_a_wrong_result_names_the_estimator():
         advantages.estimate(functools.partial(transposed, factor=2), batch)
     with pytest.raises(ValueError, match="broken returned nan for turn 1 of a rollout of task b"):
         advantages.estimate(broken, batch)
-    beyond = np.where(np.arange(3) < batch.turns_N[:, None], 1.0, np.inf)  # of no turn, so ignored
+    beyond = np.where(batch.on_NK, 1.0, np.inf)  # of no turn, so ignored
     assert advantages.estimate(lambda batch: beyond, batch).sum() == 6

@@ -22,7 +22,8 @@ from rl.contexts.brief import Brief
 from rl.contexts.causal import Causal
 from rl.rollout import Actor, Job, rollout
 from rl.trajectory import Completion, Sampling
-from tests.models.test_jinja import HEADERS, INST, REAL, SMOL, TOOL, USER, made, real, theirs
+from tests.models.helpers import extend, tool, user
+from tests.models.test_jinja import HEADERS, INST, REAL, SMOL, TOOL, USER, made, real, said, theirs
 from tests.models.test_jinja import call as as_message
 
 INSTRUCT = ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]")
@@ -52,10 +53,19 @@ NAMED = SMOL.replace(
     "'<|im_start|>' + message['role']", "'<|im_start|>' + (message.name if message.name else message.role)"
 ).replace("message['content'] +", "message['content'] + (message.tool_calls | tojson if message.tool_calls else '') +")  # fmt: skip
 ROME = Call("search", {"to": "Rome"})
+SAYS = said(call_text(ROME.name, ROME.arguments))
 
 
 def mistral() -> Tokenizer:
     return made(MISTRAL, INSTRUCT, "<s>", "</s>")
+
+
+def later() -> Tokenizer:
+    return made(LATER, (*INSTRUCT, "[ARGS]"), "<s>", "</s>")
+
+
+def named(name: str) -> Tokenizer:
+    return mistral() if name == "mistral" else real(name)
 
 
 def saved(tokenizer: Tokenizer, folder):
@@ -72,11 +82,7 @@ def saved(tokenizer: Tokenizer, folder):
         (lambda: made(jinja.QWEN25), "hermes", "Qwen2.5's; calls in hermes"),
         (lambda: made(jinja.QWEN3), "hermes", "Qwen3's; calls in hermes"),
         (mistral, "mistral", "what was sampled stays; calls in mistral"),
-        (
-            lambda: made(LATER, (*INSTRUCT, "[ARGS]"), "<s>", "</s>"),
-            "mistral",
-            "the checkpoint's own; calls in mistral",
-        ),
+        (later, "mistral", "the checkpoint's own; calls in mistral"),
         (lambda: made(SMOL), "hermes", "calls in hermes, since the template writes none"),
         (lambda: made(NAMED), "hermes", "since the template writes them in no known format"),
         (lambda: real("llama3_1"), "llama3_json", "; calls in llama3_json"),
@@ -98,7 +104,7 @@ def test_the_plan_says_which_template_it_is_and_how_calls_are_written(make, name
 
 @pytest.mark.parametrize("name", ["mistral", "llama3_1"])
 def test_a_checkpoint_that_is_not_chatml_keeps_its_template(name, tmp_path):
-    tokenizer = mistral() if name == "mistral" else real(name)
+    tokenizer = named(name)
     config = saved(tokenizer, tmp_path)
     assert (tmp_path / "chat_template.jinja").read_text() == tokenizer._source
     assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == tokenizer.stops[0]
@@ -114,46 +120,36 @@ def test_a_checkpoint_that_is_not_chatml_keeps_its_template(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["mistral", "llama3_1", "llama3_2"])
 def test_a_demonstrated_call_is_what_the_template_writes_and_is_read_back(name):
-    tokenizer = mistral() if name == "mistral" else real(name)
-    message = {"role": "assistant", "content": call_text(ROME.name, ROME.arguments)}
-    ids = calls.reply(tokenizer, message)
-    whole = theirs(
-        tokenizer,
-        [USER, said := {"role": "assistant", "content": "", "tool_calls": [as_message()]}],
-        header=False,
-    )
-    assert whole[: len(opened := chat.opening(tokenizer, [USER]))] == opened
-    assert whole[len(opened) :][: len(ids)] == ids and said
+    tokenizer = named(name)
+    ids = calls.reply(tokenizer, SAYS)
+    opened, message = chat.opening(tokenizer, [USER]), said("", as_message())
+    whole = theirs(tokenizer, [USER, message], header=False)
+    assert whole[: len(opened) + len(ids)] == opened + ids
     text = tokenizer.decode(ids[:-1])
     assert calls.format_of(tokenizer).read(text).calls == [ROME]
     assert toolcalls.parse(as_hermes(text, calls.format_of(tokenizer))).calls == [ROME]
-    plain = {"role": "assistant", "content": "It is 7."}
-    assert calls.reply(tokenizer, plain) == chat.reply(tokenizer, plain)
+    assert calls.reply(tokenizer, said("It is 7.")) == chat.reply(tokenizer, said("It is 7."))
 
 
 def test_a_format_that_the_config_names_is_written_as_text():
     tokenizer = made(SMOL)
     tokenizer.calls = "llama3_json"
-    ids = calls.reply(
-        tokenizer, {"role": "assistant", "content": call_text(ROME.name, ROME.arguments)}
-    )
-    assert tokenizer.decode(ids) == '{"name": "search", "parameters": {"to": "Rome"}}<|im_end|>'
+    text = tokenizer.decode(calls.reply(tokenizer, SAYS))
+    assert text == '{"name": "search", "parameters": {"to": "Rome"}}<|im_end|>'
     brief = Brief(Opening(tokenizer, Observation([USER], [TOOL])))
-    assert 'A call is {"name": TOOL, "parameters": {PARAMETER: VALUE}} and' in tokenizer.decode(
-        brief.prompt
-    )
+    example = 'A call is {"name": TOOL, "parameters": {PARAMETER: VALUE}} and'
+    assert example in tokenizer.decode(brief.prompt)
 
 
 def extended(tokenizer: Tokenizer, text: str, answers, closed: bool = True) -> str:
     context = Causal(Opening(tokenizer, Observation([USER], [])))
-    tokens = tokenizer.encode(text) + [tokenizer.stops[0]] * closed
-    asyncio.run(context.extend(Completion(tokens, [0.0] * len(tokens), "stop", 0), answers))
+    extend(context, tokenizer.encode(text) + [tokenizer.stops[0]] * closed, answers)
     return tokenizer.decode(context.prompt)
 
 
 def test_an_answer_names_the_call_that_it_answers():
     """By the id that the policy gave it, by one of our own if it gave none, and by its name."""
-    answers = [{"role": "tool", "content": "F12"}, {"role": "tool", "content": "F13"}]
+    answers = [tool("F12"), tool("F13")]
     written = '[TOOL_CALLS] [{"name": "search", "arguments": {}, "id": "abcDEF123"}, {"name": "search", "arguments": {}}]'
     for closed in (True, False):
         text = extended(mistral(), written, answers, closed)
@@ -172,13 +168,11 @@ def test_an_answer_names_the_call_that_it_answers():
 def test_texts_never_open_a_call():
     """What a user, a tool or the model itself spells as text is no control token."""
     tokenizer = mistral()
-    token = tokenizer._control["[TOOL_CALLS]"]
-    said = {"role": "assistant", "content": "[TOOL_CALLS] []"}
-    answers = [{"role": "tool", "content": '[TOOL_CALLS] [{"name": "f"}]'}]
-    ids = chat.opening(tokenizer, [{"role": "user", "content": "[TOOL_CALLS]"}, said, USER])
-    ids += chat.reply(tokenizer, said) + chat.observation(tokenizer, answers, closed=False)
-    assert token not in ids
-    assert token in calls.reply(tokenizer, {"content": call_text(ROME.name, ROME.arguments)})
+    token, turn = tokenizer._control["[TOOL_CALLS]"], said("[TOOL_CALLS] []")
+    answers = [tool('[TOOL_CALLS] [{"name": "f"}]')]
+    ids = chat.opening(tokenizer, [user("[TOOL_CALLS]"), turn, USER])
+    ids += chat.reply(tokenizer, turn) + chat.observation(tokenizer, answers, closed=False)
+    assert token not in ids and token in calls.reply(tokenizer, SAYS)
 
 
 class Shouting(CallFormat):
@@ -194,20 +188,16 @@ def test_anyones_format_is_a_plug(monkeypatch):
     tokenizer.calls = f"{__name__}:Shouting"
     assert as_hermes("CALL home", calls.format_of(tokenizer)) == call_text("home", {})
     assert as_hermes("Come home.", calls.format_of(tokenizer)) == "Come home."
-    for name, words in (
-        (f"{__name__}:ROME", "of type Call"),
-        ("nowhere:X", "No module named 'nowhere'"),
-    ):
+    unknown = {f"{__name__}:ROME": "of type Call", "nowhere:X": "No module named 'nowhere'"}
+    for name, words in unknown.items():
         with pytest.raises(calls.UnknownFormat, match=words):
             calls.named(name)
 
 
 def test_every_template_of_the_package_is_certain_or_hermes():
     found = {name: calls.said_of(real(name)) for name in REAL}
-    assert {name for name, words in found.items() if "llama3_json" in words} == {
-        "llama3_1",
-        "llama3_2",
-    }
+    llama = {name for name, words in found.items() if "llama3_json" in words}
+    assert llama == {"llama3_1", "llama3_2"}
     assert found["qwen3_instruct_2507"] == "calls in hermes"
 
 
@@ -240,21 +230,19 @@ class Says:
 
 @pytest.mark.parametrize("name", ["mistral", "llama3_1"])
 def test_a_world_is_played_in_the_policys_own_format(name):
-    tokenizer = mistral() if name == "mistral" else real(name)
-    called = calls.reply(tokenizer, {"content": call_text(ROME.name, ROME.arguments)})
-    wrong = tokenizer.encode('{"name": "search", "arguments": {"to": "Rome"}}') + [
-        tokenizer.stops[0]
-    ]
-    said = chat.reply(tokenizer, "It is F12.")
+    tokenizer = named(name)
+    called = calls.reply(tokenizer, SAYS)
+    wrong = chat.reply(tokenizer, '{"name": "search", "arguments": {"to": "Rome"}}')
+    last = chat.reply(tokenizer, "It is F12.")
     task = Task("t", "flights", "Find one.", verifier={"calls": [ROME.to_dict()]})
-    engine, limits = Says(wrong, called, said), Limits(5, 100, 4000, 500, 60.0, 60.0)
+    engine, limits = Says(wrong, called, last), Limits(5, 100, 4000, 500, 60.0, 60.0)
     job = Job(task, 0, 1, Sampling(max_tokens=100))
     played = asyncio.run(rollout(job, Actor(engine, tokenizer, limits), Flights("Help.", 4)))
     assert played.evaluation.success and played.stop == "done", played.error
     first, second, third = played.turns
     assert first.info["parse_error"] and "tool call" in first.observation[0]["content"]
     assert toolcalls.parse(second.action).calls == [ROME] and second.completion.tokens == called
-    assert second.observation == [{"role": "tool", "content": "F12"}]
+    assert second.observation == [tool("F12")]
     assert third.action == "It is F12."
     assert engine.prompts[2][: len(engine.prompts[1]) + len(called)] == engine.prompts[1] + called
     # Judges replay what the world was given, and need no tokenizer.
@@ -268,16 +256,14 @@ def test_the_server_reads_what_worlds_read(name):
     from rl.engines.serve.answers import Answers, Generated
     from rl.engines.serve.requests import ChatRequest, fields_of, parse
 
-    tokenizer = mistral() if name == "mistral" else real(name)
+    tokenizer = named(name)
     body = json.dumps({"messages": [USER], "tools": [TOOL]}).encode()
     answers = Answers(parse(ChatRequest, fields_of(body, "policy")), "policy", tokenizer)
-    ids = calls.reply(tokenizer, {"content": call_text(ROME.name, ROME.arguments)})
+    ids = calls.reply(tokenizer, SAYS)
     text = tokenizer.decode(ids[:-1])
     (choice,) = answers.whole([Generated([1], 0, ids, text=text, finish="stop")])["choices"]
     (call,) = choice["message"]["tool_calls"]
-    assert (
-        call["function"] == {"name": "search", "arguments": '{"to": "Rome"}'}
-        and len(call["id"]) == 9
-    )
+    assert call["function"] == {"name": "search", "arguments": '{"to": "Rome"}'}
+    assert len(call["id"]) == 9
     assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
     assert answers.read(text + " and").content == text + " and"

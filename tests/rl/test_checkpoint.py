@@ -31,6 +31,11 @@ def make_state(value: float) -> dict:
     return {"params": params, "opt": optax.adamw(1e-3).init(params), "step": jnp.int32(int(value))}
 
 
+def newest(folder, like=None, keep=3):
+    """Return (step, state, manifest) of the newest readable checkpoint of a directory."""
+    return Checkpoints(folder, keep=keep).restore(make_state(0.0) if like is None else like)
+
+
 def written(folder, *steps, metrics=(), keep=3):
     """Write the checkpoints of these steps, whose states and manifests name them."""
     checkpoints = Checkpoints(folder, keep=keep)
@@ -62,14 +67,14 @@ def test_state_and_manifest_come_back_bit_for_bit(tmp_path):
     checkpoints.save(4, state, manifest)
     checkpoints.close()
     assert checkpoints.seconds > 0
-    step, restored, restored_manifest = Checkpoints(tmp_path, keep=2).restore(make_state(0.0))
+    step, restored, restored_manifest = newest(tmp_path)
     assert step == 4 and restored_manifest == manifest
     assert checksums(restored) == checksums(state)
     assert jax.tree.structure(restored) == jax.tree.structure(state)
 
 
 def test_an_empty_directory_restores_nothing(tmp_path):
-    assert Checkpoints(tmp_path, keep=2).restore(make_state(0.0)) is None
+    assert newest(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -95,7 +100,7 @@ def test_a_checkpoint_is_replaced_by_one_that_brings_a_metric(tmp_path):
     checkpoints.close()
     assert checkpoints.steps() == [10, 20] and not list((tmp_path / "replaced").iterdir())
     shutil.rmtree(tmp_path / "20")
-    assert Checkpoints(tmp_path, keep=1).restore(make_state(0.0))[2] == {"unbooked": False}
+    assert newest(tmp_path, keep=1)[2] == {"unbooked": False}
 
 
 def test_a_checkpoint_whose_successor_is_not_written_comes_back(tmp_path):
@@ -111,7 +116,7 @@ def test_a_checkpoint_whose_successor_is_not_written_comes_back(tmp_path):
     (tmp_path / "replaced").mkdir(exist_ok=True)
     # as a process leaves it that dies in between
     (tmp_path / "10").rename(tmp_path / "replaced" / "10")
-    assert Checkpoints(tmp_path, keep=1).restore(make_state(0.0))[0] == 10
+    assert newest(tmp_path, keep=1)[0] == 10
 
 
 def test_a_save_holds_the_state_at_the_time_of_the_call(tmp_path):
@@ -162,10 +167,8 @@ def test_too_little_disk_space_is_reported_before_anything_is_written(tmp_path, 
     checkpoints = Checkpoints(tmp_path, keep=2)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     checkpoints.save(1, make_state(1.0), {})
-    with pytest.raises(
-        CheckpointError,
-        match=r"it needs .* GB and .* has 1e-06 GB left; the last checkpoint .* none",
-    ):
+    words = r"it needs .* GB and .* has 1e-06 GB left; the last checkpoint .* none"
+    with pytest.raises(CheckpointError, match=words):
         checkpoints.wait()
     assert not list(tmp_path.iterdir())
 
@@ -183,10 +186,9 @@ def truncate(path: Path):
 
 
 def flip_bytes(path: Path):
-    content = bytearray(path.read_bytes())
-    for i in range(len(content) // 2, min(len(content) // 2 + 8, len(content))):
-        content[i] ^= 0xFF
-    path.write_bytes(bytes(content))
+    content = np.fromfile(path, np.uint8)
+    content[len(content) // 2 :][:8] ^= 0xFF
+    path.write_bytes(content.tobytes())
 
 
 @pytest.mark.parametrize("what", ["state", "manifest"])
@@ -227,9 +229,8 @@ def test_any_flipped_bit_is_noticed_or_changes_nothing(tmp_path, caplog, file):
         reopened = Checkpoints(folder, keep=3)
         step, _, found = reopened.restore({"w": jnp.zeros(4)})
         assert found == manifest | {"step": step}
-        assert (
-            step == 2 and file.startswith("metrics")
-        ) or "checkpoint 2 is damaged" in caplog.text
+        unharmed = step == 2 and file.startswith("metrics")
+        assert unharmed or "checkpoint 2 is damaged" in caplog.text
         reopened.save(3, {"w": jnp.ones(4)}, {}, metric=0.0)
         reopened.close()
         assert reopened.steps() == [1, *([2] if step == 2 else []), 3]
@@ -257,14 +258,14 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path, name):
     for step in (1, 2) if name == 0 else ():
         shutil.rmtree(tmp_path / str(step))
     with pytest.raises(CheckpointError, match=f"{name} holds the checkpoint of step 1: give it"):
-        Checkpoints(tmp_path, keep=3).restore(make_state(0.0))
+        newest(tmp_path)
     assert (tmp_path / str(name)).is_dir(), "it stays where its owner finds it"
 
 
 def test_unreadable_checkpoints_are_an_error_and_are_not_moved(tmp_path):
     written(tmp_path, 3)
     with pytest.raises(CheckpointError, match="step 3: "):
-        Checkpoints(tmp_path, keep=2).restore({"other": jnp.zeros(2)})
+        newest(tmp_path, {"other": jnp.zeros(2)})
     assert Checkpoints(tmp_path, keep=2).steps() == [3]
 
 
@@ -288,8 +289,7 @@ def test_a_save_that_was_killed_is_never_seen(tmp_path):
         writer.send_signal(signal.SIGKILL)
         saved = max([saved, *[int(line) for line in writer.stdout.read().split()]])
         writer.wait()
-        like = {"w": jnp.zeros((256, 4096))}
-        step, state, manifest = Checkpoints(directory, keep=2).restore(like)
+        step, state, manifest = newest(directory, {"w": jnp.zeros((256, 4096))}, keep=2)
         assert manifest == {"step": step} and step in (saved - 1, saved, saved + 1)
         assert np.array_equal(state["w"], np.full((256, 4096), step, np.float32))
 
@@ -327,11 +327,8 @@ def moves_between_meshes(folder):
         checkpoint.CHECKSUM_LIMIT = limit
         checkpoints = Checkpoints(f"{folder}/{limit}", keep=2)
         checkpoints.save(1, state({"fsdp": 8}, "pinned_host"), {})
-        for target in (
-            state({"fsdp": 2, "tensor": 4}, "pinned_host"),
-            state({"data": 2, "fsdp": 4}),
-            state({}),
-        ):
+        offloaded = state({"fsdp": 2, "tensor": 4}, "pinned_host")
+        for target in (offloaded, state({"data": 2, "fsdp": 4}), state({})):
             _, found, _ = checkpoints.restore(target)
             for name, array in found.items():
                 np.testing.assert_array_equal(array, target[name])
@@ -389,9 +386,6 @@ def test_what_a_task_of_a_failed_save_raises_is_dropped_and_nothing_else(monkeyp
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     checkpoint.report_once()
     said = "Task exception was never retrieved\nfuture: <Task coro=<write() done, defined at {}>>"
-    for path in (
-        "/site-packages/orbax/checkpoint/serialization.py:126",
-        "/rl/engines/jax/engine.py:9",
-    ):
+    for path in ("/site-packages/orbax/checkpoint/serialization.py:126", "/rl/jax/engine.py:9"):
         logging.getLogger("asyncio").error(said.format(path))
     assert "engine.py" in caplog.text and "orbax" not in caplog.text

@@ -3,10 +3,6 @@
 import functools
 import itertools
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +16,9 @@ from rl import learner, optim
 from rl.forward import Forward
 from rl.learner import Layout
 from rl.losses.ppo import ppo
+from tests.models.helpers import noise, with_devices
 from tests.rl.test_learner import batch
 
-ROOT = Path(__file__).parents[2]
 CONFIG = qwen.Config(vocab=40, d_model=16, layers=2, heads=8, kv_heads=8, head_dim=4, d_ff=32)
 ADAPTERS = lora.LoRA(rank=2, alpha=4.0, targets=("q", "o", "gate", "down"))
 AXES = ("data", "fsdp", "tensor", "sequence")
@@ -34,9 +30,12 @@ def params():
 
 
 def optimizer():
-    return optim.optimizer(
-        lr=1e-2, eps=1e-2
-    )  # a large eps, so that Adam does not magnify rounding errors
+    # a large eps, so that Adam does not magnify rounding errors
+    return optim.optimizer(lr=1e-2, eps=1e-2)
+
+
+def places(state):
+    return jax.tree.map(lambda x: (x.sharding, x.sharding.memory_kind), state)
 
 
 def outcome(mesh=None, layout=learner.PLAIN, **options):
@@ -44,15 +43,12 @@ def outcome(mesh=None, layout=learner.PLAIN, **options):
     and the state."""
     tx, packed = optimizer(), batch(rows=11)
     state = learner.init_state(CONFIG, jax.tree.map(jnp.copy, params()), tx, mesh, layout)
-    before = jax.tree.map(lambda x: (x.sharding, x.sharding.memory_kind), state)
+    before = places(state)
     forward = Forward(CONFIG, mesh, micro=8, chunk=5, **options)
     logp = learner.make_logp(forward)(learner.whole(state, layout), packed)
     update = learner.make_update(forward, optimizer=tx, loss=ppo, kl_coef=0.1, layout=layout)
     state, metrics = update(state, packed)
-    assert (
-        mesh is None
-        or jax.tree.map(lambda x: (x.sharding, x.sharding.memory_kind), state) == before
-    )
+    assert mesh is None or places(state) == before
     moments = optax.tree_utils.tree_get(state["opt"], "mu")
     flat = [
         np.concatenate([np.asarray(x, np.float32).ravel() for x in jax.tree.leaves(tree)])
@@ -63,27 +59,16 @@ def outcome(mesh=None, layout=learner.PLAIN, **options):
 
 def assert_same(got, want, rounded=0.0):
     for name, value in want[0].items():
-        np.testing.assert_allclose(
-            got[0][name], value, rtol=1e-5 + rounded / 8, atol=1e-5, err_msg=name
-        )
+        rtol = 1e-5 + rounded / 8
+        np.testing.assert_allclose(got[0][name], value, rtol=rtol, atol=1e-5, err_msg=name)
     np.testing.assert_allclose(got[1], want[1], atol=1e-5, rtol=1e-5)
     for a, b in zip(got[2:], want[2:]):
-        np.testing.assert_allclose(
-            a, b, atol=1e-5 + rounded * np.abs(b).max() / 4, rtol=1e-5 + rounded
-        )
+        atol = 1e-5 + rounded * np.abs(b).max() / 4
+        np.testing.assert_allclose(a, b, atol=atol, rtol=1e-5 + rounded)
 
 
 def run(call: str):
-    environment = os.environ | {
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", f"from tests.rl import test_layouts as t; t.{call}"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return with_devices(f"from tests.rl import test_layouts as t; t.{call}")
 
 
 def on_meshes(shapes):
@@ -94,15 +79,10 @@ def on_meshes(shapes):
     for shape in shapes:
         got, state = outcome(meshes.make_mesh(dict(zip(AXES, shape))))
         assert_same(got, want)
-        gate, embed = (
-            state["params"]["layers"]["mlp"]["gate"],
-            optax.tree_utils.tree_get(state["opt"], "nu")["embed"],
-        )
-        split = shape[1] * shape[2] * shape[3]
-        assert [x.addressable_shards[0].data.size * split for x in (gate, embed)] == [
-            gate.size,
-            embed.size,
-        ]
+        gate = state["params"]["layers"]["mlp"]["gate"]
+        embed = optax.tree_utils.tree_get(state["opt"], "nu")["embed"]
+        for x in (gate, embed):
+            assert x.addressable_shards[0].data.size * np.prod(shape[1:]) == x.size
         print(shape, "equal", flush=True)
 
 
@@ -134,11 +114,9 @@ def layout_on_a_mesh(layout, shape, rounded):
     got, state = outcome(meshes.make_mesh(dict(zip(AXES, shape))), layout, remat="full")
     assert_same(got, outcome(None, layout)[0], rounded)
     if layout.offload:
-        moment = jax.tree.leaves(optax.tree_utils.tree_get(state["opt"], "mu")["layers"])[
-            0
-        ].sharding
-        assert moment.memory_kind == "pinned_host"
-        assert {x.sharding.memory_kind for x in jax.tree.leaves(state["params"])} == {"device"}
+        moments = optax.tree_utils.tree_get(state["opt"], "mu")["layers"]
+        for tree, kind in ((moments, "pinned_host"), (state["params"], "device")):
+            assert {x.sharding.memory_kind for x in jax.tree.leaves(tree)} == {kind}
     print("equal")
 
 
@@ -153,11 +131,8 @@ def test_layouts_give_the_same_update_on_a_mesh(layout, shape, rounded):
 
 def test_rematerialisation_keeps_less_and_less_and_changes_nothing():
     config = qwen.Config(vocab=64, d_model=64, layers=6, heads=4, kv_heads=2, head_dim=16, d_ff=256)
-    rng = np.random.default_rng(0)
-    weights = jax.tree.map(
-        lambda s: (0.1 * rng.normal(size=s.shape)).astype(s.dtype), qwen.shapes(config)
-    )
-    tokens, places = rng.integers(0, 64, (1, 512)), np.arange(512)[None]
+    weights = noise(qwen.shapes(config), 0.1)
+    tokens, places = np.arange(512)[None] ** 2 % 64, np.arange(512)[None]
 
     def gradient(remat):
         loss = lambda p, *a: jnp.mean(qwen.hidden(config, p, *a, remat=remat) ** 2)
@@ -168,12 +143,9 @@ def test_rematerialisation_keeps_less_and_less_and_changes_nothing():
     assert set(qwen.REMAT) == {"none", "dots", "attention", "full"}
     found, sizes = zip(*map(gradient, ("none", "dots", "attention", "full")))
     assert list(sizes) == sorted(sizes, reverse=True) and sizes[-1] < sizes[0] / 2
+    same = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max())
     for other in found[1:]:
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max()),
-            other,
-            found[0],
-        )
+        jax.tree.map(same, other, found[0])
 
 
 @pytest.mark.slow
@@ -188,15 +160,12 @@ def test_update_memory_does_not_grow_with_vocabulary_times_length():
         tx = optax.sgd(1.0)
         forward = Forward(config, micro=1, chunk=64, remat="full")
         update = learner.make_update(forward, optimizer=tx, loss=ppo)
-        rows = {name: np.int32 for name in ("tokens", "positions", "segments")} | {
-            "mask": bool,
-            "guided": bool,
-        }
+        rows = dict.fromkeys(("tokens", "positions", "segments"), np.int32)
+        rows |= dict.fromkeys(("mask", "guided"), bool)
         rows |= dict.fromkeys(("advantage", "logp", "old_logp"), np.float32)
         args = {name: jax.ShapeDtypeStruct((1, 1, row), dtype) for name, dtype in rows.items()}
-        lowered = update.jitted.lower(
-            learner.state_shapes(config, tx, None), args, np.float32(0), np.uint32(0)
-        )
+        state = learner.state_shapes(config, tx, None)
+        lowered = update.jitted.lower(state, args, np.float32(0), np.uint32(0))
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     both, small = scratch(16384, 4096), scratch(256, 1024)
@@ -222,44 +191,29 @@ def test_stochastic_rounding_is_unbiased_and_keeps_exact_values():
     np.testing.assert_array_equal(np.asarray(got["c"], np.float32), [np.inf, -2.0])
 
 
-def test_small_updates_of_bfloat16_weights_add_up():
-    """Add 5e-4 two hundred times; a single step of bfloat16 at 1 is 1/128."""
-    weights = {"w": jnp.ones((64,), jnp.bfloat16)}
-    for i in range(200):
-        moved = jax.tree.map(lambda w: w.astype(jnp.float32) + 5e-4, weights)
-        weights = optim.rounded(moved, weights, jax.random.key(i))
-    assert abs(float(jnp.mean(weights["w"].astype(jnp.float32))) - 1.1) < 0.01
-
-
 # --- adapters -------------------------------------------------------------------------------------
 
 
 def noisy_adapters():
-    rng = np.random.default_rng(1)
-    return jax.tree.map(
-        lambda s: jnp.asarray(0.3 * rng.normal(size=s.shape), s.dtype),
-        lora.shapes(CONFIG, ADAPTERS),
-    )
+    return noise(qwen.shapes(CONFIG, lora=ADAPTERS), 0.3, seed=1)
 
 
 def test_adapters_start_at_zero_and_merge_into_the_weights(tmp_path):
     tokens = np.arange(12)[None] % CONFIG.vocab
     h = lambda p: qwen.hidden(CONFIG, p, tokens, tokens, np.ones_like(tokens))
-    fresh, adapters = lora.init(CONFIG, ADAPTERS, 0), noisy_adapters()
+    fresh, adapters = qwen.init(CONFIG, 0, lora=ADAPTERS), noisy_adapters()
     np.testing.assert_array_equal(h(lora.join(params(), fresh, ADAPTERS)), h(params()))
     joined = h(lora.join(params(), adapters, ADAPTERS))
     assert np.abs(joined - h(params())).max() > 0.1
     np.testing.assert_allclose(h(lora.merge(params(), adapters, ADAPTERS)), joined, atol=1e-4)
     lora.save(tmp_path, adapters, ADAPTERS, base="Qwen/Qwen2.5-7B")
-    record, tensors = json.loads((tmp_path / "adapter_config.json").read_text()), None
+    record = json.loads((tmp_path / "adapter_config.json").read_text())
     tensors = load_file(tmp_path / "adapter_model.safetensors")
-    a, b = (
-        tensors[f"base_model.model.model.layers.1.self_attn.o_proj.lora_{x}.weight"] for x in "AB"
-    )
-    merged = (
-        lora.merge(params(), adapters, ADAPTERS)["layers"]["attention"]["o"][1]
-        - params()["layers"]["attention"]["o"][1]
-    )
+    stem = "base_model.model.model.layers.1.self_attn.o_proj.lora_"
+    a, b = (tensors[f"{stem}{side}.weight"] for side in "AB")
+    both = lora.merge(params(), adapters, ADAPTERS), params()
+    after, before = (tree["layers"]["attention"]["o"][1] for tree in both)
+    merged = after - before
     added = record["lora_alpha"] / record["r"] * (b @ a)  # (out, in), as torch has it
     np.testing.assert_allclose(added.T.reshape(merged.shape), merged, atol=1e-5)
     assert record["target_modules"] == ["down_proj", "gate_proj", "o_proj", "q_proj"]
@@ -269,9 +223,8 @@ def test_only_adapters_are_trained():
     got, state = outcome(layout=Layout(lora=ADAPTERS))
     jax.tree.map(np.testing.assert_array_equal, state["base"], params())
     trained = qwen.by_name(state["params"])
-    assert all(np.any(trained[f"layers.{name}_lora_b"]) for name in ADAPTERS.targets), (
-        "they start at zero"
-    )
+    # they start at zero
+    assert all(np.any(trained[f"layers.{name}_lora_b"]) for name in ADAPTERS.targets)
     assert len(got[3]) < qwen.parameter_count(CONFIG) / 5
 
 

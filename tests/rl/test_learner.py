@@ -18,6 +18,7 @@ from rl.losses.gspo import gspo
 from rl.losses.nll import nll
 from rl.losses.ppo import ppo
 from rl.samples import Sample
+from tests.models.helpers import assert_close, assert_equal
 
 CONFIG = qwen.Config(vocab=40, d_model=16, layers=1, heads=4, kv_heads=2, head_dim=8, d_ff=32)
 ROW = 24
@@ -39,25 +40,15 @@ def batch(rows=5, seed=0):
         mask = rng.random(n) < 0.5
         mask[0] = False
         logp, advantage = -3.6 + 0.4 * rng.normal(size=n), rng.normal(size=n)
-        samples.append(
-            Sample(
-                rng.integers(1, CONFIG.vocab, n),
-                mask,
-                turn_ids=mask - 1,
-                logp=logp * mask,
-                advantage=advantage * mask,
-                guided=bool(i % 2),
-            )
-        )
+        sample = Sample(
+            rng.integers(1, CONFIG.vocab, n), mask, turn_ids=mask - 1, logp=logp * mask,
+            advantage=advantage * mask, guided=bool(i % 2),
+        )  # fmt: skip
+        samples.append(sample)
     packed = packing.pack(samples, ROW)
-    keep = slice(0, rows)
-    packed = packing.Packed(
-        **{
-            name: array[keep]
-            for name, array in vars(packed).items()
-            if array is not None and name != "channels"
-        }
-    )
+    arrays = {name: array for name, array in vars(packed).items() if name.endswith("_RT")}
+    kept = {name: array[:rows] for name, array in arrays.items() if array is not None}
+    packed = dataclasses.replace(packed, **kept)
     assert packed.rows == rows
     noise = 0.3 * rng.normal(size=packed.logp_RT.shape).astype(np.float32)
     packed.old_logp_RT, packed.ref_logp_RT = packed.logp_RT + noise, packed.logp_RT - noise
@@ -103,84 +94,58 @@ def gradient(packed, **options):
     return jax.tree.map(jnp.subtract, params(), state["params"]), metrics
 
 
-def assert_trees_close(a, b, atol):
-    jax.tree.map_with_path(
-        lambda path, x, y: np.testing.assert_allclose(x, y, atol=atol, err_msg=str(path)), a, b
-    )
-
-
 def test_logp_is_that_of_the_whole_softmax():
-    packed = batch(rows=5)
     logp = learner.make_logp(Forward(CONFIG, micro=2, temperature=0.7, chunk=8))
-    np.testing.assert_allclose(
-        logp(params(), packed), slow_logp(params(), packed, 0.7)[0], atol=1e-5
-    )
-    fewer = batch(rows=3, seed=1)
-    np.testing.assert_allclose(logp(params(), fewer), slow_logp(params(), fewer, 0.7)[0], atol=1e-5)
+    for packed in (batch(rows=5), batch(rows=3, seed=1)):
+        assert_close(logp(params(), packed), slow_logp(params(), packed, 0.7)[0], atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(),
-        dict(
-            loss=gspo,
-            aggregate="seq-mean-token-mean",
-            temperature=0.7,
-            chunk=8,
-            kl_coef=0.1,
-            entropy_coef=0.05,
-            importance_cap=1.1,
-        ),
-    ],
-    ids=["ppo", "everything"],
-)
+EVERYTHING = dict(
+    loss=gspo, aggregate="seq-mean-token-mean", temperature=0.7, chunk=8, kl_coef=0.1,
+    entropy_coef=0.05, importance_cap=1.1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["ppo", "everything"])
 def test_gradient_is_that_of_the_whole_loss(options):
     packed = batch()
     got, metrics = gradient(packed, **options)
-    options.pop("chunk", None)
-    want_loss, want = jax.jit(
-        jax.value_and_grad(functools.partial(slow_loss, packed=packed, **options))
-    )(params())
+    whole = {name: value for name, value in options.items() if name != "chunk"}
+    slow = functools.partial(slow_loss, packed=packed, **whole)
+    want_loss, want = jax.jit(jax.value_and_grad(slow))(params())
     np.testing.assert_allclose(metrics["loss"], want_loss, atol=1e-6)
     np.testing.assert_allclose(metrics["grad_norm"], optax.global_norm(want), rtol=1e-5)
     assert metrics["tokens"] == packed.mask_RT.sum()
-    assert_trees_close(got, want, atol=1e-5)
+    assert_close(got, want, atol=1e-5)
 
 
-def test_micro_batches_do_not_change_the_result():
-    packed = batch(rows=5)
-    got, metrics = gradient(packed, micro=3, chunk=5)
-    want, want_metrics = gradient(packed)
-    assert_trees_close(got, want, atol=1e-6)
+def assert_same_update(packed, options, plain):
+    (got, metrics), (want, want_metrics) = (gradient(packed, **o) for o in (options, plain))
+    assert_close(got, want, atol=1e-6)
     assert metrics.keys() == want_metrics.keys()
     for name, value in metrics.items():
         np.testing.assert_allclose(value, want_metrics[name], atol=1e-5, rtol=1e-5, err_msg=name)
+
+
+def test_micro_batches_do_not_change_the_result():
+    assert_same_update(batch(rows=5), {"micro": 3, "chunk": 5}, {})
 
 
 def test_rows_cut_to_their_tokens_do_not_change_the_result():
     packed = batch()
     for row, tokens in enumerate((ROW, 5, 13, 18, 21)):
         packed.segments_RT[row, tokens:], packed.mask_RT[row, tokens:] = 0, False
-    got, metrics = gradient(packed, micro=1, widths=2)
-    want, want_metrics = gradient(packed, micro=1)
-    assert_trees_close(got, want, atol=1e-6)
-    for name, value in metrics.items():
-        np.testing.assert_allclose(value, want_metrics[name], atol=1e-5, rtol=1e-5, err_msg=name)
+    assert_same_update(packed, {"micro": 1, "widths": 2}, {"micro": 1})
     logp = learner.make_logp(Forward(CONFIG, micro=1, widths=2))
-    np.testing.assert_allclose(
-        logp(params(), packed), slow_logp(params(), packed, 1.0)[0], atol=1e-5
-    )
+    assert_close(logp(params(), packed), slow_logp(params(), packed)[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("used, width", [(1, 15), (15, 15), (16, 18), (21, 21), (22, 24), (24, 24)])
 def test_a_micro_batch_is_cut_to_the_narrowest_width_that_holds_it(used, width):
     segments = np.zeros((2, 24), np.int32)
     segments[0, :1], segments[1, :used] = 1, 1
-    got = forward._cut_to_width(
-        lambda micro: jnp.int32(micro["segments"].shape[1]), {"segments": segments}, 4
-    )
-    assert got == width
+    width_of = lambda rows: jnp.int32(rows["segments"].shape[1])
+    assert forward._cut_to_width(width_of, {"segments": segments}, 4) == width
 
 
 def test_another_number_of_rows_needs_no_new_program():
@@ -198,19 +163,15 @@ def test_metrics_measure_the_gap_to_the_engine():
     packed.logp_RT = np.array(slow_logp(params(), packed)[0])
     own = np.argwhere(packed.mask_RT & ~packed.guided_RT)
     packed.logp_RT[tuple(own[0])] -= 0.1
-    packed.logp_RT[packed.guided_RT & packed.mask_RT] -= (
-        5.0  # sampled under another prompt: not the engine's error
-    )
+    # sampled under another prompt: not the engine's error
+    packed.logp_RT[packed.guided_RT & packed.mask_RT] -= 5.0
     packed.old_logp_RT = None
     _, metrics = gradient(packed)
     np.testing.assert_allclose(metrics["mismatch/max"], 0.1, atol=1e-5)
     np.testing.assert_allclose(metrics["mismatch/abs"], 0.1 / len(own), atol=1e-5)
     assert 0 < metrics["mismatch/kl"] < 0.01
-    assert (
-        metrics["ratio/max"] > 100
-        and metrics["clip_fraction/guided"] > 0
-        and metrics["entropy"] > 0
-    )
+    assert metrics["ratio/max"] > 100
+    assert metrics["clip_fraction/guided"] > 0 and metrics["entropy"] > 0
 
 
 def test_metrics_of_a_subset_are_means_over_its_own_tokens_in_all_updates():
@@ -252,12 +213,10 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted():
     optimizer, update = imitation()
     state = fresh_state(optimizer)
     state["params"]["norm"] = state["params"]["norm"].at[3].set(jnp.nan)
-    before = jax.tree.map(np.array, {"params": state["params"], "opt": state["opt"]})
+    before = jax.tree.map(np.array, (state["params"], state["opt"]))
     state, metrics = update(state, pattern())
     assert metrics["skipped"] == 1
-    jax.tree.map(
-        np.testing.assert_array_equal, before, {"params": state["params"], "opt": state["opt"]}
-    )
+    assert_equal(before, (state["params"], state["opt"]))
     assert (int(state["step"]), int(state["skipped"])) == (1, 1)
     state["params"]["norm"] = jnp.array(params()["norm"])
     state, metrics = update(state, pattern())
@@ -318,7 +277,7 @@ def test_the_rate_is_that_of_the_position_whatever_was_done_before():
         state, _ = update(fresh_state(optimizer), batch(), **options)
         return np.asarray(state["params"]["embed"] - params()["embed"], np.float64)
 
-    assert_trees_close(0.25 * moved(position=0), moved(position=75.0), atol=1e-6)
+    assert_close(0.25 * moved(position=0), moved(position=75.0), atol=1e-6)
     assert not moved(position=100).any()
     np.testing.assert_array_equal(moved(), moved(position=0))
 
@@ -347,7 +306,7 @@ def test_an_update_tells_the_logp_of_every_token_it_trained_on(widths):
     packed = batch(rows=5)
     state, metrics = make_update(keep_logp=True, widths=widths)(fresh_state(), packed)
     assert metrics["logp_RT"].shape == packed.mask_RT.shape
-    np.testing.assert_allclose(metrics["logp_RT"], slow_logp(params(), packed)[0], atol=1e-5)
+    assert_close(metrics["logp_RT"], slow_logp(params(), packed)[0], atol=1e-5)
     without, fewer = make_update(widths=widths)(fresh_state(), packed)
-    assert_trees_close(state["params"], without["params"], atol=1e-6)
+    assert_close(state["params"], without["params"], atol=1e-6)
     assert metrics.keys() - fewer.keys() == {"logp_RT"}

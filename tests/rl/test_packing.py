@@ -26,34 +26,25 @@ def test_every_sample_is_whole_in_one_row(lengths, seed):
     rng = np.random.default_rng(seed)
     batch = [sample(rng, n, guided=bool(rng.integers(2))) for n in lengths]
     packed = packing.pack(batch, 20)
-    assert (
-        packed.tokens_RT.dtype == packed.segments_RT.dtype == packed.positions_RT.dtype == np.int32
-    )
-    assert packed.mask_RT.dtype == packed.guided_RT.dtype == bool
+    for names, dtype in (
+        (("tokens", "segments", "positions"), np.int32),
+        (("mask", "guided"), bool),
+    ):
+        assert {getattr(packed, f"{name}_RT").dtype for name in names} == {np.dtype(dtype)}
     for i, s in enumerate(batch):
         r, t = np.nonzero(packed.sample_RT == i)
         assert len(set(r)) == 1 and (np.diff(t) == 1).all() and len(t) == len(s)
         here = (r[0], slice(t[0], t[-1] + 1))
-        np.testing.assert_array_equal(packed.tokens_RT[here], s.tokens)
+        for name in ("tokens", "mask", "logp", "advantage", "version", "guided"):
+            assert (getattr(packed, f"{name}_RT")[here] == getattr(s, name)).all(), name
         np.testing.assert_array_equal(packed.positions_RT[here], np.arange(len(s)))
-        np.testing.assert_array_equal(packed.mask_RT[here], s.mask)
-        np.testing.assert_array_equal(packed.logp_RT[here], s.logp)
-        np.testing.assert_array_equal(packed.advantage_RT[here], s.advantage)
-        assert (packed.guided_RT[here] == s.guided).all()
         assert len(set(packed.segments_RT[here])) == 1
     padding = packed.sample_RT < 0
     assert (~padding).sum() == sum(lengths)
-    for array in (
-        packed.tokens_RT,
-        packed.positions_RT,
-        packed.segments_RT,
-        packed.mask_RT,
-        packed.logp_RT,
-    ):
-        assert not array[padding].any()
-    for segments, samples in zip(
-        packed.segments_RT, packed.sample_RT
-    ):  # 1, 2, ... in the order of the row
+    for name in ("tokens", "positions", "segments", "mask", "logp"):
+        assert not getattr(packed, f"{name}_RT")[padding].any()
+    # 1, 2, ... in the order of the row
+    for segments, samples in zip(packed.segments_RT, packed.sample_RT):
         used = segments[segments > 0]
         assert list(dict.fromkeys(used)) == list(range(1, len(set(samples[samples >= 0])) + 1))
 

@@ -10,7 +10,7 @@ from evolver import grading
 from evolver.files.rollout_files import record_of
 from evolver.metrics import rollout_metrics
 from rl import rewards
-from rl.advantages import Batch, estimate, estimators
+from rl.advantages import Batch, estimators
 from rl.rewards.overlong import length_penalty, overlong
 from rl.trajectory import StopReason
 from tests.rl.test_samples import trajectory, turn
@@ -72,8 +72,3 @@ def test_a_reward_that_is_none_is_named(wrong, words):
     with pytest.raises(ValueError) as error:
         rewards.shape(wrong, Batch.of(group(), 1))
     assert words in str(error.value) and "<lambda>" in str(error.value)
-
-
-def test_an_estimator_is_still_refused_with_its_turn():
-    with pytest.raises(ValueError, match="returned inf for turn 1 of a rollout of task a"):
-        estimate(lambda batch: np.where(batch.reward_NK == 0, [0, np.inf], 0), Batch.of(group(), 1))

@@ -23,6 +23,7 @@ from rl.engines import ContextFull, EngineFault
 from rl.rollout import Actor, Job, Worlds, branch, rollout, rollouts, turns_of
 from rl.seeds import seed_of
 from rl.trajectory import Completion, EndsRun, Sampling, StopReason
+from tests.models.helpers import tool, user
 
 TASK = Task(id="t", env="fake", query="count", seed=3)
 SAMPLING = Sampling(max_tokens=10_000)
@@ -65,15 +66,13 @@ class Script(World):
     def reset(self, task, seed=0):
         self.misbehave("reset")
         assert seed == task.seed
-        return Observation(
-            [{"role": "system", "content": "You count."}, {"role": "user", "content": task.query}]
-        )
+        return Observation([{"role": "system", "content": "You count."}, user(task.query)])
 
     def step(self, action):
         self.misbehave("step")
         self.actions.append(action)
         return StepResult(
-            [{"role": "tool", "content": self.answer}],
+            [tool(self.answer)],
             reward=float(len(self.actions)),
             terminated=action == "done",
             truncated=action == "stop",
@@ -141,9 +140,8 @@ def test_a_rollout_may_begin_with_the_turns_of_another():
     assert (branched.experience, branched.rollout, branched.draw) == (["e"], 7, whole.draw)
     for own, first in zip(branched.turns[:3], whole.turns):
         assert own.prompt == first.prompt and own.stripped == first.stripped
-    assert [turn.completion for turn in branched.turns[:2]] == [
-        turn.completion for turn in whole.turns[:2]
-    ]
+    said = [[turn.completion for turn in played.turns[:2]] for played in (branched, whole)]
+    assert said[0] == said[1]
     assert len(engine.requests) == 2  # nothing was generated for the turns that were given
     (sample,) = samples.samples(branched)
     assert set(sample.turn_ids) == {-1, 2, 3}
@@ -208,9 +206,8 @@ def test_every_end_has_its_reason(case):
     failed = reason in ("env_error", "env_timeout")
     assert bool(trajectory.error) == (failed or reason == "cancelled")
     unknown = failed or world.how == "hang"
-    assert trajectory.evaluation.score == (0.0 if unknown else 0.5), (
-        "unfinished episodes are evaluated too"
-    )
+    # unfinished episodes are evaluated too
+    assert trajectory.evaluation.score == (0.0 if unknown else 0.5)
     if world.how == "hang" and world.at != "evaluate":
         assert not world.calls["evaluate"], "a world that hangs is not called again"
     assert not engine.open, "the session is released"
@@ -232,7 +229,7 @@ def test_an_episode_that_must_end_fails_at_a_limit(turns, score):
             Script("step", "late", 0.6),
             0,
             {"env_timeout": 0.4},
-            "step 0: WorldTimeout: no answer within 0.4 s",
+            "WorldTimeout: no answer within 0.4 s",
         ),
         (Script("step", "late", 0.4), 0, {"timeout": 0.3}, "took longer than 0.3 s, in step 0"),
         (Script(), LONG, {"timeout": 0.3}, "the episode took longer than 0.3 s"),
@@ -263,13 +260,10 @@ def test_a_world_in_which_the_deadline_passed_is_not_lent_again():
     assert (hung.stop, after.stop, len(made)) == (StopReason.CANCELLED, StopReason.DONE, 2)
 
 
-@given(
-    st.lists(
-        st.sampled_from(["one", "two three", "garbage", None, "<|im_end|>", "é ☃"]),
-        min_size=1,
-        max_size=4,
-    )
-)
+anything = st.sampled_from(["one", "two three", "garbage", None, "<|im_end|>", "é ☃"])
+
+
+@given(st.lists(anything, min_size=1, max_size=4))
 @settings(max_examples=15, deadline=None)
 def test_tokens_only_grow(turns):
     engine = Scripted(*turns)
@@ -285,63 +279,36 @@ def test_tokens_only_grow(turns):
     assert [prompt for prompt, _, _ in engine.requests] == [t.prompt for t in trajectory.turns]
 
 
-def test_no_end_token_is_added_to_a_cut_turn():
-    trajectory = play(Script(), Scripted(None))
-    assert tokenizer().im_end not in trajectory.turns[0].completion.tokens
-    assert len(trajectory.turns[0].completion.tokens) == ROOMY.max_tokens
-
-
-def test_each_turn_keeps_the_worlds_reward():
-    turns = play(Script(), Scripted("one", "two", "done")).turns
-    assert [turn.reward for turn in turns] == [1.0, 2.0, 3.0]
-
-
-def test_actions_leave_out_the_stop_token():
-    world = Script()
-    trajectory = play(world, Scripted("one two", "done"))
-    assert world.actions == ["one two", "done"] == [step.action for step in trajectory.turns]
-    assert [step.completion.version for step in trajectory.turns] == [7, 7]
-
-
-def test_each_turn_has_its_own_seed():
-    engine = Scripted("one")
-    play(Script(), engine)
+def test_each_turn_has_its_own_seed_its_action_without_a_stop_token_and_the_worlds_reward():
+    engine, world = Scripted("one two", "done"), Script()
+    turns = play(world, engine).turns
+    assert world.actions == ["one two", "done"] == [turn.action for turn in turns]
+    assert [(turn.reward, turn.completion.version) for turn in turns] == [(1.0, 7), (2.0, 7)]
     seeds = [sampling.seed for _, sampling, _ in engine.requests]
-    assert seeds == [seed_of(5, "turn", k) for k in range(4)]
+    assert seeds == [seed_of(5, "turn", k) for k in range(2)]
 
 
 def test_experience_goes_in_front_of_the_query_and_can_be_stripped():
     guided = play(Script(), Scripted("done"), experience=TIPS)
     plain = play(Script(), Scripted("done"))
     assert guided.guided and guided.experience == ["e1", "e2"] and not plain.guided
-    assert (
-        guided.messages[1]["content"]
-        == "<EXP>When counting, start at one.\nStop at ten.</EXP>\ncount"
-    )
+    text = "<EXP>When counting, start at one.\nStop at ten.</EXP>\ncount"
+    assert guided.messages[1] == user(text)
     assert guided.injected == ["When counting, start at one.", "Stop at ten."]
-    assert guided.turns[0].stripped == plain.turns[0].prompt and plain.turns[0].stripped == []
-    assert guided.turns[0].prompt != guided.turns[0].stripped
-    assert inject([{"role": "user", "content": "a"}], []) == [{"role": "user", "content": "a"}]
+    assert inject([user("a")], []) == [user("a")]
 
 
-def test_new_tools_rewrite_the_opening_and_nothing_else():
-    first, second, third, *_ = play(Script(tools=[TOOL]), Scripted("one")).turns
-    assert second.prompt[: len(first.prompt)] != first.prompt
-    assert "bell" in tokenizer().decode(second.prompt)
-    unchanged = play(Script(), Scripted("one")).turns[1].prompt[len(first.prompt) :]
-    assert second.prompt[-len(unchanged) :] == unchanged
-    assert third.prompt[: len(second.prompt)] == second.prompt, (
-        "the same tools again change nothing"
-    )
-    assert play(Script(tools=[TOOL]), Scripted("one")).tools == [TOOL]
-    hidden = play(Script(tools=[TOOL]), Scripted("one"), show_tools=False)
-    assert "bell" not in tokenizer().decode(hidden.turns[1].prompt)
+@pytest.mark.parametrize("shown", [True, False])
+def test_new_tools_are_listed_unless_they_are_hidden(shown):
+    played = play(Script(tools=[TOOL]), Scripted("one"), show_tools=shown)
+    assert played.tools == [TOOL]
+    assert ("bell" in tokenizer().decode(played.turns[1].prompt)) == shown
 
 
 @given(st.lists(st.text(max_size=200), min_size=1, max_size=4), st.integers(4, 60))
 @settings(max_examples=60, deadline=None)
 def test_observations_are_cut_at_a_visible_mark(texts, limit):
-    messages = [{"role": "tool", "content": text} for text in texts]
+    messages = list(map(tool, texts))
     sizes = [len(tokenizer().encode(text)) for text in texts]
     result = cut(tokenizer(), messages, limit)
     if sum(sizes) <= limit:
@@ -359,16 +326,11 @@ def test_observations_are_cut_at_a_visible_mark(texts, limit):
 
 
 def test_an_observation_of_very_many_messages_is_cut():
-    messages = [{"role": "tool", "content": f"not JSON: {i}"} for i in range(5000)]
+    messages = [tool(f"not JSON: {i}") for i in range(5000)]
     result = cut(tokenizer(), messages, 20)
-    assert len(result) == 20 and result[-1] == {
-        "role": "tool",
-        "content": "[cut: 4981 more messages]",
-    }
+    assert len(result) == 20 and result[-1] == tool("[cut: 4981 more messages]")
     assert sum(len(tokenizer().encode(m["content"])) for m in result) < 20 * 40
-    assert cut(tokenizer(), messages[:3], 1) == [
-        {"role": "tool", "content": "[cut: 3 more messages]"}
-    ]
+    assert cut(tokenizer(), messages[:3], 1) == [tool("[cut: 3 more messages]")]
 
 
 def test_a_huge_observation_is_cut_before_it_is_tokenised():
@@ -384,12 +346,12 @@ def test_a_huge_observation_is_cut_before_it_is_tokenised():
             return tokenizer().decode(ids)
 
     counting, huge = Counting(), "one two three " * 500_000
-    [message] = cut(counting, [{"role": "tool", "content": huge}], 50)
+    [message] = cut(counting, [tool(huge)], 50)
     assert counting.longest < 10_000 and len(message["content"]) < 10_000
     body, mark = message["content"].rsplit("\n[cut: the first 50 of more than ", 1)
     assert huge.startswith(body) and mark.endswith(" tokens]")
     assert len(tokenizer().encode(body)) == 50
-    [short, long] = cut(counting, [{"role": "tool", "content": text} for text in ("ok", huge)], 50)
+    [short, long] = cut(counting, [tool("ok"), tool(huge)], 50)
     assert short["content"] == "ok" and "more than" in long["content"]
 
 
@@ -454,14 +416,6 @@ def test_guided_rollouts_train_exactly_what_was_generated_and_no_experience(temp
             np.testing.assert_array_equal(getattr(sample, name), getattr(same, name))
 
 
-def test_a_window_shows_the_last_turns_and_every_later_turn_starts_a_sample():
-    trajectory = play(Script(), Scripted("one"), limited(max_turns=5), context=LastTurns)
-    sizes = [len(turn.prompt) for turn in trajectory.turns]
-    assert sizes[0] < sizes[1] < sizes[2] == sizes[3] == sizes[4]
-    turns = [sorted(set(s.turn_ids.tolist()) - {-1}) for s in samples.samples(trajectory)]
-    assert turns == [[0, 1, 2], [3], [4]]
-
-
 class BadTemplate(Causal):
     """Fail in the constructor (`how="start"`) or in extend: raise, return after the deadline or
     hide the stripped prompt."""
@@ -504,19 +458,19 @@ def test_a_failing_template_ends_the_episode_with_a_reason(how, reason, turns, e
     "error", [EndsRun("the budget is spent"), EngineFault("no server is left")]
 )
 def test_what_ends_the_run_is_not_only_the_end_of_an_episode(error):
+    """A template may raise it, or the engine."""
     template = functools.partial(BadTemplate, how=error)
-    with pytest.raises(type(error), match=str(error)):
-        run_many(Script, Scripted("one"), context=template)
+    for engine, context in ((Scripted("one"), template), (Scripted(error=error), Causal)):
+        with pytest.raises(type(error), match=str(error)):
+            run_many(Script, engine, context=context)
 
 
 # --- many -----------------------------------------------------------------------------------------
 
 
 def jobs(n):
-    return [
-        Job(Task(f"t{i}", "fake", "count"), 0, seed=i, sampling=SAMPLING, draw=i % 3)
-        for i in range(n)
-    ]
+    tasks = [Task(f"t{i}", "fake", "count") for i in range(n)]
+    return [Job(task, 0, i, SAMPLING, draw=i % 3) for i, task in enumerate(tasks)]
 
 
 def run_many(make_world, engine, n=12, limits=ROOMY, *, concurrency=64, progress=None, **settings):
@@ -559,12 +513,6 @@ def test_a_failed_reset_is_tried_once_more_on_a_new_world_and_counted(how, reaso
     assert saved.restarted.startswith("reset:") and failed.restarted.startswith("reset:")
 
 
-def test_a_failed_step_is_not_tried_again():
-    make_world, made = making(at="step")
-    [failed] = run_many(make_world, Scripted("one"), n=1)
-    assert (failed.stop, failed.restarted, len(made)) == (StopReason.ENV_ERROR, "", 1)
-
-
 def test_a_world_that_cannot_be_made_is_an_environment_error():
     def make_world():
         raise OSError("no such interpreter")
@@ -572,11 +520,6 @@ def test_a_world_that_cannot_be_made_is_an_environment_error():
     for failed in run_many(make_world, Scripted(), n=2):
         assert failed.stop is StopReason.ENV_ERROR
         assert failed.error == failed.restarted == "make_world: OSError: no such interpreter"
-
-
-def test_an_engine_fault_stops_everything():
-    with pytest.raises(EngineFault, match="out of memory"):
-        run_many(Script, Scripted(error=EngineFault("out of memory")))
 
 
 def test_an_engine_without_room_is_a_stop_reason():
@@ -588,9 +531,8 @@ def test_cancelling_leaves_nothing_running():
     engine = Scripted("one", wait=LONG)
 
     async def main():
-        task = asyncio.create_task(
-            rollouts(jobs(5), Actor(engine, tokenizer(), ROOMY), Worlds(Script))
-        )
+        actor = Actor(engine, tokenizer(), ROOMY)
+        task = asyncio.create_task(rollouts(jobs(5), actor, Worlds(Script)))
         while engine.busy < 5 and not task.done():
             await asyncio.sleep(0)
         task.cancel()
@@ -697,11 +639,11 @@ def test_info_that_is_not_json_is_an_error_of_the_world(case):
 def test_lone_surrogates_are_repaired_wherever_a_world_writes_them():
     class Odd(Script):
         def reset(self, task, seed=0):
-            tool = {**TOOL, "function": {**TOOL["function"], "description": "\udfff"}}
-            return Observation([{"role": "user", "content": "a \ud800"}], [tool])
+            broken = {**TOOL, "function": {**TOOL["function"], "description": "\udfff"}}
+            return Observation([user("a \ud800")], [broken])
 
         def step(self, action):
-            messages = [{"role": "tool", "content": "b \ud800", "name": "\ud800"}]
+            messages = [tool("b \ud800") | {"name": "\ud800"}]
             return StepResult(messages, terminated=True, info={"\ud800": "\ud83d\ude00"})
 
         def evaluate(self):

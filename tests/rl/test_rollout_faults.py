@@ -41,6 +41,9 @@ class OneBreaks(Scripted):
         return await super().generate(prompt_ids, sampling, session=session)
 
 
+OTHERS = [(StopReason.DONE, 1.0)] * (GROUP - 1)  # the ends and outcomes of those that go on
+
+
 def play_group(make_world, engine, limits=ROOMY):
     """Play six rollouts, the first of which breaks its world."""
     tasks = [Task("count-0", "counter", "break" if i == 0 else "count") for i in range(GROUP)]
@@ -56,16 +59,14 @@ def play_group(make_world, engine, limits=ROOMY):
 )
 def test_a_worker_that_breaks_takes_one_episode_down(fault):
     """All six share one worker process; the other five continue in its successor."""
-    step = 1.0 if fault == "hang" else 20.0
-    pool = Pool(
-        FAULTY, {"fault": fault}, workers=1, deadlines=Deadlines(start=20.0, reset=20.0, step=step)
-    )
+    step, stop = 20.0, StopReason.ENV_ERROR
+    if fault == "hang":
+        step, stop = 1.0, StopReason.ENV_TIMEOUT
+    deadlines = Deadlines(start=20.0, reset=20.0, step=step)
+    pool = Pool(FAULTY, {"fault": fault}, workers=1, deadlines=deadlines)
     first, *others = play_group(pool.world, OneBreaks())
-    assert (
-        first.stop is (StopReason.ENV_TIMEOUT if fault == "hang" else StopReason.ENV_ERROR)
-        and first.error
-    )
-    assert [(t.stop, t.outcome) for t in others] == [(StopReason.DONE, 1.0)] * (GROUP - 1)
+    assert first.stop is stop and first.error
+    assert [(t.stop, t.outcome) for t in others] == OTHERS
     assert pool.alive() == 0
     pool.close()
 
@@ -75,27 +76,21 @@ def test_a_hang_ends_its_own_episode_only_under_the_deadlines_of_a_run():
     is no part of it."""
     config = quickstart.get_config()
     del config.env.args["rules"]  # an argument of the quickstart's world
-    config.env.name, config.env.mode, config.env.workers, config.env.timeout = (
-        FAULTY,
-        "worker",
-        1,
-        3.0,
-    )
+    config.env.update(name=FAULTY, mode="worker", workers=1, timeout=3.0)
     config.env.args.fault = "hang"
     with make_source(config) as source:
         limits = make_actor(config, None, None, None).limits
         limits = dataclasses.replace(ROOMY, env_timeout=limits.env_timeout)
         first, *others = play_group(source.world, OneBreaks(), limits)
         assert first.stop is StopReason.ENV_TIMEOUT
-        assert [(t.stop, t.outcome) for t in others] == [(StopReason.DONE, 1.0)] * (GROUP - 1)
+        assert [(t.stop, t.outcome) for t in others] == OTHERS
         assert source._pool.alive() == 0
 
 
 def test_several_hangs_on_one_worker_end_their_own_episodes_only():
     """The last call waits longer than any deadline for the calls before it."""
-    pool = Pool(
-        FAULTY, {"fault": "hang"}, workers=1, deadlines=Deadlines(start=20.0, reset=20.0, step=3.0)
-    )
+    deadlines = Deadlines(start=20.0, reset=20.0, step=3.0)
+    pool = Pool(FAULTY, {"fault": "hang"}, workers=1, deadlines=deadlines)
     worlds = [pool.world() for _ in range(5)]
     for world in worlds:
         world.reset(world.tasks("train")[0])
@@ -104,9 +99,8 @@ def test_several_hangs_on_one_worker_end_their_own_episodes_only():
 
     def act(index):
         try:
-            outcomes[index] = (
-                worlds[index].step("break" if index < 4 else "+").messages[0]["content"]
-            )
+            answer = worlds[index].step("break" if index < 4 else "+")
+            outcomes[index] = answer.messages[0]["content"]
         except WorldTimeout:
             outcomes[index] = "timeout"
 
@@ -127,7 +121,7 @@ def test_duplicate_and_noisy_answers_change_nothing(fault):
     pool = Pool(FAULTY, {"fault": fault}, workers=1)
     first, *others = play_group(pool.world, OneBreaks())
     assert first.stop is StopReason.MAX_TURNS and not first.error
-    assert [(t.stop, t.outcome) for t in others] == [(StopReason.DONE, 1.0)] * (GROUP - 1)
+    assert [(t.stop, t.outcome) for t in others] == OTHERS
     pool.close()
 
 
@@ -149,17 +143,8 @@ def test_a_service_restarted_in_mid_rollout_ends_its_episodes_and_serves_the_nex
     port, servers, one_at_a_time = 0, [], threading.Lock()
 
     def start() -> str:
-        command = [
-            sys.executable,
-            "-m",
-            "envs.service",
-            "--env",
-            COUNTER,
-            "--port",
-            str(port),
-            "--workers",
-            "1",
-        ]
+        words = f"-m envs.service --env {COUNTER} --port {port} --workers 1"
+        command = [sys.executable, *words.split()]
         servers.append(subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT))
         return servers[-1].stdout.readline().decode().split()[-1]
 
@@ -182,11 +167,8 @@ def test_a_service_restarted_in_mid_rollout_ends_its_episodes_and_serves_the_nex
             server.stdout.close()
     assert len(servers) == 2
     stops = {t.stop for t in before}
-    assert StopReason.ENV_ERROR in stops and stops <= {
-        StopReason.ENV_ERROR,
-        StopReason.DONE,
-        StopReason.MAX_TURNS,
-    }
+    assert StopReason.ENV_ERROR in stops
+    assert stops <= {StopReason.ENV_ERROR, StopReason.DONE, StopReason.MAX_TURNS}
     errors = ("no instance", "did not answer")  # the restart came between two steps, or during one
     found = [t.error for t in before if t.stop is StopReason.ENV_ERROR]
     assert not [error for error in found if not any(words in error for words in errors)]

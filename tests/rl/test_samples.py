@@ -1,6 +1,5 @@
 """Training samples and gates: merging, stripping, and one reason for every rollout that does not train."""
 
-import asyncio
 import functools
 
 import numpy as np
@@ -17,6 +16,7 @@ from rl.forward import device_batch
 from rl.packing import pack
 from rl.samples import DROPPED, REASONS, drop_reasons, void_reason
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
+from tests.models.helpers import extend, tool, user
 
 
 def turn(prompt, generated, advantage=0.0, version=5, stripped=()):
@@ -32,15 +32,20 @@ def trajectory(*turns, task="a", stop=StopReason.DONE, **options):
     )  # fmt: skip
 
 
+def assert_holds(sample, **expected):
+    """Assert what a sample holds of each token, by the name of the array."""
+    for name, values in expected.items():
+        np.testing.assert_allclose(getattr(sample, name), values, atol=1e-7, err_msg=name)
+
+
 def test_growing_contexts_share_a_sample():
     t = trajectory(turn([1, 2], [3, 4], 0.5), turn([1, 2, 3, 4, 5], [6], -1.0, version=6))
     [sample] = samples.samples(t)
-    np.testing.assert_array_equal(sample.tokens, [1, 2, 3, 4, 5, 6])
-    np.testing.assert_array_equal(sample.mask, [0, 0, 1, 1, 0, 1])
-    np.testing.assert_array_equal(sample.turn_ids, [-1, -1, 0, 0, -1, 1])
-    np.testing.assert_array_equal(sample.version, [-1, -1, 5, 5, -1, 6])
-    np.testing.assert_allclose(sample.logp, [0, 0, -0.03, -0.04, 0, -0.06])
-    np.testing.assert_allclose(sample.advantage, [0, 0, 0.5, 0.5, 0, -1.0])
+    assert_holds(
+        sample, tokens=[1, 2, 3, 4, 5, 6], mask=[0, 0, 1, 1, 0, 1],
+        turn_ids=[-1, -1, 0, 0, -1, 1], version=[-1, -1, 5, 5, -1, 6],
+        logp=[0, 0, -0.03, -0.04, 0, -0.06], advantage=[0, 0, 0.5, 0.5, 0, -1.0],
+    )  # fmt: skip
     assert (sample.guided, sample.env, len(sample)) == (False, "toy", 6)
 
 
@@ -50,9 +55,9 @@ def test_a_rewritten_context_starts_another_sample():
         turn([1, 2], [3, 4]), turn([1, 9, 3, 4, 5], [6, 7]), turn([1, 9, 3, 4, 5, 6, 7, 8], [2])
     )
     first, second = samples.samples(t)
-    np.testing.assert_array_equal(first.tokens, [1, 2, 3, 4])
-    np.testing.assert_array_equal(second.tokens, [1, 9, 3, 4, 5, 6, 7, 8, 2])
-    np.testing.assert_array_equal(second.turn_ids, [-1, -1, -1, -1, -1, 1, 1, -1, 2])
+    assert_holds(first, tokens=[1, 2, 3, 4])
+    assert_holds(second, tokens=[1, 9, 3, 4, 5, 6, 7, 8, 2])
+    assert_holds(second, turn_ids=[-1, -1, -1, -1, -1, 1, 1, -1, 2])
 
 
 def test_a_retokenised_generation_is_a_rewritten_context():
@@ -62,20 +67,12 @@ def test_a_retokenised_generation_is_a_rewritten_context():
     assert [len(s) for s in samples.samples(t)] == [4, 5]
 
 
-def test_a_turn_without_a_generation_trains_nothing():
-    t = trajectory(turn([1, 2], []), turn([1, 2, 5], [6]))
-    [sample] = samples.samples(t)
-    np.testing.assert_array_equal(sample.turn_ids, [-1, -1, -1, 1])
-    assert samples.samples(trajectory()) == []
-
-
 def test_a_turn_that_was_given_is_part_of_the_prompt_and_of_no_gate():
     first = turn([1, 2], [3, 4], 9.0, version=0)
     first.given = True
     t = trajectory(first, turn([1, 2, 3, 4, 5], [6]))
     [sample] = samples.samples(t)
-    np.testing.assert_array_equal(sample.tokens, [1, 2, 3, 4, 5, 6])
-    np.testing.assert_array_equal(sample.mask, [0, 0, 0, 0, 0, 1])
+    assert_holds(sample, tokens=[1, 2, 3, 4, 5, 6], mask=[0, 0, 0, 0, 0, 1])
     assert not samples.stale(t, version=5, max_staleness=0)
     assert samples.no_signal([t])
     assert samples.void_reason(trajectory(first), ["cancelled"])
@@ -93,30 +90,10 @@ def test_channels_of_turns_reach_the_rows_at_the_tokens_that_train():
     np.testing.assert_array_equal(rows["channel/hard"], packed.channels["hard"][None])
 
 
-def test_guided_rollouts_train_without_their_experience():
-    t = trajectory(
-        turn([1, 2, 8, 9, 5], [3], 1.0, stripped=[1, 2, 5]),
-        turn([1, 2, 8, 9, 5, 3, 4], [6], 2.0, stripped=[1, 2, 5, 3, 4]),
-        experience=["e1"],
-    )
-    [sample] = samples.samples(t)
-    np.testing.assert_array_equal(sample.tokens, [1, 2, 5, 3, 4, 6])
-    np.testing.assert_array_equal(sample.turn_ids, [-1, -1, -1, 0, -1, 1])
-    np.testing.assert_allclose(sample.advantage, [0, 0, 0, 1, 0, 2])
-    np.testing.assert_allclose(sample.logp, [0, 0, 0, -0.03, 0, -0.06])
-    assert sample.guided
-
-
 def test_experience_that_leaves_the_context_does_not_split_a_sample():
     """The learner sees the stripped contexts, so their prefixes decide."""
     t = trajectory(turn([1, 8, 9], [3], stripped=[1]), turn([1, 3, 4], [6]), experience=["e1"])
     assert [list(s.tokens) for s in samples.samples(t)] == [[1, 3, 4, 6]]
-
-
-def test_stripping_may_change_the_tokens_around_the_experience():
-    t = trajectory(turn([1, 2, 8, 9, 5], [3], stripped=[1, 6, 6, 6, 6, 6, 5]), experience=["e1"])
-    [sample] = samples.samples(t)
-    np.testing.assert_array_equal(sample.tokens, [1, 6, 6, 6, 6, 6, 5, 3])
 
 
 pieces = st.lists(st.integers(1, 3), max_size=3)
@@ -139,10 +116,9 @@ def test_every_generated_token_trains_exactly_once(prompt, stripped, parts):
         trained += [(int(k), int(token)) for k, token in zip(s.turn_ids, s.tokens) if k >= 0]
     assert trained == [(k, x) for k, taken in enumerate(turns) for x in taken.completion.tokens]
     for sample in result:
-        np.testing.assert_array_equal(sample.mask, sample.turn_ids >= 0)
-        np.testing.assert_allclose(sample.advantage, np.where(sample.mask, sample.turn_ids + 1, 0))
-        logp = np.where(sample.mask, -0.01 * sample.tokens, 0)
-        np.testing.assert_allclose(sample.logp, logp, atol=1e-6)
+        on = sample.turn_ids >= 0
+        assert_holds(sample, mask=on, advantage=on * (sample.turn_ids + 1))
+        assert_holds(sample, logp=on * -0.01 * sample.tokens)
         last = turns[sample.turn_ids.max()]
         assert sample.tokens.tolist() == last.stripped + last.completion.tokens
 
@@ -157,14 +133,13 @@ def tokenizer():
 
 def episode(query, experience, turns, window, tools_at=None) -> Trajectory:
     """Write an episode down with the causal template, or with a window of the last turns."""
-    messages = [{"role": "system", "content": "You count."}, {"role": "user", "content": query}]
+    messages = [{"role": "system", "content": "You count."}, user(query)]
     context, taken = Causal(Opening(tokenizer(), Observation(messages), experience)), []
     for k, (said, answer, closed) in enumerate(turns):
         tokens = tokenizer().encode(said) + [tokenizer().im_end] * closed
         taken.append(turn(context.prompt, tokens, 0.1 * k - 0.3, stripped=context.stripped))
         tools = [{"type": "function", "function": {"name": f"tool_{k}"}}] if k == tools_at else None
-        answers = [{"role": "tool", "content": answer}]
-        asyncio.run(context.extend(taken[-1].completion, answers, tools))
+        extend(context, tokens, [tool(answer)], tools)
         context.show(context.turns[-window:])
     return trajectory(*taken, experience=["e"] * len(experience))
 
@@ -188,8 +163,8 @@ def test_a_guided_episode_gives_the_samples_of_one_without_experience(
     guided = episode(query, experience, turns, window, tools_at)
     plain = episode(query, [], turns, window, tools_at)
     for sample, expected in zip(samples.samples(guided), samples.samples(plain), strict=True):
-        for name in ("tokens", "mask", "turn_ids", "logp", "advantage", "version"):
-            np.testing.assert_array_equal(getattr(sample, name), getattr(expected, name))
+        names = ("tokens", "mask", "turn_ids", "logp", "advantage", "version")
+        assert_holds(sample, **{name: getattr(expected, name) for name in names})
 
 
 def test_a_sample_refuses_arrays_that_cannot_train():

@@ -12,7 +12,8 @@ from rl.forward import Forward
 from rl.losses.gspo import gspo
 from rl.losses.ppo import ppo
 from rl.samples import Sample
-from tests.rl.test_learner import CONFIG, ROW, assert_trees_close, gradient, params
+from tests.models.helpers import assert_close
+from tests.rl.test_learner import CONFIG, ROW, gradient, params
 
 
 def rollouts(rng, prompts, group, most=6, alike=0):
@@ -84,7 +85,7 @@ def test_gradient_is_that_of_whole_samples(loss, aggregate):
     (got, metrics), (want, expected) = (
         gradient(p, loss=loss, aggregate=aggregate, widths=2) for p in (packed, apart)
     )
-    assert_trees_close(got, want, atol=1e-5)
+    assert_close(got, want, atol=1e-5)
     for name, value in expected.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 

@@ -162,7 +162,7 @@ def test_every_version_of_an_adapter_has_its_own_path(tmp_path):
     assert transfer.stage(None) == 0 and asyncio.run(transfer.send([server])) == [None]
     assert server.model == "policy" and not loaded  # the initial adapters have no effect
     for version in (1, 2):
-        transfer.source = lambda version=version: lora.init(SHAPE, config, version)
+        transfer.source = lambda version=version: qwen.init(SHAPE, version, lora=config)
         assert transfer.stage(None) > 0
         assert asyncio.run(transfer.send([server])) == [None]
     (first, one), (second, two) = loaded

@@ -1,0 +1,66 @@
+"""What several test files of `models` and `rl` share."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl.trajectory import Completion
+
+ROOT = Path(__file__).parents[2]
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def tool(text):
+    return {"role": "tool", "content": text}
+
+
+def assert_close(a, b, atol=1e-4):
+    """Assert that the arrays of two trees are equal within an absolute tolerance."""
+    jax.tree.map_with_path(
+        lambda path, x, y: np.testing.assert_allclose(x, y, atol=atol, rtol=0, err_msg=str(path)),
+        a, b,
+    )  # fmt: skip
+
+
+def assert_equal(a, b):
+    """Assert that the arrays of two trees are equal, in their types too."""
+    assert jax.tree.map(jnp.result_type, a) == jax.tree.map(jnp.result_type, b)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def noise(shapes, scale=1.0, dtype=jnp.float32, seed=0):
+    """Return random arrays for a tree of shapes, such as `qwen.shapes` returns."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda s: jnp.asarray(scale * rng.normal(size=s.shape), dtype), shapes)
+
+
+def edit(file: Path, change: dict) -> None:
+    """Change some keys of a file that holds a JSON object."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+
+
+def with_devices(code: str, *words: str) -> str:
+    """Return what a program prints that runs with eight simulated devices."""
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, check=False,
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def extend(context, tokens: list[int], answers, tools=None) -> None:
+    """Add a generation and what answers it to a context."""
+    said = Completion(tokens, [0.0] * len(tokens), "stop", 0)
+    asyncio.run(context.extend(said, answers, tools))
