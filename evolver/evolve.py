@@ -99,7 +99,7 @@ def run_stages(config: Any, folder: Path) -> None:
         solved = read_tasks(folder / "train.jsonl")
         fit(config, solved, world)
         probes = measured(config, folder / "pretrained-probes", probing(folder))
-        if best(probes) < config.evolve.enough:
+        if config.evolve.rounds and best(probes) < config.evolve.enough:
             measured(config, folder / "pretrained", at(temperature(probes)))
             probes = taught(config, folder, solved, world, probes)
         trained(config, folder, probes)

@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import math
+import pkgutil
 import re
 import typing
 from pathlib import Path
@@ -108,7 +109,9 @@ def written_out(node: ast.AST, names: dict[str, str]) -> str:
 def parameters_of(target: ast.AST, origins: dict[str, str]) -> list[str]:
     """The parameters of a callable that a module has imported."""
     name = ast.unparse(target)
-    return list(plugs.parameters(plugs.attribute(f"{origins[name.split('.')[0]]}:{name}")))
+    # `from rl import optim` gives a module that nobody may have imported yet.
+    called = pkgutil.resolve_name(f"{origins[name.partition('.')[0]]}.{name}")
+    return list(plugs.parameters(called))
 
 
 def test_every_key_is_read_by_the_code():

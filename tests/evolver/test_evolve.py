@@ -80,6 +80,18 @@ def test_one_command_goes_from_a_world_to_a_table_and_resumes(desk, tmp_path, ca
     assert "evolve.updates: 2 then, 3 now" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_without_rounds_of_imitation_the_policy_trains_as_it_is(desk, tmp_path, capsys):
+    folder = tmp_path / "run"
+    flags = [f"--config.model.path={tiny_policy(tmp_path / 'policy')}", f"--workdir={folder}"]
+    alone = ["--config.evolve.rounds=0", "--config.recipe.name=standard"]
+    assert command.main(["evolve", "lending:Lending", *SMALL, *flags, *alone]) == 0
+    assert "imitating" not in capsys.readouterr().out
+    table = (folder / "summary.md").read_text()
+    assert "pretrained, greedy" in table and "imitated" not in table
+    assert "trained (1 steps), greedy" in table and not (folder / "pretrained").exists()
+
+
 def test_a_world_is_named_by_a_word_or_a_flag():
     def named(*words: str) -> list[str]:
         return command.evolving([*words, "--workdir=here"])
