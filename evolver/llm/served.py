@@ -77,7 +77,7 @@ class _Server:
     """The process of a server. log: its output is appended."""
 
     def __init__(self, config: Any, log: Path, say: Callable[[str], None]):
-        self._settings, self._log, self._say = config.llm.serve, log, say
+        self.serve, self._log, self._say = config.llm.serve, log, say
         (port,) = free_ports(1)
         self._command, self.address = command_of(config, port), f"http://127.0.0.1:{port}"
         self.watcher = threading.Thread(target=self._watch, daemon=True)
@@ -87,35 +87,35 @@ class _Server:
 
     def start(self, check: Callable[[], None]) -> None:
         """Start the process and wait until it answers. Raises NotServed and what `check` raises."""
-        settings, environment = self._settings, dict(os.environ)
-        self._say(f"serving {settings.path}; log: {self._log}")
+        serve, environment = self.serve, dict(os.environ)
+        self._say(f"serving {serve.path}; log: {self._log}")
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        if settings.python:  # vLLM imports nothing of ours
+        if serve.python:  # vLLM imports nothing of ours
             environment["PYTHONPATH"] = ""
         else:
             paths = (str(Path(rl.__file__).parents[1]), os.environ.get("PYTHONPATH"))
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        if settings.devices:
-            environment["CUDA_VISIBLE_DEVICES"] = settings.devices
+        if serve.devices:
+            environment["CUDA_VISIBLE_DEVICES"] = serve.devices
         with self._log.open("ab") as log:
             self._begins = log.tell()
             process = self._process = subprocess.Popen(
                 [sys.executable, str(PLUGIN / "launch.py"), *self._command],
                 stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=environment,
             )  # fmt: skip
-        ends = time.monotonic() + settings.start_timeout
+        ends = time.monotonic() + serve.start_timeout
         while not self._answers():
             check()
             if process.poll() is not None:
                 raise NotServed(self._fault("it ended while starting"))
             if time.monotonic() > ends:
-                raise NotServed(self._fault(f"it was not ready after {settings.start_timeout:g} s"))
+                raise NotServed(self._fault(f"it was not ready after {serve.start_timeout:g} s"))
             time.sleep(CHECKS_S)
 
     def _watch(self) -> None:
         """Start the process again whenever it ends by itself, as often as the config allows. Say
         so, also when it is gone for good."""
-        for left in range(self._settings.restarts, -1, -1):
+        for left in range(self.serve.restarts, -1, -1):
             while self._process is not None and self._process.poll() is None:
                 if self._closed.wait(CHECKS_S):
                     return
@@ -155,5 +155,5 @@ class _Server:
 
     def _fault(self, what: str) -> str:
         log = self._log.read_bytes()[self._begins :][-200_000:].decode(errors="replace")
-        path = self._settings.path
+        path = self.serve.path
         return f"the server of {path}: {what}: {first_error(log)}\n  log: {self._log}"

@@ -73,7 +73,7 @@ def test_lists_are_not_used_because_flags_cannot_override_them():
 def attributes(path: Path) -> set[str]:
     """Every "a.b.c" of a module; names that a function gives to parts (`c = run.config.rollout`)
     are replaced by what they stand for. What `arguments(target, a.b)` passes by name is "a.b" with
-    each parameter of the target."""
+    each parameter of the target, and `plugged(config, "a.b")` reads "a.b"."""
     tree, found = ast.parse(path.read_text()), set()
     origins = {
         alias.name: node.module
@@ -93,6 +93,8 @@ def attributes(path: Path) -> set[str]:
         for node in ast.walk(scope):
             if isinstance(node, ast.Attribute):
                 found.add(written_out(node, names))
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "plugged":
+                found.add(f"config.{ast.literal_eval(node.args[1])}")
             elif isinstance(node, ast.Call) and ast.unparse(node.func) == "arguments":
                 if origins.get("arguments") == "evolver.config.keys":
                     target, group = node.args
