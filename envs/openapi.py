@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
+import os
 import re
 import shlex
 import signal
@@ -26,7 +28,7 @@ from pathlib import Path
 from urllib.parse import urljoin
 
 from envs import packages
-from envs.process import end
+from envs.process import end, end_with_parent
 from envs.values import Json
 
 METHODS = ("get", "put", "post", "delete", "patch")
@@ -85,7 +87,10 @@ def serving(command: str) -> Iterator[str]:
     words = [word.replace(PORT, str(port)) for word in shlex.split(command)]
     try:
         # MCP speaks over standard output, which the service must not share.
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=2)
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=2,
+            preexec_fn=functools.partial(end_with_parent, os.getpid()),
+        )  # fmt: skip
     except OSError as error:
         raise Unusable(f"{command!r} cannot be started: {error}") from None
     try:

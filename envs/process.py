@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import ctypes
 import functools
 import itertools
 import json
@@ -32,6 +33,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 MAX_MESSAGE = 16 << 20  # bytes of one reply
 MAX_NOISE = 1 << 20  # bytes of other output while a reply is awaited
 STDERR_KEPT = 4096  # bytes of stderr quoted in an error message
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of sys/prctl.h
 OURS = ("configs", "envs", "evolver", "experiments", "models", "rl", "run.py")
 
 
@@ -267,6 +269,15 @@ def unpack(reply: Json, env: str, op: str) -> Any:
     if reply["kind"] == "ValueError" and op not in ("step", "evaluate"):
         raise ValueError(reply["error"])  # the request itself was wrong
     raise WorldError(f"{reply['kind']} in {env} {op}: {reply['error']}")
+
+
+def end_with_parent(parent: int) -> None:
+    """Ask Linux to terminate this process, which was just forked, when its parent dies, also if
+    that is killed. parent: the parent's process id, as it may have died already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def end(process: subprocess.Popen[bytes], seconds: float) -> None:

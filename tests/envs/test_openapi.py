@@ -2,9 +2,9 @@
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -83,16 +83,16 @@ def test_the_description_may_be_a_file(tmp_path):
         assert '"attic": true' in used(world, "lamps")
 
 
-def test_a_service_ends_with_its_world_also_if_it_is_terminated():
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_service_ends_with_its_world_however_that_ends(number):
     pipe = subprocess.PIPE
     bridge = subprocess.Popen([*BRIDGE, SERVICE], cwd=ROOT, stdin=pipe, stdout=pipe)
     try:
         assert wait_until(lambda: children(bridge.pid))
         started = children(bridge.pid)
-        time.sleep(0.5)  # a signal while the bridge still starts the service would leave it
-        bridge.terminate()
-        assert bridge.wait(20) == 143
-        assert not any(map(is_running, started))
+        bridge.send_signal(number)
+        assert bridge.wait(20) in (143, -signal.SIGTERM, -signal.SIGKILL)
+        assert wait_until(lambda: not any(map(is_running, started)))
     finally:
         bridge.kill()
 
