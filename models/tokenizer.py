@@ -81,6 +81,38 @@ class Tokenizer:
         ends: Iterable[int] = (),
     ):
         self._settings = dict(settings or {})
+        added, stated = self._read(json_text, source)
+        missing = [name for name in REQUIRED if name not in added]
+        if missing and (render != "auto" or template in ("", QWEN25)):
+            needs = "Qwen2.5's template" if render == "auto" else f"template.render={render}"
+            raise TokenizerError(
+                f"{source}: lacks the special tokens {', '.join(missing)} of ChatML, which {needs}"
+                f" needs{'' if template else ', and has no chat template of its own'}. Rename"
+                " reserved tokens of its tokenizer.json to these, or choose a checkpoint that has"
+                f" {'them' if template else 'a chat_template.jinja'}"
+            )
+        self._check_ids(added, stated, source)
+        actual = self._original.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max(actual.values())
+        self._longest = max(map(len, actual))  # characters of a token, which spells bytes or text
+        self._header: list[int] = []  # of a turn, if it has the same ids alone
+        self.calls: str = self._settings.get("call_format", "")
+        if not missing:
+            self.endoftext, self.im_start, self.im_end = (added[name] for name in REQUIRED)
+        self._named = {
+            key: token["content"] if isinstance(token, dict) else token
+            for key in VARIABLES
+            if (token := self._settings.get(key))
+        }
+        listed = {id: name for name, id in self._control.items()}
+        self._choose(source, template, render, [listed[id] for id in ends if id in listed])
+
+    def _read(
+        self, json_text: str, source: str
+    ) -> tuple[dict[str, int], list[tuple[str, str, int]]]:
+        """Make the tokenizer that decodes and the one that encodes text, in which the spelling of
+        control tokens is plain text. Return {added token: id}, and (file, added token, the id that
+        it states)."""
         try:
             spec = json.loads(json_text)
             listed = {token["content"]: token for token in spec["added_tokens"]}
@@ -106,15 +138,13 @@ class Tokenizer:
                 f"{source}: tokenizer.json cannot be read with the tokens of tokenizer_config.json"
                 f" ({error})"
             ) from None
-        missing = [name for name in REQUIRED if name not in added]
-        if missing and (render != "auto" or template in ("", QWEN25)):
-            needs = "Qwen2.5's template" if render == "auto" else f"template.render={render}"
-            raise TokenizerError(
-                f"{source}: lacks the special tokens {', '.join(missing)} of ChatML, which {needs}"
-                f" needs{'' if template else ', and has no chat template of its own'}. Rename"
-                " reserved tokens of its tokenizer.json to these, or choose a checkpoint that has"
-                f" {'them' if template else 'a chat_template.jinja'}"
-            )
+        return added, stated
+
+    def _check_ids(
+        self, added: Mapping[str, int], stated: Sequence[tuple[str, str, int]], source: str
+    ) -> None:
+        """Raise TokenizerError if added tokens have other ids than the files state, or if text can
+        spell a control token. Learn which ids of the encoder stand for other ones."""
         actual = self._original.get_vocab(with_added_tokens=True)
         for file, name, id in stated:
             if actual.get(name) != id:
@@ -137,19 +167,6 @@ class Tokenizer:
                 f"{source}: the text {forged[0]} has the id of the control token, so that anybody"
                 " could write it"
             )
-        self.vocab_size = 1 + max(actual.values())
-        self._longest = max(map(len, actual))  # characters of a token, which spells bytes or text
-        self._header: list[int] = []  # of a turn, if it has the same ids alone
-        self.calls: str = self._settings.get("call_format", "")
-        if not missing:
-            self.endoftext, self.im_start, self.im_end = (added[name] for name in REQUIRED)
-        self._named = {
-            key: token["content"] if isinstance(token, dict) else token
-            for key in VARIABLES
-            if (token := self._settings.get(key))
-        }
-        listed = {id: name for name, id in self._control.items()}
-        self._choose(source, template, render, [listed[id] for id in ends if id in controls])
 
     def _choose(self, source: str, template: str, render: str, ends: Sequence[str]) -> None:
         """Set the chat template. Raises TokenizerError if there is none that can be used."""
