@@ -162,7 +162,7 @@ def test_update_memory_does_not_grow_with_vocabulary_times_length():
         update = learner.make_update(forward, optimizer=tx, loss=ppo)
         rows = dict.fromkeys(("tokens", "positions", "segments"), np.int32)
         rows |= dict.fromkeys(("mask", "guided"), bool)
-        rows |= dict.fromkeys(("advantage", "logp", "old_logp"), np.float32)
+        rows |= dict.fromkeys(("advantage", "logp", "old_logp", "weight"), np.float32)
         args = {name: jax.ShapeDtypeStruct((1, 1, row), dtype) for name, dtype in rows.items()}
         state = learner.state_shapes(config, tx, None)
         lowered = update.jitted.lower(state, args, np.float32(0), np.uint32(0))
