@@ -138,34 +138,21 @@ def test_a_wheel_holds_every_file_of_the_code_and_runs_elsewhere(tmp_path):
     pytest.importorskip(
         "setuptools", minversion="77", reason="`make test-slow` installs requirements/dev.txt"
     )
-    floors = (
-        *process.OURS,
-        "requirements",
-        "requirements.txt",
-        "pyproject.toml",
-        "README.md",
-        "LICENSE",
-    )
-    wanted = {name_of(path) for path in files() if name_of(path).split("/")[0] in floors}
+    code = (*process.OURS, "command.py")
+    beside = ("requirements", "requirements.txt", "pyproject.toml", "README.md", "LICENSE")
+    names = list(map(name_of, files()))
+    wanted = {name for name in names if name.split("/")[0] in (*code, *beside)}
     for name in wanted:
         (tmp_path / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "clone" / name).write_bytes((ROOT / name).read_bytes())
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-    ]
-    subprocess.run([*pip, "--wheel-dir", str(tmp_path), "./clone"], cwd=tmp_path, check=True)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet"]
+    pip += ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(tmp_path)]
+    subprocess.run([*pip, "./clone"], cwd=tmp_path, check=True)
     (wheel,) = tmp_path.glob("evolver-*.whl")
     with zipfile.ZipFile(wheel) as packed:
         held = {name for name in packed.namelist() if ".dist-info/" not in name}
         packed.extractall(tmp_path / "site-packages")
-    assert held == {name for name in wanted if name.split("/")[0] in process.OURS}
+    assert held == {name for name in wanted if name.split("/")[0] in code}
     main = "import sys; from command import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
         [sys.executable, "-c", main, "plan", "--config=configs/quickstart.py"], cwd=tmp_path,
