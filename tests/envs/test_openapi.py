@@ -83,15 +83,15 @@ def test_the_description_may_be_a_file(tmp_path):
         assert '"attic": true' in used(world, "lamps")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_service_ends_with_its_world_however_that_ends(number):
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_service_ends_with_its_world_however_that_ends(number, code):
     pipe = subprocess.PIPE
     bridge = subprocess.Popen([*BRIDGE, SERVICE], cwd=ROOT, stdin=pipe, stdout=pipe)
     try:
         assert wait_until(lambda: children(bridge.pid))
         started = children(bridge.pid)
         bridge.send_signal(number)
-        assert bridge.wait(20) in (143, -signal.SIGTERM, -signal.SIGKILL)
+        assert bridge.wait(20) == code
         assert wait_until(lambda: not any(map(is_running, started)))
     finally:
         bridge.kill()
