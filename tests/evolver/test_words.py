@@ -308,7 +308,7 @@ class TestWording:
         )
         assert distinguishing(rows, "O11", []) == ["Rome"]
         assert distinguishing(rows, "O13", []) in (["Friday"], ["basic"])
-        assert distinguishing(rows, "O12", [])
+        assert sorted(distinguishing(rows, "O12", [])) in (["Monday", "Oslo"], ["Oslo", "flex"])
         assert distinguishing(cells("seats", "window 4A\nwindow 5A"), "4A", []) is None
         assert distinguishing(cells("people", "P11 Ann gold"), "P11", []) == []
         listed = cells(
