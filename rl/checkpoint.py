@@ -9,11 +9,13 @@ is used. A damaged metric costs only the rank among the best.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import shutil
 import sys
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -60,6 +62,7 @@ class Checkpoints:
         self.seconds, self.failed = 0.0, 0
         self._error = ""  # of the last save
         self._pending = -1  # the step being written, -1 = none
+        self._stale = False  # the manager does not know which checkpoints there are
         _drop_damaged_metrics(self.directory)
         self._manager = ocp.CheckpointManager(
             self.directory,
@@ -180,13 +183,25 @@ class Checkpoints:
         else:
             self._error = "" if self._pending >= 0 else self._error
         self._pending = -1
+        if self._stale:
+            self._look()
         self._end_replacing()
 
     def _fail(self, step: int, error: Exception) -> None:
         self.failed += 1
         self._error = f"the checkpoint of step {step} was not written: {_reason(error)}"
         log.warning("%s; earlier checkpoints are not affected", self._error)
-        self._manager.reload()
+        if jax.process_count() == 1:  # else other processes may still write their part
+            _end_waiting()
+        self._stale = True
+        self._look()
+
+    def _look(self) -> None:
+        """Ask the directory again which checkpoints there are, now or, where no file can be opened,
+        the next time."""
+        with contextlib.suppress(OSError):
+            self._manager.reload()
+            self._stale = False
 
     def _check_room(self, state: Any) -> None:
         needed = sum(x.nbytes for x in jax.tree.leaves(state))
@@ -240,6 +255,20 @@ class Checkpoints:
                 path.rename(self.directory / path.name)
         if not _all_agree(not replaced):
             self._manager.reload()
+
+
+def _end_waiting() -> None:
+    """End the threads of a save that failed. Each waits five minutes for a signal that nobody sends
+    any more, and Python waits for them at its exit: orbax has no public way to wake them."""
+    # A version of orbax that lacks these names ends its threads when their time is up.
+    with contextlib.suppress(ImportError, AttributeError):
+        from orbax.checkpoint._src.futures import future
+
+        for thread in threading.enumerate():
+            if isinstance(thread, future._SignalingThread):
+                thread.cancel()
+                operation = thread._operation_id
+                future.set_signals(thread._receive_signals, operation_id=operation)
 
 
 def report_once() -> None:

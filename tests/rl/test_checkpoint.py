@@ -163,6 +163,38 @@ def test_a_full_disk_costs_one_save_and_no_checkpoint(tmp_path):
     assert error.endswith("the last checkpoint is of step 1") and steps == "[3]"
 
 
+NO_DESCRIPTORS = """
+import os, resource, sys, threading, jax.numpy as jnp
+from rl.checkpoint import Checkpoints
+checkpoints = Checkpoints(sys.argv[1], keep=1)
+state = {"w": jnp.ones((100, 100)), "b": jnp.ones(100)}
+checkpoints.save(1, state, {})
+checkpoints.wait()
+before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+for left in range(12):
+    few = len(os.listdir("/proc/self/fd")) - 1 + left
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
+    checkpoints.save(2 + left, state, {})
+    checkpoints._settle()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+checkpoints.close()
+print(checkpoints.failed)
+for thread in threading.enumerate():
+    if not thread.daemon and thread is not threading.main_thread():
+        thread.join(20)
+        print(thread.is_alive())
+"""
+
+
+def test_no_thread_of_a_save_that_failed_keeps_the_process_alive(tmp_path):
+    process = started(NO_DESCRIPTORS, str(tmp_path))
+    try:
+        failed, *threads_left = lines_of(process)
+    finally:
+        process.kill()
+    assert int(failed) >= 1 and "True" not in threads_left
+
+
 def test_too_little_disk_space_is_reported_before_anything_is_written(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path, keep=2)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000}))
