@@ -63,6 +63,16 @@ def needs_reference(config: ConfigDict) -> bool:
     return bool(config.loss.kl_coef) or any(getattr(p, "needs_reference", False) for p in used)
 
 
+def networks(config: ConfigDict) -> int:
+    """Return how many networks train: one, or two with a critic of its own."""
+    return getattr(plugs.load("recipe", config.recipe.name), "networks", 1)
+
+
+def state_passes(config: ConfigDict) -> int:
+    """Return the passes over a step's rows that its recipe adds, such as those of a critic."""
+    return getattr(plugs.load("recipe", config.recipe.name), "passes", 0)
+
+
 def replaces_outcome(config: ConfigDict) -> bool:
     """Return True if a judge scores attempts at synthetic tasks, False if the world does."""
     judge = plugs.load("questioning.judge", config.questioning.judge.name)

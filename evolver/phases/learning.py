@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -115,20 +115,10 @@ def learn(
         metrics["advantage/mean"] = float(np.mean([balance(learner, batch) for batch in batches]))
     metrics |= mismatch.figures(batches, version, recomputed=c.loss.old_logp == "recomputed")
     measured: list[dict[str, float]] = []
-    planned, total = updates_of_a_step(c), c.learner.epochs * len(batches)
     with timed("update") as seconds:
-        for epoch in range(c.learner.epochs):
-            draw = np.random.default_rng(seed_of(c.seed, "batches", step, epoch))
-            for i in draw.permutation(len(batches)):
-                run.progress.phase("update", len(measured), total)
-                learner.state, values = learner.update(
-                    learner.state,
-                    batches[i],
-                    position=planned * (step - 1 + len(measured) / total),
-                    seed=seed_of(c.seed, "rounding", step, len(measured)) % 2**32,
-                )
-                note_tokens(batches[i], values.pop("logp_RT"))
-                measured.append({name: float(value) for name, value in values.items()})
+        for batch, values in updates(run, learner, batches, step):
+            note_tokens(batch, values.pop("logp_RT"))
+            measured.append({name: float(value) for name, value in values.items()})
     metrics |= seconds | merged(measured)
     if learner.renews and step % c.loss.renew_reference == 0:
         learner.renew_reference()
@@ -136,6 +126,27 @@ def learn(
     if warning:
         run.progress.say(f"step {step}: {warning}")
     return metrics | {"alarm/weights": float(bool(warning))}
+
+
+def updates(
+    run: Run, learner: Learner, batches: Sequence[Packed], step: int
+) -> Iterator[tuple[Packed, dict[str, jax.Array]]]:
+    """Make one optimizer step per mini-batch and epoch, in an order that is drawn anew for each
+    epoch. Yield each mini-batch with the metrics of its update."""
+    c, done = run.config, 0
+    planned, total = updates_of_a_step(c), c.learner.epochs * len(batches)
+    for epoch in range(c.learner.epochs):
+        draw = np.random.default_rng(seed_of(c.seed, "batches", step, epoch))
+        for i in draw.permutation(len(batches)):
+            run.progress.phase("update", done, total)
+            learner.state, values = learner.update(
+                learner.state,
+                batches[i],
+                position=planned * (step - 1 + done / total),
+                seed=seed_of(c.seed, "rounding", step, done) % 2**32,
+            )
+            yield batches[i], values
+            done += 1
 
 
 def balance(learner: Learner, batch: Packed) -> float:

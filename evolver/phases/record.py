@@ -44,8 +44,9 @@ class Recorder:
         self.system = ""  # message with which the policy trains, "" if it is not one
         self._updates = -1  # those of the last complete step
         self._saved_at = time.monotonic()
-        if found := self.checkpoints.restore(run.learner.saved):
+        if found := self.checkpoints.restore(arrays(run)):
             _, state, self.manifest = found
+            run.recipe.load_arrays(run, state.pop("recipe", {}))
             run.learner.restore(state)
             self.load_manifest()
             learning.sync(run, run.step)
@@ -207,7 +208,7 @@ class Recorder:
             run.workdir.log_card(pool.card())
             tasks += pool.tasks.values()
         run.workdir.log_tasks(tasks)
-        checkpoint = run.step, run.learner.saved, self.manifest
+        checkpoint = run.step, arrays(run), self.manifest
         self.checkpoints.save(*checkpoint, metric=metric, replace=replace)
         self._saved_at = time.monotonic()
 
@@ -230,6 +231,12 @@ class Recorder:
                 self.run.workdir.log_trajectories(f"extra_{step:06d}", records[count:])
         if evaluated_at(c, step):
             self.sinks.rollouts(step, trajectories, fates)
+
+
+def arrays(run: Run) -> learner.State:
+    """Return the arrays that a checkpoint holds: the learner's and those of the recipe, if any."""
+    own = run.recipe.arrays(run)
+    return run.learner.saved | ({"recipe": own} if own else {})
 
 
 def states(run: Run) -> dict[str, Any]:

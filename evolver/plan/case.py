@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from evolver.config.checks.machine import KERNELS, mesh_error
-from evolver.config.derived import needs_reference, weight_dtype
+from evolver.config.derived import needs_reference, networks, weight_dtype
 from evolver.config.paths import model_folder
 from evolver.learner import make_layout
 from evolver.llm.questions import INITIAL_POLICY
@@ -276,6 +276,9 @@ def kept(config: Any, shape: qwen.Config) -> Iterator[Kept]:
     if rank:
         yield Kept("parameters", f"{master} adapters", trained, BYTES[master])
     yield Kept("optimizer", "two float32 moments", trained, 8, c.optim.offload)
+    for _ in range(networks(c) - 1):
+        yield Kept("parameters", f"{master} weights of another network", trained, BYTES[master])
+        yield Kept("optimizer", "its two float32 moments", trained, 8, c.optim.offload)
     # With adapters, the unchanged weights are the initial policy.
     if needs_reference(c) and (not rank or c.loss.renew_reference):
         words, on_host = f"{master} reference policy", c.loss.reference == "host"
@@ -291,7 +294,7 @@ def sizes(config: Any, shape: qwen.Config) -> dict[str, int]:
     return {
         "parameters": count,
         "trained": trained,
-        "checkpoint": trained * (8 + master),
+        "checkpoint": trained * (8 + master) * networks(config),
         "adapters": trained * master,
         "sync": count * BYTES[config.model.dtype],
         "policy": count * BYTES["bfloat16"],

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from evolver.config.derived import needs_reference, weight_dtype
+from evolver.config.derived import needs_reference, networks, state_passes, weight_dtype
 from evolver.llm.roles import engine_context
 from evolver.plan import analytic
 from evolver.plan.amounts import checkpoints, evaluated_episodes
@@ -200,7 +200,7 @@ def learner_phases(case: Case) -> dict[str, Phase]:
     remat = c.model.remat in ("full", "attention")
     local = (shape, tokens / devices * tensor, case.micro_batches)
     sizes = {"dtype": c.model.dtype, "tensor": tensor}
-    passes = (c.loss.old_logp == "recomputed") + needs_reference(c)
+    passes = (c.loss.old_logp == "recomputed") + needs_reference(c) + state_passes(c)
     return {
         "update": phase(
             case.target,
@@ -208,7 +208,7 @@ def learner_phases(case: Case) -> dict[str, Phase]:
             moved=analytic.update_bytes(*local, shards=devices // c.mesh.data, **sizes),
             sent=bytes_sent(case.programs.get("update"), devices),
             tokens=tokens,
-            repeat=c.learner.updates * c.learner.epochs,
+            repeat=c.learner.updates * c.learner.epochs * networks(c),
         ),
         "logp": phase(
             case.target,

@@ -13,6 +13,7 @@ from evolver.build import Run
 from evolver.metrics import Metrics
 from evolver.parts import Parts
 from evolver.phases import extraction, learning, refill, rollouts, tasks
+from rl.learner import State
 from rl.packing import Packed
 from rl.trajectory import Trajectory
 
@@ -23,6 +24,7 @@ RECIPES = {
     "webrl": "evolver.recipes.webrl:WebRL",
     "tree": "evolver.recipes.tree:Tree",
     "critic": "evolver.recipes.critic:Critic",
+    "separate_critic": "evolver.recipes.separate_critic:SeparateCritic",
     "coevolve": "evolver.recipes.coevolve:CoEvolve",
     "evolutionary": "evolver.recipes.evolutionary:Evolutionary",
     "dual_role": "evolver.recipes.dual_role:DualRole",
@@ -37,6 +39,8 @@ class Recipe:
     """The standard step. `step` is the number of the training step, from 1."""
 
     needs_reference = False  # True: `weigh` reads `ref_logp_RT`, whatever `loss.kl_coef` is
+    passes = 0  # further passes over the rows of a step; for the plan
+    networks = 1  # those that train; for the plan
     # False for a rollout that has no signal, whatever its group has; None: all have
     trains: Callable[[Trajectory], bool] | None = None
 
@@ -103,3 +107,10 @@ class Recipe:
 
     def load_state(self, state: Any) -> None:
         """Continue from what `state` returned."""
+
+    def arrays(self, run: Run) -> State:
+        """Return the arrays that later steps depend on, a pytree which a checkpoint holds."""
+        return {}
+
+    def load_arrays(self, run: Run, arrays: State) -> None:
+        """Continue from what `arrays` returned."""

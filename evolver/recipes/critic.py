@@ -5,7 +5,7 @@ is compared with what was expected before it.
 The first paper reports that PPO does better than other methods of online policy gradients. There
 the critic is a network of its own, or shares its layers with the policy; here its layers are the
 policy's, which its loss changes only with the loss `actor_critic`, and its head is fitted in closed
-form: no second model in memory, and no learning rate.
+form: no second model in memory, and no learning rate. `separate_critic` is the network of its own.
 
     config.recipe.name = "critic"
     config.loss.name = "actor_critic"  # or another, which leaves the critic's loss out
@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from evolver import grading
 from evolver.build import Run
+from evolver.learner import Learner
 from evolver.metrics import Metrics
 from evolver.parts import Parts
 from evolver.phases.learning import in_rows
@@ -45,6 +46,7 @@ class Critic(Recipe):
     """
 
     gives_values = True  # to losses that need them; the config is checked for it
+    passes = 1
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class Critic(Recipe):
             on_NK[n, : len(trajectory.turns)] = [turn.trains for turn in trajectory.turns]
         if not on_NK.any():
             return
-        state_nD = features(states(run, fit))
+        state_nD = features(states(run.config, self.judging(run), fit))
         if self.weight_D is None:
             self.weight_D = np.zeros(state_nD.shape[1])
         value_NK = np.zeros(on_NK.shape)
@@ -92,6 +94,10 @@ class Critic(Recipe):
             turn.advantage = float(advantage)
             later = [0.0] * (len(turn.completion.tokens) - 1)
             turn.channels |= {"return": [float(value), *later], "judged": [1.0, *later]}
+
+    def judging(self, run: Run) -> Learner:
+        """Return the learner whose network sees the states that are judged."""
+        return run.learner
 
     def weigh(self, batches: Sequence[Packed]) -> Metrics:
         """Give the loss the values of states, by the head that was fitted on this step."""
@@ -139,11 +145,11 @@ def features(state_nD: np.ndarray) -> np.ndarray:
     return np.concatenate([scaled_nD, np.ones((len(state_nD), 1))], axis=1)
 
 
-def states(run: Run, trajectories: Sequence[Trajectory]) -> np.ndarray:
-    """Return the policy's last hidden state before each turn that trains, (n, D) float32: what it
-    knows when it begins to speak, without experience."""
-    forward, learner = run.learner.logp.forward, run.learner
-    packed = in_rows(run.config, list(itertools.chain.from_iterable(map(samples, trajectories))))
+def states(config: Any, learner: Learner, trajectories: Sequence[Trajectory]) -> np.ndarray:
+    """Return a network's last hidden state before each turn that trains, (n, D) float32: what the
+    policy knows when it begins to speak, without experience."""
+    forward = learner.logp.forward
+    packed = in_rows(config, list(itertools.chain.from_iterable(map(samples, trajectories))))
     turns = [turn for t in trajectories for turn in t.turns if turn.trains]
     ends = np.cumsum([len(turn.completion.tokens) for turn in turns])
     width = packed.tokens_RT.shape[1]

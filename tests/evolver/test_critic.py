@@ -13,6 +13,7 @@ from envs.world import Evaluation
 from evolver.config.checks.contradictions import recipe_contradictions
 from evolver.parts import Parts
 from evolver.recipes.critic import Critic, features, fitted, gae, states
+from evolver.recipes.separate_critic import squared_error
 from models import qwen
 from rl import learner, losses
 from rl.forward import Forward, device_batch, token_logp
@@ -96,7 +97,7 @@ def expected_state(params, one):
 @pytest.mark.parametrize("share", [False, True])
 def test_states_are_what_the_policy_knows_before_each_turn(share):
     run, rollouts = made(share), played()
-    found_nD = states(run, rollouts)
+    found_nD = states(run.config, run.learner, rollouts)
     turns = [one for rollout in rollouts for one in rollout.turns]
     assert found_nD.shape == (len(turns), CONFIG.d_model)
     for state_D, one in zip(found_nD, turns):
@@ -128,7 +129,7 @@ def test_the_loss_finds_the_values_that_the_critic_gave(share):
     packed = pack(list(itertools.chain.from_iterable(map(samples, rollouts))), ROW, share=share)
     critic.weigh([packed])
     forward, params = run.learner.logp.forward, run.learner.state["params"]
-    expected_n = features(states(run, rollouts)) @ critic.weight_D
+    expected_n = features(states(run.config, run.learner, rollouts)) @ critic.weight_D
 
     def judged(params):
         batch = device_batch(packed, None, 2, 0)
@@ -193,12 +194,49 @@ def test_features_have_a_length_near_one_and_a_constant():
     assert (found_nD[:, -1] == 1).all()
 
 
-@pytest.mark.parametrize("loss", ["ppo", "actor_critic"])
-def test_a_run_with_a_critic_resumes_bit_for_bit(loss, finish):
-    words = ["--config.recipe.name=critic", f"--config.loss.name={loss}", "--config.eval.every=0"]
+@pytest.mark.parametrize(
+    "recipe, loss, rank",
+    [
+        ("critic", "ppo", 0),
+        ("critic", "actor_critic", 0),
+        ("separate_critic", "ppo", 0),
+        ("separate_critic", "ppo", 2),
+    ],
+)
+def test_a_run_with_a_critic_resumes_bit_for_bit(recipe, loss, rank, finish):
+    words = [f"--config.recipe.name={recipe}", f"--config.loss.name={loss}"]
+    words += [f"--config.lora.rank={rank}", "--config.eval.every=0"]
     whole = finish("whole", *words)
     parts = finish("parts", *words, "--config.steps=2")
     finish("parts", *words)
     whole, parts = figures(whole), figures(parts)
     assert whole == parts and all("critic/value" in line for line in whole[1:])
-    assert ("critic/error" in whole[-1]) == (loss == "actor_critic")
+    assert ("critic/error" in whole[-1]) == (recipe == "separate_critic" or loss == "actor_critic")
+
+
+def test_a_separate_critic_trains_its_own_network_and_leaves_the_policys_alone(finish):
+    """The policy's first update is the same with either critic, as both expect 0; later advantages
+    depend on which network sees the states."""
+    words = ["--config.loss.name=ppo", "--config.eval.every=0", "--config.steps=2"]
+    runs = [
+        figures(finish(name, f"--config.recipe.name={name}", *words))
+        for name in ("critic", "separate_critic")
+    ]
+    shared, separate = (run[1] for run in runs)
+    own = {"critic/error"}
+    assert {name: separate[name] for name in separate.keys() - own} == shared
+    assert separate["critic/error"] > 0
+    assert runs[0][2]["critic/value"] != runs[1][2]["critic/value"]
+
+
+def test_the_error_of_a_separate_critic_is_the_term_of_a_shared_one():
+    draw = np.random.default_rng(0)
+    on = jnp.array([[1.0, 0.0, 1.0]])
+    channels = {name: jnp.array(draw.normal(size=(1, 3))) for name in ("value", "return")}
+    logp_RT, old_RT, advantage_RT = (jnp.array(draw.normal(size=(1, 3))) for _ in range(3))
+    tokens = losses.Tokens(
+        logp_RT, old_RT, advantage_RT, on < 0, jnp.ones((1, 3), jnp.int32), on >= 0,
+        {**channels, "judged": on},
+    )  # fmt: skip
+    both, one = (actor_critic(tokens, value_coef=coef)[0] for coef in (2.0, 1.0))
+    np.testing.assert_allclose(squared_error(tokens)[0], both - one, rtol=1e-5, atol=1e-6)

@@ -235,6 +235,12 @@ def test_evaluations_that_never_happen_are_not_planned():
             12,
         ),
         (["loss.reference=host"], "12 (float32 weights, two float32 moments), and 4 in host", 12),
+        (
+            ["loss.kl_coef=0.0", "recipe.name=separate_critic"],
+            "24 (float32 weights, two float32 moments, float32 weights of another network, its two"
+            " float32 moments)",
+            24,
+        ),
     ],
 )
 def test_sizes_follow_what_is_kept_and_where(overrides, state, checkpoint):
