@@ -44,7 +44,7 @@ class Tools:
     state: dict[str, str]
 
     def __init_subclass__(cls) -> None:
-        functions = [tool["function"] for tool in cls.schemas]
+        functions = [schema["function"] for schema in cls.schemas]
         cls.summaries = wording.summaries({f["name"]: f["description"] for f in functions})
         cls.desk_schemas = [
             tool(name, f"{name.capitalize()} {cls.family.subject}.", id=cls.family.id)
