@@ -2,26 +2,24 @@
 every run."""
 
 import atexit
-import importlib.util
-import mmap
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
-from pathlib import Path
 
 import hypothesis
 
+FEW_KERNELS = "--xla_cpu_use_fusion_emitters=false"
 
-def jaxlib_has(flag: bytes) -> bool:
-    """Return True if XLA knows a flag; one that it does not know would end the process."""
-    found = importlib.util.find_spec("jaxlib")
-    for path in Path(found.origin).parent.glob("*.so") if found else ():
-        with open(path, "rb") as file:
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
-                if library.find(flag) >= 0:
-                    return True
-    return False
+
+def xla_knows(flag: str) -> bool:
+    """Return True if XLA knows a flag; one that it does not know ends the process."""
+    environment = os.environ | {"XLA_FLAGS": flag}
+    code = "import jax.numpy; jax.numpy.arange(2) + 1"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    return not done.returncode
 
 
 # Before anything imports jax. An accelerator would change the numbers that parity tests compare.
@@ -30,8 +28,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # Kernels that XLA makes by MLIR take twice as long to compile as those that it makes by LLVM alone.
 if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and "XLA_FLAGS" not in os.environ:
-    if jaxlib_has(b"xla_cpu_use_fusion_emitters"):
-        os.environ["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false"
+    os.environ["XLA_FLAGS"] = FEW_KERNELS if xla_knows(FEW_KERNELS) else ""  # for workers, too
 # A program that one test compiled is read by the next, in this process and in those that it starts.
 # Smaller ones are compiled in less time than they are read in.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
