@@ -113,8 +113,10 @@ def alike(
 
 
 def counted(config: Any, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Return the rollouts that are not void."""
-    return [t for t in trajectories if not void_reason(t, config.learner.drop)]
+    """Return the rollouts that advantages are made from: those that are neither void nor
+    replaced."""
+    drop = config.learner.drop
+    return [t for t in trajectories if not t.replaced and not void_reason(t, drop)]
 
 
 def shape(config: Any, reward: Reward, trajectories: Sequence[Trajectory], step: int) -> None:
@@ -127,10 +129,9 @@ def shape(config: Any, reward: Reward, trajectories: Sequence[Trajectory], step:
 def assign(
     config: Any, estimator: Estimator, trajectories: Sequence[Trajectory], step: int
 ) -> None:
-    """Write an advantage into each turn. Void rollouts get no advantage and are excluded from the
-    estimator's statistics, as are the groups that `rollout.refill` replaces."""
-    replaced = alike(config, estimator, trajectories) if config.rollout.refill else set()
-    rewarded = [t for t in counted(config, trajectories) if t.group not in replaced]
+    """Write an advantage into each turn. Rollouts that are void or replaced get none and are
+    excluded from the estimator's statistics."""
+    rewarded = counted(config, trajectories)
     if not rewarded:
         return
     batch = Batch.of(rewarded, step)

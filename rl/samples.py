@@ -177,7 +177,7 @@ def drop_reasons(
       row: length of a packed row. A longer sample is "overlong" whatever `drop` says.
       version, max_staleness: see `stale`; None admits any age.
       drop: names of the gates to apply, out of REASONS. "no_signal" looks at what the other gates
-      leave of a group.
+      leave of a group; rollouts that were replaced have none, whatever `drop` says.
       drop_truncated: see `overlong`; has no effect unless `drop` names "overlong".
 
     Raises ValueError for an unknown name in `drop`.
@@ -189,6 +189,8 @@ def drop_reasons(
     def reason_of(trajectory: Trajectory) -> str | None:
         if void := void_reason(trajectory, drop):
             return void
+        if trajectory.replaced:
+            return "no_signal"
         if "stale" in drop and max_staleness is not None:
             if stale(trajectory, version=version, max_staleness=max_staleness):
                 return "stale"

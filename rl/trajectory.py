@@ -129,6 +129,7 @@ class Trajectory:
     restarted: str = ""  # why the episode was started again, in another world; "" = it was not
     draw: int = 0  # tells groups of one task apart, see `group`
     lost: Evaluation | None = None  # an evaluation that does not count, see `forfeit`
+    replaced: bool = False  # its group has no signal, and `rollout.refill` plays others instead
     reward: float | None = None  # what the plug `reward` made of the score; None = the score
 
     @property

@@ -16,7 +16,7 @@ def refill(
     rounds.
 
     This is DAPO's dynamic sampling (arXiv 2503.14476, section 3.2). Groups without signal stay in
-    the ledger, and `grading.assign` leaves them out. Returns all trajectories of the step and its
+    the ledger, and do not train. Returns all trajectories of the step and its
     metrics, with the judges' figures; `metrics` are those of the first round.
     """
     c, rounds = run.config.rollout, 0
@@ -37,6 +37,9 @@ def refill(
                 measured[name] += metrics.get(name, 0.0)
         metrics = metrics | measured
     if c.refill:
+        silent = grading.alike(run.config, run.estimator, trajectories)
+        for trajectory in trajectories:
+            trajectory.replaced = trajectory.group in silent
         speed = rollouts.generated(trajectories) / metrics["time/rollout"]
         metrics = metrics | {"rollout/refills": rounds, "time/tokens_per_s": speed}
     return trajectories, metrics | hosts.merge_metrics(run.grader.metrics())

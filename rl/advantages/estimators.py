@@ -46,10 +46,19 @@ adca = OfArrays(
 
 def tells_apart(estimator: Estimator, batch: Batch) -> bool:
     """Return True if the rollouts of a batch differ in their scores, or their turns in what else
-    the estimator may read. One that is none of this module may read everything."""
+    the estimator may read. One that is none of this module may read everything.
+
+    A world may give the score as the reward of the last turn: that says no more than the score.
+    """
     function = unbound(estimator)
     fields = function.fields if isinstance(function, OfArrays) else PER_TURN
-    per_turn = [getattr(batch, field)[batch.on_NK] for field in PER_TURN if field in fields]
+    reward_NK = batch.reward_NK.copy()
+    for n, trajectory in enumerate(batch.trajectories):
+        last = max(0, len(trajectory.turns) - 1)
+        if reward_NK[n, last] == trajectory.outcome:
+            reward_NK[n, last] = 0.0
+    own = {"label_NK": batch.label_NK, "reward_NK": reward_NK}
+    per_turn = [own[field][batch.on_NK] for field in PER_TURN if field in fields]
     return any(x.size and np.ptp(x) > 1e-6 for x in (batch.outcome_N, *per_turn))
 
 

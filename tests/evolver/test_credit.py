@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from functools import partial
 
@@ -13,6 +14,7 @@ from envs.world import Evaluation
 from evolver import grading
 from evolver.questioning import OutcomeJudge
 from rl.advantages import estimators
+from rl.samples import drop_reasons
 from rl.trajectory import StopReason
 from tests.evolver.toy import GREEN, tried
 from tests.evolver.toy import LEND as ORIGINAL
@@ -55,7 +57,7 @@ def group_of(draw, outcomes, labels=(1, 1)):
         trajectory = tried(GREEN, of=LEND)
         trajectory.draw, trajectory.evaluation = draw, Evaluation(outcome, outcome == 1)
         trajectory.stop, trajectory.turns[0].label = StopReason.DONE, label
-        trajectory.turns[0].completion.tokens = [1]
+        trajectory.turns[0].completion.tokens, trajectory.turns[0].completion.logprobs = [1], [0.0]
         members.append(trajectory)
     return members
 
@@ -78,6 +80,10 @@ def test_a_group_has_signal_if_the_estimator_can_tell_its_rollouts_apart(estimat
     config = base.get_config()
     played = [*group_of(1, (0.0, 1.0)), *group_of(2, (1.0, 1.0)), *group_of(3, (1.0, 1.0), (1, -1))]
     assert {draw for _, draw in grading.alike(config, estimator, played)} == silent
+    for trajectory in played:  # the world gives the score as the reward of the last turn, too
+        trajectory.turns.insert(0, copy.deepcopy(trajectory.turns[0]))
+        trajectory.turns[-1].reward = trajectory.outcome
+    assert {draw for _, draw in grading.alike(config, estimator, played)} == silent
     played[0].stop = StopReason.ENV_ERROR  # a lone rollout is compared with nobody
     assert {draw for _, draw in grading.alike(config, estimator, played)} == silent | {1}
 
@@ -85,10 +91,10 @@ def test_a_group_has_signal_if_the_estimator_can_tell_its_rollouts_apart(estimat
 def test_groups_that_are_refilled_are_in_no_statistics():
     config = base.get_config()
     with_signal, without = group_of(1, (0.0, 1.0)), group_of(2, (1.0, 1.0))
-    for refill, expected in ((0, [-1.73, 0.58, 0.58, 0.58]), (1, [-1.0, 1.0, 0.0, 0.0])):
-        config.rollout.refill = refill
+    for replaced, expected in ((False, [-1.73, 0.58, 0.58, 0.58]), (True, [-1.0, 1.0, 0.0, 0.0])):
         for t in without:
-            t.turns[0].advantage = 0.0
+            t.replaced, t.turns[0].advantage = replaced, 0.0
         grading.assign(config, whitened, [*with_signal, *without], 1)
         got = [t.turns[0].advantage for t in (*with_signal, *without)]
         np.testing.assert_allclose(got, expected, atol=0.01)
+    assert drop_reasons([*with_signal, *without], row=99, drop=()) == [None] * 2 + ["no_signal"] * 2

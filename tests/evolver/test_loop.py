@@ -265,19 +265,25 @@ def whitened(batch):
 
 @pytest.mark.parametrize(
     "estimator",
-    ["grpo", pytest.param("tests.evolver.test_loop:whitened", marks=pytest.mark.slow)],
+    [
+        "grpo",
+        "reinforce_pp",  # a recipe that asks no estimator
+        pytest.param("tests.evolver.test_loop:whitened", marks=pytest.mark.slow),
+    ],
 )
 def test_groups_without_signal_are_replaced_by_other_tasks(estimator, finish):
-    words = [
-        "--config.rollout.group=2",
-        "--config.eval.every=0",
-        f"--config.advantage.name={estimator}",
-    ]
+    named = "advantage" if estimator != "reinforce_pp" else "recipe"
+    words = ["--config.rollout.group=2", "--config.eval.every=0"]
+    words += [f"--config.{named}.name={estimator}"]
+    if named == "recipe":
+        words += ["--config.learner.drop=('cancelled', 'env_error', 'stale', 'overlong')"]
     BATCHES.clear()
     plain = finish("plain", *words)
     refilled = finish("refilled", *words, "--config.rollout.refill=9")
     before, after = lines(plain)[1:], lines(refilled)[1:]
-    if estimator == "grpo":
+    if named == "recipe":
+        assert all(line["ledger/trained"] == 6 for line in before)  # nothing is left out
+    elif estimator == "grpo":
         trained = [sum(line["ledger/trained"] for line in steps) for steps in (before, after)]
         assert trained[0] < min(6 * len(before), trained[1])  # some tasks had no signal
     else:  # all rounds of a step are one batch
