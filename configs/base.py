@@ -115,7 +115,7 @@ class Template(Plug):
 
     name: str = "causal"
     """causal, brief (a line per tool), latest (the last observation only), reasoning_augmented,
-    sliding_window, self_managing."""
+    sliding_window, self_managing, summarised_window."""
     show_tools: bool = True
     """List the tools in the system message; False for a policy that has memorised them."""
     render: Literal["auto", "qwen2.5", "qwen3"] = "auto"
@@ -420,15 +420,15 @@ class Reward(Plug):
     """The stage at which outcomes are shaped before they are compared; scores stay as they are."""
 
     name: str = "score"
-    """score, overlong (DAPO's penalty of long rollouts)."""
+    """score, overlong (DAPO's penalty of long rollouts), novelty (a bonus for new states)."""
 
 
 class Advantage(Plug):
     """The advantage estimator: from outcomes and labels to one number per turn."""
 
     name: str = "grpo"
-    """grpo, rloo, dr_grpo, loop, gigpo, turn_rloo, adca (needs attributing; args.norm is bounded by
-    default, and "trajectory" is the paper's)."""
+    """grpo, rloo, dr_grpo, loop, gigpo, turn_rloo, spiral (for players of a game), adca (needs
+    attributing; args.norm is bounded by default, and "trajectory" is the paper's)."""
     synthetic: Weight = 1.0
     """Factor on the advantages of synthetic tasks."""
     worlds: dict[str, Weight] = {}
@@ -439,7 +439,7 @@ class Loss(Plug):
     """The loss: a policy objective per token, and what is added to it."""
 
     name: str = "ppo"
-    """ppo, gspo, cispo, nll, webrl, empo2."""
+    """ppo, gspo, cispo, nll, webrl, empo2, actor_critic."""
     aggregate: Literal[
         "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
     ] = "token-mean"

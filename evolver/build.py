@@ -174,7 +174,7 @@ def build(
         closing.callback(lambda: stop.finish(initial.close()))
     parts = Parts(make_world, chat, c.llm.shown, c.model.path)
     grader = make_grader(c, parts)
-    recipe: Any = plugged(c, "recipe")(parts)
+    recipe = make_recipe(c, parts)
     tasks = make_tasks(c, originals, held_out, given, parts)
     actor, worlds = make_actor(c, engine, tokenizer, chat), Worlds(make_world)
     run = Run(
@@ -250,6 +250,18 @@ def remembering(run: Run) -> dict[str, Any]:
             "navigating.refine": run.navigating.refiner,
         }
     return {key: plug for key, plug in made.items() if hasattr(plug, "load_state")}
+
+
+def make_recipe(config: Any, parts: Parts) -> Any:
+    """Return the recipe. Raises RunError for one that was not set up."""
+    recipe: Any = plugged(config, "recipe")(parts)
+    if not hasattr(recipe, "figures"):
+        name = type(recipe).__name__
+        raise RunError(
+            f"config.recipe.name={config.recipe.name}: {name}.__init__ has to call"
+            " super().__init__(parts)"
+        )
+    return recipe
 
 
 def plugged(config: Any, key: str) -> Callable[[Any], Any]:

@@ -65,22 +65,26 @@ def rollout_metrics(
     trajectories: Sequence[Trajectory], fates: Sequence[str | None] = (), worlds: Iterable[str] = ()
 ) -> dict[str, float]:
     """Return figures of a step's rollouts. Each rollout counts under one `stop/*`, so these sum to
-    their number.
+    their number. Successes are those of rollouts that played their task from its start; branches
+    have figures of their own.
 
     fates: why each does not train, None if it does. worlds: those by which to count, too.
     """
     stops = Counter(t.stop for t in trajectories)
     metrics: Metrics = {f"stop/{reason.value}": stops[reason] for reason in StopReason}
+    whole = [t for t in trajectories if not t.branched]
     kinds = {
-        "": trajectories,
-        "/original": [t for t in trajectories if t.task.origin == "original"],
-        "/synthetic": [t for t in trajectories if t.task.origin == "synthetic"],
-        "/guided": [t for t in trajectories if t.guided],
-        "/unguided": [t for t in trajectories if not t.guided],
+        "": whole,
+        "/original": [t for t in whole if t.task.origin == "original"],
+        "/synthetic": [t for t in whole if t.task.origin == "synthetic"],
+        "/guided": [t for t in whole if t.guided],
+        "/unguided": [t for t in whole if not t.guided],
     }
+    if len(whole) < len(trajectories):
+        kinds["/branched"] = [t for t in trajectories if t.branched]
     counts = Counter((t.task.env, fate or "trained") for t, fate in zip(trajectories, fates))
     for world in worlds:
-        kinds[f"/world_{world}"] = [t for t in trajectories if t.task.env == world]
+        kinds[f"/world_{world}"] = [t for t in whole if t.task.env == world]
         for fate in ("trained", *REASONS):
             metrics[f"ledger/{fate}/world_{world}"] = counts[world, fate]
     for suffix, members in kinds.items():

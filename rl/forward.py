@@ -114,6 +114,11 @@ def device_batch(packed: Packed, mesh: Mesh | None, micro: int, capacity_rows: i
     batch: dict[str, Any] = {}
     for name, array in arrays.items():
         if array is not None:
+            if array.shape != packed.tokens_RT.shape:
+                raise ValueError(
+                    f"{name.removeprefix(CHANNEL)} has the shape {array.shape}; the rows have"
+                    f" {packed.tokens_RT.shape} tokens"
+                )
             padded = np.zeros((rows, width), array.dtype)
             padded[: packed.rows] = array
             batch[name] = padded.reshape(micro_batches, micro, width)

@@ -96,6 +96,11 @@ def _sample(turns: Sequence[Turn], run: Sequence[int], guided: bool, env: str) -
         sample.logp[here], sample.advantage[here] = turn.completion.logprobs, turn.advantage
         sample.version[here] = turn.completion.version
         for name, value in turn.channels.items():
+            if np.size(value) not in (1, here.stop - here.start):
+                raise ValueError(
+                    f"turn {k}: the channel {name!r} has {np.size(value)} numbers for"
+                    f" {here.stop - here.start} tokens"
+                )
             if name not in sample.channels:
                 sample.channels[name] = np.zeros(len(tokens), np.float32)
             sample.channels[name][here] = value

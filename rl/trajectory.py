@@ -92,6 +92,8 @@ class Turn:
     gap: np.ndarray | None = None
     # (tokens,) float32: p by the learner at the update over that before it; None = not trained
     ratio: np.ndarray | None = None
+    # (tokens,) float32: the advantages that trained; None = `advantage` for each token
+    weighed: np.ndarray | None = None
 
     @property
     def trains(self) -> bool:
@@ -141,6 +143,12 @@ class Trajectory:
     @property
     def guided(self) -> bool:
         return bool(self.experience)
+
+    @property
+    def branched(self) -> bool:
+        """True if it began with turns of another rollout, so that its outcome is not all its
+        own."""
+        return any(turn.given for turn in self.turns)
 
     @property
     def failed(self) -> bool:

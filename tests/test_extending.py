@@ -86,6 +86,10 @@ def test_all_examples_train_together(folder, capsys):
     assert " fails: " in (folder / "run/experience/experiences.jsonl").read_text()
 
 
+def test_the_recipe_also_trains_with_rollouts_of_later_steps(folder, capsys):
+    assert call(folder, "--config.rollout.async_depth=1") == 0, capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "override,words",
     [

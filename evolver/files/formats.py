@@ -50,6 +50,7 @@ class TurnRecord(Checked):
     reason: str
     advantage: Number | None  # None: it was not finite
     outcome_advantage: NotRequired[Number | None]
+    advantages: NotRequired[list[Number | None]]
     given: NotRequired[bool]
     reward: NotRequired[Number]
     observation: Messages

@@ -44,7 +44,7 @@ def record_of(trajectory: Trajectory, *, fate: str) -> Record:
     fate: "trained", or the reason why not; "sampled" or "greedy" for a held-out rollout.
     Log-probabilities have four decimals. Turns that trained have, per token, `gap` (log-probability
     by the learner before the update minus that by the engine, in nats) and `ratio` (probability at
-    the token's update over that before it).
+    the token's update over that before it) and, where a recipe weighed tokens, `advantages`.
     """
     turns: list[Record] = []
     seen: list[int] = []
@@ -129,6 +129,8 @@ def _turn_record(turn: Turn, seen: list[int]) -> Record:
         record["gap"] = _rounded(turn.gap, 5)
     if turn.ratio is not None:
         record["ratio"] = _rounded(turn.ratio, 4)
+    if turn.weighed is not None:
+        record["advantages"] = _rounded(turn.weighed, 6)
     return record
 
 

@@ -80,9 +80,11 @@ def remember(run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics
     `navigating.every` steps."""
     every, pool, navigating = run.config.navigating.every, run.tasks.pool, run.navigating
     metrics = Metrics()
-    run.sampler.record(trajectories)
+    # A branch begins where another rollout led it, so it says less about its task.
+    whole = [t for t in trajectories if not t.branched]
+    run.sampler.record(whole)
     if pool is not None:
-        unguided = [t for t in trajectories if not (t.broken or t.guided)]
+        unguided = [t for t in whole if not (t.broken or t.guided)]
         pool.record((t.task.id, t.evaluation.success) for t in unguided)
         metrics |= pool.metrics()
     if navigating is not None:

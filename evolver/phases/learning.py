@@ -182,7 +182,7 @@ def score(loss: Any, learner: Learner, batch: Packed) -> None:
 
 def note_tokens(batch: Packed, logp_RT: np.ndarray | jax.Array) -> None:
     """Write into the turns of a mini-batch what its update saw of each token: the gap to the
-    engine, and the ratio.
+    engine, the ratio, and the advantage where it is not that of the turn.
 
     logp_RT: the log-probabilities by the weights that the update started from. Of several epochs,
     the last one stays.
@@ -191,9 +191,11 @@ def note_tokens(batch: Packed, logp_RT: np.ndarray | jax.Array) -> None:
     gap_n = batch.trained(old_RT - batch.logp_RT)
     ratio_n = np.exp(batch.trained(np.clip(logp_RT - old_RT, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)))
     ends = np.cumsum([len(turn.completion.tokens) for turn in batch.turns])[:-1]
-    gaps, ratios = np.split(gap_n, ends), np.split(ratio_n, ends)
-    for turn, gap_T, ratio_T in zip(batch.turns, gaps, ratios, strict=True):
+    found = (np.split(x_n, ends) for x_n in (gap_n, ratio_n, batch.trained(batch.advantage_RT)))
+    for turn, gap_T, ratio_T, advantage_T in zip(batch.turns, *found, strict=True):
         turn.gap, turn.ratio = gap_T, ratio_T
+        own = np.allclose(advantage_T, turn.advantage, rtol=1e-5, atol=1e-6)
+        turn.weighed = None if own else advantage_T
 
 
 def merged(measured: Sequence[dict[str, float]]) -> Metrics:

@@ -118,6 +118,7 @@ class Recorder:
         """Note that `step` is trained, with everything but arrays that later steps depend on; its
         metrics are pending until `finish_step`."""
         run, pool = self.run, self.run.tasks.pool
+        metrics = self.numbers(metrics)
         run.step = step
         self._updates = learner.updates(run.learner.state)
         self.manifest = plain({
@@ -131,6 +132,19 @@ class Recorder:
             "system": self.system,
             "clock": self.elapsed,
         })  # fmt: skip
+
+    def numbers(self, metrics: Metrics) -> Metrics:
+        """Return the metrics that are numbers, of which a file of metrics consists, and say which
+        are not: those of a plug."""
+        found = plain(metrics)
+        wrong = {name: x for name, x in found.items() if not isinstance(x, float | int | None)}
+        for name, value in wrong.items():
+            self.run.progress.once(
+                f"metric {name}",
+                f"the metric {name} is left out: a plug gave {reprlib.repr(value)}, and metrics are"
+                " numbers",
+            )
+        return Metrics({name: x for name, x in found.items() if name not in wrong})
 
     def finish_step(self, synced: Metrics | None = None) -> None:
         """Evaluate if it is time, write the pending metrics, and save if it is time. synced: the

@@ -49,7 +49,8 @@ class Recipe:
         self.figures = Metrics()  # the recipe's own metrics since the last call of `metrics`
 
     def choose(self, run: Run, step: int) -> tuple[Chosen, Metrics]:
-        """Return {step: its tasks}, and metrics; see `tasks.choose`."""
+        """Return {step: its tasks} of the steps whose rollouts begin now, and metrics: of this one
+        or, with `rollout.async_depth`, of later ones; see `tasks.choose`."""
         return tasks.choose(run, step)
 
     def roll_out(self, run: Run, chosen: Chosen, step: int) -> tuple[list[Trajectory], Metrics]:

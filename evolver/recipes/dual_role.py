@@ -44,6 +44,7 @@ class DualRole(Recipe):
     """Trains on solutions and on proposals, whose tasks come first among those of their step."""
 
     needs_tasks = True  # the config is checked for it
+    in_step = True  # what it proposes is tried, and rewarded, in the same step
 
     def __init__(
         self,

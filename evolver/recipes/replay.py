@@ -10,7 +10,7 @@ from envs.world import Evaluation, Task
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
 
 # What the learner and the judges write into a turn, and what is no JSON.
-_OWN = ("gap", "ratio", "channels", "completion")
+_OWN = ("gap", "ratio", "weighed", "channels", "completion")
 
 
 class ReplayBuffer:

@@ -56,6 +56,7 @@ def guarded(loss: TokenLoss, tokens: Tokens) -> tuple[Array, Stats]:
     logp_RT, old_logp_RT, advantage_RT = (jnp.where(on_RT, x, 0) for x in tokens[:3])
     guided_RT = on_RT & (tokens.guided_RT > 0)
     channels = {name: jnp.where(on_RT, x, 0) for name, x in tokens.channels.items()}
+    channels = terms.Channels(channels)
     clean = Tokens(
         logp_RT, old_logp_RT, advantage_RT, guided_RT, tokens.segments_RT, on_RT, channels
     )

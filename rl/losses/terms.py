@@ -25,6 +25,14 @@ AGGREGATES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-me
 Stats = Mapping[str, tuple[Array, Array]]
 
 
+class Channels(dict[str, Array]):
+    """Arrays by name, which say what there is if a loss reads another one."""
+
+    def __missing__(self, name: str) -> Array:
+        there = ", ".join(sorted(self))
+        raise KeyError(f"no turn and no recipe writes the channel {name!r}; there are {there}")
+
+
 class Tokens(NamedTuple):
     """The arguments of a loss, (R, T) each. All but `segments_RT` are 0 outside the mask.
 

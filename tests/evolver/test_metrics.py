@@ -2,7 +2,20 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
-from evolver.metrics import Meter
+from envs.world import Evaluation
+from evolver.metrics import Meter, rollout_metrics
+from tests.rl.test_samples import trajectory, turn
+
+
+def test_branches_have_figures_of_their_own():
+    """A branch that begins with a success's turns says little about its task."""
+    whole, branch = trajectory(turn([1], [2])), trajectory(turn([1], [2]), turn([1, 2], [3]))
+    whole.evaluation = Evaluation(0.0, False)
+    branch.turns[0].given, branch.evaluation = True, Evaluation(1.0, True)
+    found = rollout_metrics([whole, branch])
+    assert [found[f"rollout/success{kind}"] for kind in ("", "/original", "/branched")] == [0, 0, 1]
+    assert found["rollout/count"] == found["rollout/count/branched"] == 1
+    assert "rollout/count/branched" not in rollout_metrics([whole])
 
 
 def test_a_reading_holds_sums_and_means_since_the_last_one():

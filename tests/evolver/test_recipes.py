@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 
+import numpy as np
 import pytest
 
 from envs.world import Evaluation, Task
@@ -83,6 +84,39 @@ class Half:
 
 def fined(batch):
     return batch.outcome_N - 0.1 * batch.turns_N
+
+
+class Unmade(Recipe):
+    def __init__(self, parts): ...
+
+
+class Weighing(Recipe):
+    """Train with an advantage of its own for each token, and count what is no number."""
+
+    def choose(self, run, step):
+        self.figures["named"], self.figures["counted"] = "a text", step
+        return super().choose(run, step)
+
+    def weigh(self, batches):
+        for batch in batches:
+            batch.advantage_RT = np.where(batch.mask_RT, np.arange(batch.mask_RT.shape[1]), 0.0)
+        return {}
+
+
+def test_a_recipe_that_was_not_set_up_is_refused_before_anything_runs(tiny, tmp_path, capsys):
+    assert go(tiny, tmp_path / "run", f"--config.recipe.name={HERE}:Unmade") == 1
+    assert "Unmade.__init__ has to call super().__init__(parts)" in capsys.readouterr().err
+
+
+def test_advantages_of_tokens_are_recorded_and_a_figure_that_is_no_number_is_said(finish, capsys):
+    words = (f"--config.recipe.name={HERE}:Weighing", "--config.eval.every=0", "--config.steps=2")
+    run = finish("run", *words)
+    assert "the metric named is left out: a plug gave 'a text'" in capsys.readouterr().out
+    metrics = Workdir(run).metrics()
+    assert [line.get("counted") for line in metrics] == [None, 1, 2]
+    trained = [r for r in rollouts_of(run, 1) if r["fate"] == "trained"]
+    for one in itertools.chain.from_iterable(r["turns"] for r in trained):
+        assert np.diff(one["advantages"]).tolist() == [1.0] * (len(one["tokens"]) - 1)
 
 
 PLUGS = (
@@ -275,6 +309,12 @@ class Untrue(Parity):
 
     def evaluate(self):
         return Evaluation(0.0, False)
+
+
+def test_what_proposes_tasks_of_its_step_needs_rollouts_of_that_step(tiny, tmp_path, capsys):
+    words = ("--config.recipe.name=dual_role", "--config.rollout.async_depth=1")
+    assert go(tiny, tmp_path / "run", *words) == 2
+    assert "within it: set config.rollout.async_depth=0" in capsys.readouterr().err
 
 
 def test_a_demonstration_that_fails_is_left_out_counted_and_shown(tmp_path, capsys, finish):

@@ -249,6 +249,9 @@ def test_a_loss_finds_channels_of_tokens_and_those_of_the_learner():
     np.testing.assert_allclose(loss_RT, [[-2.0, 0, 0]])
     assert set(seen) == {"teacher", "entropy", "ref_logp"}
     np.testing.assert_array_equal(seen["teacher"], [[-1, -2, 0]])  # nothing outside the mask
+    del batch["channel/teacher"]
+    with pytest.raises(KeyError, match="writes the channel 'teacher'; there are entropy, ref_logp"):
+        losses.token_loss(distil, logp_RT, entropy_RT, batch)
 
     def value(entropy_RT):
         loss = lambda tokens: (tokens.channels["entropy"], {})

@@ -88,6 +88,12 @@ def test_channels_of_turns_reach_the_rows_at_the_tokens_that_train():
     np.testing.assert_array_equal(packed.channels["hard"], [[0, 0, 1, 1, 0, 0, 0, 0, 0, 0]])
     rows = device_batch(packed, None, 1, 0)
     np.testing.assert_array_equal(rows["channel/hard"], packed.channels["hard"][None])
+    packed.channels["hard"] = packed.channels["hard"][0]
+    with pytest.raises(ValueError, match=r"hard has the shape \(10,\); the rows have \(1, 10\)"):
+        device_batch(packed, None, 1, 0)
+    first.channels["teacher"] = [-1.0, -2.0, -3.0]
+    with pytest.raises(ValueError, match="turn 0: the channel 'teacher' has 3 numbers for 2 tok"):
+        samples.samples(trajectory(first, second))
 
 
 def test_experience_that_leaves_the_context_does_not_split_a_sample():

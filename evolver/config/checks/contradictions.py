@@ -224,6 +224,11 @@ def recipe_contradictions(c: ConfigDict) -> Iterator[str]:
             f"config.recipe.name={c.recipe.name} makes new tasks of invented ones: set"
             " config.questioning.enabled=True"
         )
+    if getattr(recipe, "in_step", False) and c.rollout.async_depth:
+        yield (
+            f"config.recipe.name={c.recipe.name} makes the tasks of a step within it: set"
+            " config.rollout.async_depth=0"
+        )
     needs = getattr(plugs.load("loss", c.loss.name), "needs_values", False)
     if needs and not getattr(recipe, "gives_values", False):
         yield (

@@ -346,7 +346,7 @@ function neighbours(run, first) {
 
 /** Ways to colour tokens: value(token) and the span of the scale; null = no value. */
 const COLOURINGS = {
-  advantage: { words: "advantage of the turn", value: (t) => t.advantage, centre: 0 },
+  advantage: { words: "advantage", value: (t) => t.advantage, centre: 0 },
   mask: { words: "loss mask: 1 = this token trains", value: (t) => t.mask, centre: 0, most: 1 },
   logprob: { words: "log-probability when sampled, nats", value: (t) => t.logprob, centre: 0, most: 5 },
   gap: { words: "learner's log-probability before the update minus the engine's, nats", value: (t) => t.gap, centre: 0 },
@@ -355,7 +355,7 @@ const COLOURINGS = {
 
 function tokensOf(turn, k, trained) {
   return (turn.tokens || []).map((id, n) => ({
-    id, place: n, turn: k, advantage: turn.advantage, mask: trained ? 1 : 0, logprob: turn.logprobs?.[n] ?? null,
+    id, place: n, turn: k, advantage: turn.advantages?.[n] ?? turn.advantage, mask: trained ? 1 : 0, logprob: turn.logprobs?.[n] ?? null,
     gap: turn.gap?.[n] ?? null, ratio: turn.ratio?.[n] ?? null,
   }));
 }
