@@ -23,6 +23,7 @@ number of these episodes; the mean Jaccard similarity of the words of two querie
 sequences of goals ("templates").
 """
 
+import functools
 import inspect
 import itertools
 import json
@@ -103,19 +104,16 @@ class Counted:
     def __call__(self) -> World:
         world = self._make()
         for name in ("step", "reset"):
-            setattr(world, name, self._counting(name, getattr(world, name)))
+            setattr(world, name, functools.partial(self._call, name, getattr(world, name)))
         return world
 
-    def _counting(self, name: str, method: Callable) -> Callable:
-        def counted(*args: Any) -> Any:
-            if time.monotonic() > self._end:
-                raise OutOfBudget("out of time")
-            if self.counts["step"] >= self._steps:
-                raise OutOfBudget("out of steps")
-            self.counts[name] += 1
-            return method(*args)
-
-        return counted
+    def _call(self, name: str, method: Callable, *args: Any) -> Any:
+        if time.monotonic() > self._end:
+            raise OutOfBudget("out of time")
+        if self.counts["step"] >= self._steps:
+            raise OutOfBudget("out of steps")
+        self.counts[name] += 1
+        return method(*args)
 
 
 # --- agreement ------------------------------------------------------------------------------------
@@ -338,9 +336,8 @@ def costs_of(runs: Runs) -> dict[str, str]:
     cells = {"tasks": str(kept)}
     cells["reworded"] = str(counts(runs, "wordings")["reworded"]) if asked else "-"
     cells |= {name: f"{total(runs, name):,}" for name in ("calls", "unanswered", "tokens")}
-    for name in ("call", "token", "step"):
-        figure = "step" if name == "step" else f"{name}s"
-        cells[f"{name}s per task"] = f"{total(runs, figure) / kept:,.1f}" if kept else "-"
+    for name, figure in (("calls", "calls"), ("tokens", "tokens"), ("steps", "step")):
+        cells[f"{name} per task"] = f"{total(runs, figure) / kept:,.1f}" if kept else "-"
     return cells
 
 

@@ -7,7 +7,7 @@ import itertools
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +86,11 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
 def trained_tokenizer(config: Any) -> Tokenizer:
     """Return a tokenizer that was trained on the careless demonstrations."""
     c = config
-    show = demonstrations.demonstrate_of(c, c.care if c.careful < 1 else 1.0)
-    episodes = (
-        show(seed_of(c.seed, "demonstration", i), explored)
-        for i, explored in enumerate(demonstrations.shown(c))
+    care = c.care if c.careful < 1 else 1.0
+    texts: Iterator[str] = itertools.chain.from_iterable(
+        demonstrations.texts_of(demonstrations.demonstrate(c, care, *one))
+        for one in demonstrations.planned(c)
     )
-    texts = itertools.chain.from_iterable(map(demonstrations.texts_of, episodes))
     if c.words:
         pieces = (WORD.findall(text) for text in itertools.islice(texts, WORDS_FROM))
         texts = itertools.chain.from_iterable(pieces)

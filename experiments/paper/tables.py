@@ -213,7 +213,7 @@ def write(study: Study, name: str, cells: Sequence[str], folder: Path) -> str:
     parts = [f"# {title}", caption, compare.markdown(body)]
     parts += ["The paper's orderings:", compare.markdown(order)] if len(order) > 1 else []
     parts += [f"![{name}]({name}.png)"] if draw(table, place / name) else []
-    text = "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+    text = compare.paragraphs(parts)
     write_atomically(place / f"{name}.md", text)
     write_atomically(place / f"{name}.csv", compare.csv_text(body))
     write_atomically(place / f"{name}.tex", latex(body, f"{title} {caption}"))

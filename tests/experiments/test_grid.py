@@ -17,7 +17,7 @@ from jax._src.lru_cache import LRUCache
 from evolver.files.workdir import Workdir
 from experiments import commands, compare, grid
 from experiments.grid import Run, execute, product
-from rl.evaluation import Scores, interval_over_seeds
+from rl.evaluation import Scores
 from tests.tiny import config_file, tiny_policy
 
 ROOT = Path(__file__).parents[2]
@@ -33,12 +33,13 @@ def quietly(runs, folder, **options) -> dict[str, str]:
 
 
 def starts(folder: Path, name: str) -> int:
-    path = folder / name / "starts"
-    return len(path.read_text().split()) if path.exists() else 0
+    """Return the number of times that a run was started."""
+    return steps(folder, name, "starts")
 
 
-def steps(folder: Path, name: str) -> int:
-    path = folder / name / "steps"
+def steps(folder: Path, name: str, what: str = "steps") -> int:
+    """Return the number of steps that a run has made."""
+    path = folder / name / what
     return len(path.read_text()) if path.exists() else 0
 
 
@@ -71,12 +72,8 @@ def test_values_with_commas_of_their_own():
 
 
 def test_what_failed_is_marked_and_stops_no_other(tmp_path):
-    runs = [
-        counted("bad", code=3),
-        counted("good"),
-        counted("child", after=("bad-0",)),
-        counted("ok", after=("good-0",)),
-    ]
+    runs = [counted("bad", code=3), counted("good")]
+    runs += [counted("child", after=("bad-0",)), counted("ok", after=("good-0",))]
     states = quietly(runs, tmp_path, jobs=2)
     assert list(states.values()) == ["exit code 3", "done", "waits for bad-0", "done"]
     notes = {row.name: row.notes for row in grid.gather(runs, tmp_path)}
@@ -284,27 +281,9 @@ def test_differences_are_paired_by_seed_and_task_and_missing_runs_leave_gaps():
 def test_no_interval_reaches_what_cannot_be():
     high = compare.estimate({0: np.array([1.0, 1.0, 0.8]), 1: np.array([1.0, 1.0, 1.0])})
     assert high.mean < high.high == 100.0
-    fall = compare.paired(
-        {0: np.ones(3), 1: np.ones(3)}, {0: np.zeros(3), 1: np.array([0.0, 0.1, 0.0])}
-    )
-    assert (
-        fall.low == -100.0 < fall.mean
-        and fall.runs == 2
-        and not compare.paired({0: np.ones(3)}, {})
-    )
-
-
-def test_the_interval_over_seeds_covers_new_tasks_and_new_seeds():
-    rng, inside = np.random.default_rng(0), 0
-    for trial in range(200):
-        spread = {(6, 1): 0.1, (1, 40): 0.3, (6, 40): 0.2}
-        value_SN = 0.5 + sum(sd * rng.normal(size=size) for size, sd in spread.items())
-        low, high = interval_over_seeds(value_SN, draws=400, seed=trial)
-        inside += low <= 0.5 <= high
-    assert 0.86 <= inside / 200 <= 0.99  # nominally 0.95; tasks alone would give 0.74
-    one = np.array([[0.0, 1.0, 1.0, 0.0]])
-    assert interval_over_seeds(one) == pytest.approx((0.0, 1.0), abs=0.13)
-    assert all(np.isnan(interval_over_seeds(np.zeros((0, 3)))))
+    ones = {0: np.ones(3), 1: np.ones(3)}
+    fall = compare.paired(ones, {0: np.zeros(3), 1: np.array([0.0, 0.1, 0.0])})
+    assert fall.low == -100.0 < fall.mean and fall.runs == 2 and not compare.paired(ones, {})
 
 
 def test_the_figure_of_a_row_alone_shows_its_curve(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from rl.evaluation import Scores
 
 
 def test_every_run_of_every_study_can_start_and_has_a_name_of_its_own(tmp_path):
-    points = mechanisms.runs_of(mechanisms.all_studies(), [0, 1])
+    points = mechanisms.runs_of(mechanisms.STUDIES, [0, 1])
     runs = [run for study in points.values() for several in study.values() for run in several]
     own = [run for run in runs if not run.same]
     assert len({run.name for run in own}) == len(own) > 60
@@ -21,12 +21,12 @@ def test_every_run_of_every_study_can_start_and_has_a_name_of_its_own(tmp_path):
 
 
 def test_seeds_vary_slowest_and_rows_differ_in_what_the_study_says():
-    study = mechanisms.all_studies()["navigating"]
+    study = mechanisms.STUDIES["navigating"]
     runs = mechanisms.runs_of({"navigating": study}, [3, 4])["navigating"]["0.03"]
     assert [run.seed for run in runs] == [3, 3, 4, 4]
     first, second = runs[:2]
     assert (first.config, second.config) == ("configs/quickstart.py:q", "configs/quickstart.py:qn")
-    assert second.overrides == first.overrides | mechanisms.STUDIES["navigating"]
+    assert second.overrides == first.overrides | mechanisms.SETTINGS["navigating"]
     assert first.overrides["env.args.rarity"] == 0.03
 
 

@@ -195,7 +195,7 @@ def test_hours_follow_the_steps_and_money_the_prices(tmp_path):
     assert 0.75 < original.hours / synthetic.hours < 0.85
     assert original.money == 0 and synthetic.money is None
     case = case_of(costs.paper_runs.get_config("14b,appworld,q"), "a100-80g:8")
-    step, _ = costs.pace("14b,appworld,q", "a100-80g:8")
+    step, _ = costs.pace("14b", "appworld", "a100-80g:8")
     moved = overheads(case)["offload"] + overheads(case)["weight sync"]
     assert step >= step_seconds(case) + moved / case.config.steps > step_seconds(case)
     prices = tmp_path / "prices.json"

@@ -31,7 +31,7 @@ from experiments.view.bundle import resources, write_bundle
 from experiments.view.replay import compare
 from experiments.view.runs import Run, encoded, named, problems
 from experiments.view.search import Search
-from experiments.view.server import STATIC, View, resource
+from experiments.view.server import STATIC, View
 from experiments.view.text import visible
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
 from tests.tiny import tiny_policy
@@ -127,7 +127,8 @@ def test_a_server_gives_pages_and_every_resource_and_nothing_else(tmp_path):
             "/api/run/0/rollouts/0/7", "/api/run/x/index", "/api/run/0/config", "/api/", "/api/run/0/index?first=x",
             "/api/run/0/index?end=y",
         ):  # fmt: skip
-            assert ask(server, path)[0].status == 404, path
+            answer, said = ask(server, path)
+            assert answer.status == 404 and b"there is no such" in said, path
         assert ask(server, "/", host="evil.example:80")[0].status == 403
         assert ask(server, "/", method="POST")[0].status == 501
 
@@ -146,6 +147,13 @@ def test_a_page_that_is_closed_early_leaves_no_trace_in_the_terminal(tmp_path, c
 
 def show(folder: Path, words: str) -> int:
     return main([str(folder), *words.split()])
+
+
+def grown(folder: Path) -> Search:
+    """Return the index of the words of a run, as far as it can be made."""
+    search = Search(Run(folder))
+    search.grow()
+    return search
 
 
 def part(run: Run, first: int = -1, end: int = -1, generation: int = -1) -> dict:
@@ -238,8 +246,7 @@ def test_words_are_found_by_their_beginnings_in_new_files_too_and_after_a_resume
     assert search.find(" -!")["files"] == {} and (tmp_path / ".view" / "words.sqlite").is_file()
     Workdir(tmp_path).rewind(2)
     Workdir(tmp_path).log_trajectories(3, [record(0, action="something new")])
-    again = Search(Run(tmp_path))
-    again.grow()
+    again = grown(tmp_path)
     assert again.find("ticket")["files"] == {} and again.find("something")["files"] == {3: [0]}
     foreign = b"this is no database, whatever its name says" * 99
     (tmp_path / ".view" / "words.sqlite").write_bytes(foreign)
@@ -251,10 +258,9 @@ def test_a_workdir_that_cannot_be_written_is_searched_too(tmp_path, monkeypatch)
     def refuse(*_, **__):
         raise PermissionError("read-only")
 
-    run = Run(made(tmp_path))
+    made(tmp_path)
     monkeypatch.setattr(Path, "mkdir", refuse)
-    search = Search(run)
-    search.grow()
+    search = grown(tmp_path)
     assert search.find("window")["files"] and not (tmp_path / ".view").exists()
     search.close()
     assert not search.path.exists()
@@ -396,11 +402,6 @@ def test_figures_that_are_not_finite_are_left_out(tmp_path):
     metrics = json.loads(encoded(Run(tmp_path).overview()))["metrics"]
     assert metrics == {"step": [1], "loss": [None], "x": [None]}
     assert encoded([{1: float("nan")}, "\ud800"]) == b'[{"1":null},"\\ud800"]'
-
-
-def test_a_resource_that_does_not_exist_is_named(tmp_path):
-    with pytest.raises(LookupError, match="nonsense"):
-        resource(Run(made(tmp_path)), None, ["nonsense"], {})
 
 
 def test_rollouts_that_vanish_while_they_are_read_are_found_again(tmp_path):

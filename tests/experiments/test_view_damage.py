@@ -21,7 +21,7 @@ from experiments.view.__main__ import main
 from experiments.view.bundle import resources
 from experiments.view.runs import Run
 from experiments.view.search import Search
-from tests.experiments.test_view import ask, made, record, served, show
+from tests.experiments.test_view import ask, grown, made, record, served, show
 
 DEEP = "[" * 900 + "]" * 900
 DEEPER = "[" * 100_000
@@ -59,6 +59,12 @@ def written(path: Path, lines: list[str], index: dict | None = None) -> None:
     if index is not None:
         whole = index | {"members": [(0, len(body), len(lines))], "bytes": len(body)}
         index_path(path).write_bytes(gzip.compress(json.dumps(whole).encode()))
+
+
+def configured(folder: Path, config: object, **more) -> Path:
+    """Write the workdir of a run with this config."""
+    (made(folder) / "config.json").write_text(json.dumps({"config": config} | more))
+    return folder
 
 
 def shown(folder: Path) -> dict:
@@ -145,17 +151,14 @@ def test_a_config_that_cannot_be_read_is_told_and_the_run_is_shown(tmp_path, tex
 
 @pytest.mark.parametrize("model", [[], 5, None, {"path": ["x"], "tokenizer": 5}])
 def test_a_config_with_odd_values_is_shown_as_far_as_they_are_known(tmp_path, model):
-    made(tmp_path)
     config = {"model": model, "env": {"name": ["travel"]}, "steps": 5, "attributing": []}
-    (tmp_path / "config.json").write_text(json.dumps({"config": config}))
-    assert shown(tmp_path)["run/0/overview"]["facts"] == {"steps": 5}
+    found = shown(configured(tmp_path, config))
+    assert found["run/0/overview"]["facts"] == {"steps": 5}
 
 
 def test_a_path_that_no_file_can_have_is_no_tokenizer(tmp_path):
-    made(tmp_path)
-    config = {"model": {"path": "x" * 9999, "tokenizer": "a\0b"}}
-    (tmp_path / "config.json").write_text(json.dumps({"config": config}))
-    assert "only the ids" in shown(tmp_path)["run/0/rollouts/0/0"]["without_pieces"]
+    found = shown(configured(tmp_path, {"model": {"path": "x" * 9999, "tokenizer": "a\0b"}}))
+    assert "only the ids" in found["run/0/rollouts/0/0"]["without_pieces"]
 
 
 def test_lines_of_other_files_that_cannot_be_read_are_told(tmp_path):
@@ -219,8 +222,7 @@ def test_what_is_no_regular_file_or_does_not_end_is_told_and_never_waited_for(
     wrong = " ".join(found["run/0/overview"]["wrong"])
     assert wrong.count("not a regular file") == 5 and "more than 65,536 bytes" in wrong
     assert str(tmp_path) not in wrong + json.dumps(found["run/0/index"])  # as bundles promise
-    search = Search(Run(tmp_path))
-    search.grow()
+    search = grown(tmp_path)
     assert (search.done, search.of, search.wrong) == (9, 9, {})
     assert list(search.find("window")["files"].values()) == [[0]] * 3
 
@@ -245,8 +247,7 @@ def test_files_of_odd_names_are_shown_and_a_search_goes_on_past_them(tmp_path, c
     files = shown(tmp_path)["run/0/index"]["files"]
     assert len(files) == 8 and {f["step"] for f in files} == {1, 2, 3, None}
     assert show(tmp_path, "--text") == 0 and "of step 3" in capsys.readouterr().out
-    search = Search(Run(tmp_path))
-    search.grow()
+    search = grown(tmp_path)
     assert (search.done, search.of, list(search.wrong)) == (7, 8, ["a\udcff.jsonl.gz"])
     assert len(search.find("window")["files"]) == 7
 
@@ -272,8 +273,7 @@ def test_a_data_base_that_is_no_index_of_words_is_made_anew_and_never_waited_for
         foreign.execute(statement)
     foreign.commit()
     foreign.close()
-    search = Search(Run(tmp_path))
-    search.grow()
+    search = grown(tmp_path)
     assert search.done == 4 and len(search.find("window")["files"]) == 4
     search.close()
 
@@ -322,13 +322,10 @@ def test_a_search_goes_on_past_a_file_that_cannot_be_read(tmp_path, monkeypatch)
 
 
 def test_whole_numbers_arrive_as_they_are(tmp_path):
-    made(tmp_path)
     seed = 6384315726636232212
-    Workdir(tmp_path).log_trajectories(
-        4, [record(0, seed=seed) | turns(info={"id": [2**53 + 1, 5]})]
-    )
-    config = {"config": {"steps": 2**60}, "seed": seed}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    exact = record(0, seed=seed) | turns(info={"id": [2**53 + 1, 5]})
+    configured(tmp_path, {"steps": 2**60}, seed=seed)
+    Workdir(tmp_path).log_trajectories(4, [exact])
     task = {"id": "t1", "env": "toy", "query": "q", "seed": -seed, "meta": {"walk": 2**64}}
     (tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n")
     found = shown(tmp_path)
@@ -356,12 +353,10 @@ CODE = [
 
 def stranger(folder: Path, env: object) -> Path:
     """The workdir of a run in a world of that config, with code that leaves a mark beside it."""
-    made(folder)
-    (folder / "config.json").write_text(json.dumps({"config": {"env": env}}))
+    configured(folder, {"env": env})
+    code = "open('MARK', 'w')\nimport envs\nWorld = envs.world_class('travel')\n"
     for name in ("evil.py", "travel.py"):
-        (folder / name).write_text(
-            "open('MARK', 'w')\nimport envs\nWorld = envs.world_class('travel')\n"
-        )
+        (folder / name).write_text(code)
     (folder / "evil").write_text("#!/bin/sh\ntouch MARK\n")
     (folder / "evil").chmod(0o755)
     return folder
@@ -422,8 +417,7 @@ def test_the_index_of_words_is_never_written_through_a_link(tmp_path):
     run = made(tmp_path / "run")
     (run / ".view").mkdir()
     (run / ".view/words.sqlite").symlink_to(tmp_path / "other.sqlite")
-    search = Search(Run(run))
-    search.grow()
+    search = grown(run)
     assert search.find("window")["files"]
     search.close()
     assert list(foreign.execute("SELECT sql FROM sqlite_master")) == [("CREATE TABLE file (mine)",)]
