@@ -253,9 +253,7 @@ def table(learnt: Learnt, rows: dict[str, Row], pairs: Pairs) -> str:
     """Return a Markdown table; shares and success in percent, over the tasks for which something
     was found."""
     rollouts = len(next(iter(pairs.values()), []))
-    lines = [list(HEAD)]
-    for name, row in rows.items():
-        lines.append([name, *cells(learnt, row, pairs)])
+    lines = [HEAD, *([name, *cells(learnt, row, pairs)] for name, row in rows.items())]
     return (
         f"{len(learnt.tasks)} tasks, {len(learnt.experiences)} experiences, "
         f"{rollouts} rollouts with and {rollouts} without each.\n\n{markdown(lines)}"

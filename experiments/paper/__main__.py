@@ -22,6 +22,7 @@ from typing import Literal
 from absl import logging
 
 from evolver.plan import PlanError
+from evolver.plan.targets import TargetError
 from experiments import commands, compare, grid
 from experiments.paper import costs
 from experiments.paper.study import TABLES, Study, study_of
@@ -106,7 +107,7 @@ def main(
         if dry_run:
             print(estimated(study, target, prices))
             return 0
-    except (PlanError, OSError) as error:
+    except (PlanError, TargetError, OSError) as error:
         raise commands.Problems(str(error)) from None
     runs = list(study.runs.values())
     return grid.command(

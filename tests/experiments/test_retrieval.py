@@ -6,15 +6,13 @@ import itertools
 from collections import defaultdict
 from types import SimpleNamespace
 
-import pytest
-
 from envs.world import Task
 from evolver.navigating import Extractor, Refiner, new_experience
 from evolver.processes.interrupt import Interrupted
 from experiments import measuring, retrieval
 from experiments.retrieval import Learnt, Retrieved
 from tests.experiments.tables import rows_of
-from tests.tiny import Parity, config_file, tiny_policy
+from tests.tiny import Parity
 
 
 class Kinds(Parity):
@@ -48,12 +46,6 @@ class Farthest(Refiner):
         chosen = [near[-1:] for near in candidates]
         rewritten = [dataclasses.replace(e, content="Other words.") for e in chosen[1]]
         return [chosen[0], rewritten, *([] for _ in chosen[2:])]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    return config_file(folder, tiny_policy(folder / "policy"))
 
 
 def measure(tiny, workdir, *words, embedders=("ngrams",)) -> int:

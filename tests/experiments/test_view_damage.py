@@ -4,6 +4,7 @@ shows the rest, and ends."""
 import gzip
 import json
 import os
+import shutil
 import sqlite3
 import sys
 import time
@@ -17,7 +18,6 @@ from evolver.config.checks.workdir import workdir_problems
 from evolver.files.rollout_files import index_of, index_path, write_rollouts
 from evolver.files.workdir import Workdir
 from evolver.navigating import new_experience
-from experiments.view.__main__ import main
 from experiments.view.bundle import resources
 from experiments.view.runs import Run
 from experiments.view.search import Search
@@ -82,20 +82,19 @@ def test_a_line_that_is_no_rollout_is_named_and_the_others_are_shown(tmp_path, c
         path = tmp_path / f"trajectories/step_{number:06d}.jsonl.gz"
         lines = [json.dumps(good[0]), line, json.dumps(good[2])]
         written(path, lines, index_of(good) if indexed else None)
-    run, search = Run(tmp_path), Search(Run(tmp_path))
+    run, numbers = Run(tmp_path), [0, 1, 2] if indexed else [0, 2]
     files = run.index()["files"]
     for number, (fault, file) in enumerate(zip(LINES, files, strict=True)):
         found = run.chunk(number, 0)["records"]
-        assert [r["rollout"] for r in found] == ([0, 1, 2] if indexed else [0, 2])
+        assert [r["rollout"] for r in found] == numbers
         said = found[1]["error"] if indexed else "; ".join(file["faults"])
         assert fault in said and len(said) < 400, (fault, said)
-    search.grow()
-    row = 2 if indexed else 1
-    assert search.find("unusual")["files"] == {n: [row] for n in range(len(LINES))}
+    search = grown(tmp_path)
+    rows = [len(numbers) - 1]
+    assert search.find("unusual")["files"] == dict.fromkeys(range(len(LINES)), rows)
     assert search.wrong == {} and search.done == search.of == len(LINES)
     assert len(shown(tmp_path)["run/0/index"]["files"]) == len(LINES)
-    words = [["--step", "3"], ["--step", "3", "--task", "t1"]]
-    assert [main([str(tmp_path), "--text", *more]) for more in words] == [0, 0]
+    assert show(tmp_path, "--text --step 3") == show(tmp_path, "--text --step 3 --task t1") == 0
     assert "line 2: " in capsys.readouterr().out
 
 
@@ -187,38 +186,33 @@ def test_what_is_no_regular_file_or_does_not_end_is_told_and_never_waited_for(
     for module in ("models.files", "evolver.files.lines", "evolver.files.rollout_files"):
         monkeypatch.setattr(f"{module}.LONGEST", 1 << 16)
     monkeypatch.setattr("evolver.files.rollout_files.MOST_LINES", 1000)
-    folder = tmp_path / "trajectories"
-    write_rollouts(folder / "step_000001.jsonl.gz", [record(0)])
-    os.mkfifo(folder / "step_000002.jsonl.gz")
-    (folder / "step_000003.jsonl.gz").symlink_to("/dev/zero")
-    (folder / "step_000004.jsonl.gz").mkdir()
+    files = [tmp_path / f"trajectories/step_{step:06d}.jsonl.gz" for step in range(11)]
+    for step in (1, 6, 7):
+        write_rollouts(files[step], [record(0)])
+    os.mkfifo(files[2])
+    files[3].symlink_to("/dev/zero")
+    files[4].mkdir()
     bomb = gzip.compress(b" " * (1 << 17))
-    (folder / "step_000005.jsonl.gz").write_bytes(bomb)
-    write_rollouts(folder / "step_000006.jsonl.gz", [record(0)])
-    index_path(folder / "step_000006.jsonl.gz").write_bytes(bomb)
-    write_rollouts(folder / "step_000007.jsonl.gz", [record(0)])
-    index_path(folder / "step_000007.jsonl.gz").unlink()
-    os.mkfifo(index_path(folder / "step_000007.jsonl.gz"))
-    (folder / "step_000008.jsonl.gz").symlink_to(folder / "none")
-    with open(folder / "step_000009.jsonl.gz", "wb") as file:
-        file.truncate(1 << 40)
-    with gzip.open(folder / "step_000010.jsonl.gz", "wb", 1) as file:
-        file.write(b"\n" * 2000)
+    files[5].write_bytes(bomb)
+    index_path(files[6]).write_bytes(bomb)
+    index_path(files[7]).unlink()
+    os.mkfifo(index_path(files[7]))
+    files[8].symlink_to(tmp_path / "none")
+    files[10].write_bytes(gzip.compress(b"\n" * 2000))
     for name in ("metrics.jsonl", "tasks.jsonl", "llm.jsonl", "config.json"):
         os.mkfifo(tmp_path / name)
     (tmp_path / "eval.jsonl").symlink_to("/dev/zero")
-    with open(tmp_path / "experience.jsonl", "wb") as file:
-        file.truncate(1 << 40)
+    for path in (files[9], tmp_path / "endless.jsonl"):
+        path.touch()
+        os.truncate(path, 1 << 40)
     (tmp_path / "experience").mkdir()
-    (tmp_path / "experience/experiences.jsonl").symlink_to(tmp_path / "experience.jsonl")
+    (tmp_path / "experience/experiences.jsonl").symlink_to(tmp_path / "endless.jsonl")
     found = shown(tmp_path)
-    files = {
-        f["step"]: (f["count"], " ".join(f.get("faults", ())))
-        for f in found["run/0/index"]["files"]
-    }
-    assert [step for step, (count, _) in files.items() if count] == [1, 6, 7]
-    assert all("not a regular file" in files[step][1] for step in (2, 3, 4))
-    assert all("more text than" in files[step][1] for step in (5, 10)) and "gzip" in files[9][1]
+    index = {file["step"]: file for file in found["run/0/index"]["files"]}
+    faults = {step: " ".join(file.get("faults", ())) for step, file in index.items()}
+    assert [step for step, file in index.items() if file["count"]] == [1, 6, 7]
+    assert all("not a regular file" in faults[step] for step in (2, 3, 4))
+    assert all("more text than" in faults[step] for step in (5, 10)) and "gzip" in faults[9]
     wrong = " ".join(found["run/0/overview"]["wrong"])
     assert wrong.count("not a regular file") == 5 and "more than 65,536 bytes" in wrong
     assert str(tmp_path) not in wrong + json.dumps(found["run/0/index"])  # as bundles promise
@@ -238,12 +232,8 @@ def test_a_file_of_lines_that_are_no_rollouts_is_given_up(tmp_path, monkeypatch)
 
 def test_files_of_odd_names_are_shown_and_a_search_goes_on_past_them(tmp_path, capsys):
     whole = made(tmp_path) / "trajectories/step_000001.jsonl.gz"
-    names = (b"step_" + b"9" * 200, "step_٣".encode(), b"<img src=x>\n")
-    for name in names:
-        (tmp_path / "trajectories" / os.fsdecode(name + b".jsonl.gz")).write_bytes(
-            whole.read_bytes()
-        )
-    Path(os.fsdecode(bytes(whole.parent) + b"/a\xff.jsonl.gz")).write_bytes(whole.read_bytes())
+    for name in (b"step_" + b"9" * 200, "step_٣".encode(), b"<img src=x>\n", b"a\xff"):
+        shutil.copy(whole, whole.with_name(os.fsdecode(name + b".jsonl.gz")))
     files = shown(tmp_path)["run/0/index"]["files"]
     assert len(files) == 8 and {f["step"] for f in files} == {1, 2, 3, None}
     assert show(tmp_path, "--text") == 0 and "of step 3" in capsys.readouterr().out
@@ -382,19 +372,17 @@ def test_a_world_that_no_config_has_is_one_message(tmp_path, capsys, env):
     assert said.startswith(str(tmp_path)) and said.count("\n") == 1
 
 
-def test_an_interpreter_is_never_taken_from_a_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize("words", ["--replay 1", "--replay 1 --trust"])
+def test_an_interpreter_is_never_taken_from_a_file(tmp_path, monkeypatch, words):
     env = {"name": "travel", "mode": "worker", "python": "./evil"}
     monkeypatch.chdir(stranger(tmp_path, env))
-    assert main([".", "--replay", "1"]) == 0
-    assert main([".", "--replay", "1", "--trust"]) == 0
-    assert not (tmp_path / "MARK").exists()
+    assert show(Path(), words) == 0 and not (tmp_path / "MARK").exists()
 
 
 def test_a_folder_that_is_trusted_may_name_a_world_of_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(stranger(tmp_path, {"name": "evil:World"}))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    assert main([".", "--replay", "1", "--trust"]) == 0
-    assert (tmp_path / "MARK").exists()
+    assert show(Path(), "--replay 1 --trust") == 0 and (tmp_path / "MARK").exists()
 
 
 @pytest.mark.parametrize(
