@@ -173,16 +173,15 @@ def trials(task: Task, tasks: Sequence[Task], rng: random.Random) -> list[list[s
     solve other tasks of the same world."""
     calls = calls_of(task)
     here = [t for t in tasks if t.meta["source"] == task.meta["source"] and t.seed == task.seed]
-    others = [call for t in here for call in calls_of(t)]
+    others = list(itertools.chain.from_iterable(map(calls_of, here)))
     made = [calls, []]
     made += [[*calls[:n], *calls[n + 1 :]] for n in range(len(calls))]
     for n, call in enumerate(calls):
-        options = [
-            {**call.arguments, name: other.arguments[name]}
-            for other in others
-            for name, value in call.arguments.items()
-            if other.name == call.name and other.arguments.get(name, value) != value
-        ]
+        options = []  # the arguments with one of them from another call of the tool
+        for other in (other for other in others if other.name == call.name):
+            for name, value in call.arguments.items():
+                if other.arguments.get(name, value) != value:
+                    options.append({**call.arguments, name: other.arguments[name]})
         if options:
             made.append([*calls[:n], Call(call.name, rng.choice(options)), *calls[n + 1 :]])
     made += [rng.choices(others, k=rng.randint(1, 8)) for _ in range(3)]

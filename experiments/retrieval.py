@@ -22,6 +22,7 @@ command goes on where it was cut off, and another embedder plays only what is ne
 
 import copy
 import dataclasses
+import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -236,8 +237,7 @@ def paired_rollouts(
             task, i, seed_of(run.config.seed, "retrieval", task.id, i), sampling_of(run.config),
             [(experience.id, experience.content)] if experience else [],
         )
-        for task, experience in batch
-        for i in range(rollouts)
+        for (task, experience), i in itertools.product(batch, range(rollouts))
     ]  # fmt: skip
     attempts, _ = grading.grade_all(
         dataclasses.replace(run.grader, turns=None), gather_rollouts(run, jobs, name)
