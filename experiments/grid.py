@@ -397,7 +397,7 @@ def gather(runs: Sequence[Run], folder: str | Path) -> list[compare.Row]:
     ledger = Ledger(Path(folder))
     rows = {run.row: compare.Row(run.row) for run in runs}
     for run in runs:
-        row, code = rows[run.row], ledger.code(run.name)
+        row, code = rows[run.row], ledger.last(run.name).code
         if code == 0:
             row.curves[run.seed] = ledger.curve(run.name)
         else:

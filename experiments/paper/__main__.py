@@ -28,8 +28,6 @@ from experiments.paper import costs
 from experiments.paper.study import TABLES, Study, study_of
 from experiments.paper.tables import write
 
-FOLDERS = {"full": Path("runs/paper"), "tiny": Path("runs/paper-tiny")}
-
 
 def seeds_of(text: str) -> list[int]:
     """Return comma-separated seeds. Raises commands.Problems."""
@@ -98,7 +96,7 @@ def main(
     only_report: write the tables from the finished runs
     """
     logging.set_verbosity(logging.ERROR)
-    folder = workdir or FOLDERS[scale]
+    folder = workdir or Path("runs/paper-tiny" if scale == "tiny" else "runs/paper")
     try:
         study = study_of(
             list(TABLES) if list(tables) == ["all"] else tables, scale=scale, seeds=seeds_of(seeds),

@@ -71,7 +71,7 @@ class Table:
         for seed in study.seeds:
             source = study.sources[self.name, cell, seed]
             result.runs += source.names
-            codes = {name: self.ledger.code(name) for name in source.names}
+            codes = {name: self.ledger.last(name).code for name in source.names}
             failed = [name for name, code in codes.items() if code not in (0, None, INTERRUPTED)]
             if failed:
                 result.notes.append(f"{', '.join(failed)} failed")
@@ -97,7 +97,7 @@ class Table:
     def _spent(self, result: Result) -> list[str]:
         """Return four cells: hours, money, revisions of the code, notes."""
         runs = dict.fromkeys(result.runs)
-        attempts = [attempt for run in runs if (attempt := self.ledger.last(run))]
+        attempts = [self.ledger.last(run) for run in runs]
         money = sum(attempt.money for attempt in attempts)
         revisions = sorted({short(attempt.git) for attempt in attempts if attempt.git})
         return [
