@@ -22,7 +22,7 @@ from typing import Any, Self
 import numpy as np
 
 from evolver.files.workdir import Workdir
-from rl.evaluation import Scores, interval, interval_over_seeds, mean_height
+from rl.evaluation import Scores, interval, interval_over_seeds
 
 COLOURS = (
     "#1b4f72", "#d35400", "#16a085", "#8e44ad", "#c0392b", "#7f8c8d", "#27ae60", "#b7950b",
@@ -132,15 +132,14 @@ def collect(folder: str | Path) -> dict[int, Scores]:
 
 def joined(scores: Sequence[Scores]) -> Scores:
     """Return evaluations of the same tasks as one, with the rollouts of all of them."""
-    first = scores[0]
-
-    def beside(name: str) -> list[list[Any]]:
-        return np.concatenate([getattr(s, name) for s in scores], axis=1).tolist()
-
-    return Scores(
-        first.tasks, first.difficulty_N, beside("score_NR"), beside("success_NR"), first.greedy_N,
-        sum(s.broken for s in scores), first.temperature,
-    )  # fmt: skip
+    return replace(
+        scores[0],
+        score_NR=np.concatenate([s.score_NR for s in scores], axis=1).tolist(),
+        success_NR=np.concatenate([s.success_NR for s in scores], axis=1).tolist(),
+        broken=sum(s.broken for s in scores),
+        sweep={},
+        worlds=[],
+    )
 
 
 def estimate(values: Mapping[int, np.ndarray], least: float = 0.0) -> Estimate:
@@ -172,11 +171,11 @@ def paired(before: Values, after: Values) -> Estimate:
 
 
 def height(curve: Mapping[int, Scores], measure: str = "") -> np.ndarray:
-    """Return value_N, the mean height of each task's curve over the steps of {step: scores}, in [0,
-    1]."""
+    """Return value_N, the mean height of each task's curve over two or more {step: scores}, in [0,
+    1]: the area under it, by trapezoids, over the range of the steps."""
     steps = sorted(curve)
-    value_EN = np.stack([values_of(curve[step], measure) for step in steps])
-    return np.array([mean_height(dict(zip(steps, value_E))) for value_E in value_EN.T])
+    value_NE = np.stack([values_of(curve[step], measure) for step in steps], axis=1)
+    return np.trapezoid(value_NE, steps) / (steps[-1] - steps[0])
 
 
 def changes(first: Row, second: Row, measure: str = "") -> dict[int, np.ndarray]:
@@ -229,16 +228,19 @@ def over_tasks(value_N: np.ndarray, sign: str = "") -> str:
 def markdown(table: Sequence[Sequence[str]]) -> str:
     """Return a header and rows as a Markdown table; columns that are empty throughout are left
     out."""
-    columns = [[cell.replace("|", "\\|") for cell in column] for column in zip(*filled(table))]
-    padded = []
-    for place, column in enumerate(columns):
-        width = max(3, *map(len, column))
-        pad, rule = (
-            (str.rjust, "-" * (width + 1) + ":") if place else (str.ljust, "-" * (width + 2))
-        )
-        head, *cells = [f" {pad(cell, width)} " for cell in column]
-        padded.append([head, rule, *cells])
+    padded: list[list[str]] = []
+    for column in zip(*filled(table)):
+        cells = [cell.replace("|", "\\|") for cell in column]
+        width = max(3, *map(len, cells))
+        side, rule = (">", "-:") if padded else ("<", "--")
+        head, *rows = (f" {cell:{side}{width}} " for cell in cells)
+        padded.append([head, "-" * width + rule, *rows])
     return "".join(f"|{'|'.join(row)}|\n" for row in zip(*padded))
+
+
+def paragraphs(parts: Sequence[str]) -> str:
+    """Return texts and tables with an empty line between them."""
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
 def filled(table: Sequence[Sequence[str]]) -> list[list[str]]:

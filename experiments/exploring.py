@@ -23,6 +23,7 @@ number of these episodes; the mean Jaccard similarity of the words of two querie
 sequences of goals ("templates").
 """
 
+import functools
 import inspect
 import itertools
 import json
@@ -36,8 +37,6 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from envs import world_class
 from envs.probed import probed
@@ -103,19 +102,16 @@ class Counted:
     def __call__(self) -> World:
         world = self._make()
         for name in ("step", "reset"):
-            setattr(world, name, self._counting(name, getattr(world, name)))
+            setattr(world, name, functools.partial(self._call, name, getattr(world, name)))
         return world
 
-    def _counting(self, name: str, method: Callable) -> Callable:
-        def counted(*args: Any) -> Any:
-            if time.monotonic() > self._end:
-                raise OutOfBudget("out of time")
-            if self.counts["step"] >= self._steps:
-                raise OutOfBudget("out of steps")
-            self.counts[name] += 1
-            return method(*args)
-
-        return counted
+    def _call(self, name: str, method: Callable, *args: Any) -> Any:
+        if time.monotonic() > self._end:
+            raise OutOfBudget("out of time")
+        if self.counts["step"] >= self._steps:
+            raise OutOfBudget("out of steps")
+        self.counts[name] += 1
+        return method(*args)
 
 
 # --- agreement ------------------------------------------------------------------------------------
@@ -177,16 +173,15 @@ def trials(task: Task, tasks: Sequence[Task], rng: random.Random) -> list[list[s
     solve other tasks of the same world."""
     calls = calls_of(task)
     here = [t for t in tasks if t.meta["source"] == task.meta["source"] and t.seed == task.seed]
-    others = [call for t in here for call in calls_of(t)]
+    others = list(itertools.chain.from_iterable(map(calls_of, here)))
     made = [calls, []]
     made += [[*calls[:n], *calls[n + 1 :]] for n in range(len(calls))]
     for n, call in enumerate(calls):
-        options = [
-            {**call.arguments, name: other.arguments[name]}
-            for other in others
-            for name, value in call.arguments.items()
-            if other.name == call.name and other.arguments.get(name, value) != value
-        ]
+        options = []  # the arguments with one of them from another call of the tool
+        for other in (other for other in others if other.name == call.name):
+            for name, value in call.arguments.items():
+                if other.arguments.get(name, value) != value:
+                    options.append({**call.arguments, name: other.arguments[name]})
         if options:
             made.append([*calls[:n], Call(call.name, rng.choice(options)), *calls[n + 1 :]])
     made += [rng.choices(others, k=rng.randint(1, 8)) for _ in range(3)]
@@ -290,40 +285,42 @@ def similarity(queries: Sequence[str], rng: random.Random) -> float:
 
 # --- the table ------------------------------------------------------------------------------------
 
-Runs = list[dict[str, Any]]  # the measurements of a row
+Figures = dict[str, Any]
 
 
-def table(rows: dict[str, Runs]) -> str:
+def table(rows: dict[str, list[Figures]]) -> str:
     """Return the table in Markdown, one of the costs if a language model was asked, and a line on
     rejected proposals for each world. rows: {world: measurements}."""
-    text = markdown_of(row_of, rows)
-    if any("calls" in run for runs in rows.values() for run in runs):
-        text += "\n" + markdown_of(costs_of, rows)
-    for world, runs in rows.items():
-        rejected, ended = counts(runs, "rejected"), Counter(run["ended"] for run in runs)
-        text += f"\n{world}: rejected {listed(rejected) or 'nothing'}. Ended by: {listed(ended)}.\n"
+    sums = {world: summed(runs) for world, runs in rows.items()}
+    text = markdown_of(row_of, sums)
+    if any("calls" in found for found in sums.values()):
+        text += "\n" + markdown_of(costs_of, sums)
+    for world, found in sums.items():
+        rejected, ended = listed(found["rejected"]), listed(found["ended"])
+        text += f"\n{world}: rejected {rejected or 'nothing'}. Ended by: {ended}.\n"
     return text
 
 
-def markdown_of(cells: Callable[[Runs], dict[str, str]], rows: dict[str, Runs]) -> str:
+def markdown_of(cells: Callable[[Figures], dict[str, str]], sums: dict[str, Figures]) -> str:
     """Return a table with the {column: cell} of each row."""
-    lines = [{"world": world} | cells(runs) for world, runs in rows.items()]
+    lines = [{"world": world} | cells(found) for world, found in sums.items()]
     heads = [list(line) for line in lines[:1]]
     return compare.markdown(heads + [list(line.values()) for line in lines])
 
 
-def total(runs: Runs, name: str) -> float:
-    """Return the sum of a figure, or of the length of a list, over measurements."""
-    values = [run.get(name, 0) for run in runs]
-    return sum(len(value) if isinstance(value, list) else value for value in values)
-
-
-def counts(runs: Runs, name: str) -> Counter[str]:
-    """Return the sums of {reason: count} over measurements."""
-    found: Counter[str] = Counter()
-    for run in runs:
-        found.update(run.get(name, {}))
-    return found
+def summed(runs: Sequence[Figures]) -> Figures:
+    """Return the number of measurements, "runs", and the sums of their figures: lists are joined,
+    and words and {reason: count} are counted."""
+    sums: Figures = {"runs": len(runs)}
+    for name, value in itertools.chain.from_iterable(run.items() for run in runs):
+        match value:
+            case dict() if name != "settings":
+                sums.setdefault(name, Counter()).update(value)
+            case str():
+                sums.setdefault(name, Counter())[value] += 1
+            case int() | float() | list():
+                sums[name] = sums[name] + value if name in sums else value
+    return sums
 
 
 def listed(counts: Counter[str]) -> str:
@@ -331,39 +328,34 @@ def listed(counts: Counter[str]) -> str:
     return ", ".join(f"{n} x {reason}" for reason, n in counts.most_common())
 
 
-def costs_of(runs: Runs) -> dict[str, str]:
+def costs_of(found: Figures) -> dict[str, str]:
     """Return {column: cell} of the costs of a row."""
-    kept = total(runs, "tasks")
-    asked = any("wordings" in run for run in runs)
+    kept = len(found["tasks"])
     cells = {"tasks": str(kept)}
-    cells["reworded"] = str(counts(runs, "wordings")["reworded"]) if asked else "-"
-    cells |= {name: f"{total(runs, name):,}" for name in ("calls", "unanswered", "tokens")}
-    for name in ("call", "token", "step"):
-        figure = "step" if name == "step" else f"{name}s"
-        cells[f"{name}s per task"] = f"{total(runs, figure) / kept:,.1f}" if kept else "-"
+    cells["reworded"] = str(found["wordings"]["reworded"]) if "wordings" in found else "-"
+    cells |= {name: f"{found.get(name, 0):,}" for name in ("calls", "unanswered", "tokens")}
+    for name, figure in (("calls", "calls"), ("tokens", "tokens"), ("steps", "step")):
+        cells[f"{name} per task"] = f"{found.get(figure, 0) / kept:,.1f}" if kept else "-"
     return cells
 
 
-def row_of(runs: Runs) -> dict[str, str]:
+def row_of(found: Figures) -> dict[str, str]:
     """Return {column: cell} of a row."""
-    steps, kept, levels = total(runs, "step"), total(runs, "tasks"), counts(runs, "difficulty")
-    compared = total(runs, "agree") > 0
-    shares = {}
-    for name in ("sound", "agree"):
-        checks = [check for run in runs for check in run.get(name, ())]
-        shares[name] = f"{100 * np.mean(checks):.1f}%" if checks else "-"
+    kept, levels = len(found["tasks"]), found["difficulty"]
+    sound, agree = (compare.percent(found.get(name, ())) for name in ("sound", "agree"))
     return {
-        "seeds": str(len(runs)),
+        "seeds": str(found["runs"]),
         "tasks": str(kept),
-        "per 1,000 steps": f"{1000 * kept / max(steps, 1):.2f}",
-        "steps": f"{steps:,}",
-        "walks": str(total(runs, "walks")),
-        "seconds": f"{total(runs, 'seconds'):.0f}",
-        **shares,
-        "trials": str(total(runs, "trials")) if compared else "-",
+        "per 1,000 steps": f"{1000 * kept / max(found['step'], 1):.2f}",
+        "steps": f"{found['step']:,}",
+        "walks": str(found["walks"]),
+        "seconds": f"{found['seconds']:.0f}",
+        "sound": f"{sound}%" if sound else "-",
+        "agree": f"{agree}%" if agree else "-",
+        "trials": str(found["trials"]) if agree else "-",
         "difficulty: tasks": ", ".join(f"{n}: {levels[n]}" for n in sorted(levels, key=int)),
-        "similarity": f"{np.mean([run['similarity'] for run in runs]):.2f}",
-        "templates": f"{np.mean([run['templates'] for run in runs]):.0f}",
+        "similarity": f"{found['similarity'] / found['runs']:.2f}",
+        "templates": f"{found['templates'] / found['runs']:.0f}",
     }
 
 
@@ -473,7 +465,7 @@ def main(
     if found:
         raise commands.Problems(*found)
     out.mkdir(parents=True, exist_ok=True)
-    rows: dict[str, Runs] = {}
+    rows: dict[str, list[Figures]] = {}
     failed = []
     role = Role(url, model, key, temperature=1.0, max_tokens=max_tokens)
     for world, name, seed in itertools.product(worlds, by, seeds):
@@ -488,7 +480,7 @@ def main(
             print(failed[-1], file=sys.stderr, flush=True)
             continue
         rows.setdefault(row, []).append(figures)
-        _, *cells = row_of([figures]).items()
+        _, *cells = row_of(summed([figures])).items()
         said = ", ".join(map(" ".join, cells))
         print(f"{row}, seed {seed}: {said}", flush=True)
     text = "\n".join([table(rows), *failed])

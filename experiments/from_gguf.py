@@ -23,20 +23,7 @@ from models import hf, hf_config, qwen
 from models.hf_config import ModelError
 from models.tokenizer import Tokenizer, TokenizerError, byte_level
 
-GGUF_NAMES = {
-    "embed": "token_embd.weight",
-    "norm": "output_norm.weight",
-    "unembed": "output.weight",
-    "layers.attn_norm": "blk.{}.attn_norm.weight",
-    "layers.q": "blk.{}.attn_q.weight",
-    "layers.k": "blk.{}.attn_k.weight",
-    "layers.v": "blk.{}.attn_v.weight",
-    "layers.o": "blk.{}.attn_output.weight",
-    "layers.mlp_norm": "blk.{}.ffn_norm.weight",
-    "layers.gate": "blk.{}.ffn_gate.weight",
-    "layers.up": "blk.{}.ffn_up.weight",
-    "layers.down": "blk.{}.ffn_down.weight",
-}
+EMBED, UNEMBED = "token_embd.weight", "output.weight"  # GGUF's names
 SIZES = {
     "d_model": "embedding_length",
     "layers": "block_count",
@@ -65,9 +52,8 @@ def convert(source: str | Path, folder: str | Path) -> qwen.Config:
 
     weights = qwen.by_name(qwen.weights(config))
     arrays = {name: np.empty(weight.shape, np.float32) for name, weight in weights.items()}
-    for tensor in hf.tensors_of(config):
-        stored = tensors[_name(tensor)]
-        array = dequantize(stored.data, stored.tensor_type)
+    for name, tensor in _named(config).items():
+        array = dequantize(tensors[name].data, tensors[name].tensor_type)
         if tensor.ours in ("layers.q", "layers.k"):
             array = _halves(array, weights[tensor.ours].shape[2])
         place = arrays[tensor.ours][... if tensor.layer is None else tensor.layer]
@@ -120,8 +106,8 @@ def _config(source: Path, values: Mapping[str, Any], tensors: Mapping[str, Any])
             f"rope scaling {scaling!r} is not read from GGUF; take the model's safetensors"
             " checkpoint"
         )
-    if GGUF_NAMES["embed"] not in tensors:
-        problems.append(f"the tensor {GGUF_NAMES['embed']} is missing")
+    if EMBED not in tensors:
+        problems.append(f"the tensor {EMBED} is missing")
     if problems:
         raise ModelError(f"{source}: {'; '.join(problems)} ({SUPPORTED})")
     sizes: dict[str, Any] = {field: int(given[key]) for field, key in SIZES.items()}
@@ -133,13 +119,13 @@ def _config(source: Path, values: Mapping[str, Any], tensors: Mapping[str, Any])
         )
     epsilon = np.float32(given.get("attention.layer_norm_rms_epsilon", 1e-6))
     config = qwen.Config(
-        vocab=int(tensors[GGUF_NAMES["embed"]].shape[-1]),
+        vocab=int(tensors[EMBED].shape[-1]),
         kv_heads=int(given.get("attention.head_count_kv") or sizes["heads"]),
         head_dim=head_dim,
         rope_theta=float(given.get("rope.freq_base", 1e4)),
         # the file holds the float32 nearest to 1e-5, transformers the number itself
         rms_eps=float(str(epsilon)),
-        tied=GGUF_NAMES["unembed"] not in tensors,
+        tied=UNEMBED not in tensors,
         qkv_bias=False,
         **sizes,
     )
@@ -155,7 +141,7 @@ def _check(
 ) -> None:
     """Raise ModelError naming every tensor that is missing, unexpected, of the wrong shape or
     quantised in a way that is not read."""
-    expected = {_name(tensor): tensor.shape for tensor in hf.tensors_of(config)}
+    expected = {name: tensor.shape for name, tensor in _named(config).items()}
     given = {name: tuple(map(int, tensor.shape[::-1])) for name, tensor in tensors.items()}
     held = [name for name in expected if name in given]
     kinds = {tensors[name].tensor_type: tensors[name].data for name in held}
@@ -165,13 +151,12 @@ def _check(
             dequantize(data[:1], kind)
         except NotImplementedError:
             unread.append(kind.name)
+    wrong = [name for name in held if given[name] != expected[name]]
     problems = {
         "tensors missing": [name for name in expected if name not in given],
         "unexpected tensors": [name for name in given if name not in expected],
         "tensors of the wrong shape": [
-            f"{name} {given[name]} instead of {expected[name]}"
-            for name in held
-            if given[name] != expected[name]
+            f"{name} {given[name]} instead of {expected[name]}" for name in wrong
         ],
         "quantisations that the gguf package cannot read (take a file of F16, Q8_0, Q4_0, Q4_1 or a"
         " K type)": unread,
@@ -181,9 +166,12 @@ def _check(
         raise ModelError(f"{source}: {'; '.join(messages)} ({SUPPORTED})")
 
 
-def _name(tensor: hf.Tensor) -> str:
-    """Return GGUF's name of a tensor."""
-    return GGUF_NAMES[tensor.ours].format(tensor.layer)
+def _named(config: qwen.Config) -> dict[str, hf.Tensor]:
+    """Return the tensors of a checkpoint by GGUF's names."""
+    import gguf
+
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.layers)
+    return {str(names.get_name(t.name, (".weight",))): t for t in hf.tensors_of(config)}
 
 
 def _halves(array: np.ndarray, heads: int) -> np.ndarray:

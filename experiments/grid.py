@@ -113,7 +113,7 @@ class Run:
             words.append(f"--config.{key}={value}".replace("{folder}", str(folder)))
         return [*words, *flags]
 
-    def recorded(self, flags: Sequence[str] = ()) -> list[str]:
+    def recorded(self, flags: Sequence[str]) -> list[str]:
         """Return the same without the places of the grid and of run.py and without settings of the
         log, which may be moved and changed."""
         words = self.command(Path("{folder}"), flags)
@@ -235,8 +235,7 @@ class Execution:
             self.environ |= {"JAX_COMPILATION_CACHE_DIR": str(self.compiled)} | COMPILED
         self.states: dict[str, str] = {}
         self.active: dict[str, Active] = {}
-        self.asked = 0  # signals that ask for the end
-        self.elsewhere: set[str] = set()  # runs that another process holds
+        self.asked = False  # to end, by a signal
 
     def run(self) -> dict[str, str]:
         """Run everything that is not finished. Returns the state of each run by name."""
@@ -246,34 +245,30 @@ class Execution:
             self.say(f"{len(self.states)} of {len(self.runs)} runs are finished")
         shown = time.monotonic()
         with self._signals():
-            while len(self.states) < len(self.runs):
-                self._start()
-                if not self.active and not self.elsewhere:
-                    break
+            while self._start():
                 time.sleep(POLL)
                 for name in [n for n, run in self.active.items() if run.process.poll() is not None]:
                     self._end(name)
                 if time.monotonic() - shown > HEARTBEAT:
                     shown = time.monotonic()
                     self._show()
-        for name in self.runs.keys() - self.states.keys():
-            waits = f"waits for {', '.join(self._missing(self.runs[name]))}"
-            self.states[name] = "interrupted" if self.asked else waits
-        return {name: self.states[name] for name in self.runs}
+        states = {}
+        for name, run in self.runs.items():
+            waits = f"waits for {', '.join(self._missing(run))}"
+            states[name] = self.states.get(name, "interrupted" if self.asked else waits)
+        return states
 
     def _find_finished(self) -> None:
         """Mark the finished runs as done, but not those without files that another run needs."""
-        done = {name for name in self.runs if self._finished(name)}
-        while gone := {
-            name
-            for needy in self.runs.keys() - done
-            for name in done.intersection(self.runs[needy].after)
-            if not (self.folder / name).is_dir()
-        }:
-            done -= gone
-            for name in gone:  # so that a repetition that is killed does not look finished
-                self._record(name, INTERRUPTED, 0.0)
-        self.states = {name: "done" for name in self.runs if name in done}
+        self.states = {name: "done" for name in self.runs if self._finished(name)}
+        unfinished = [name for name in self.runs if name not in self.states]
+        for needy in unfinished:  # which grows
+            for name in self.runs[needy].after:
+                if name in self.states and not (self.folder / name).is_dir():
+                    del self.states[name]
+                    unfinished.append(name)
+                    # so that a repetition that is killed does not look finished
+                    self._record(name, INTERRUPTED, 0.0)
 
     def _finished(self, name: str) -> bool:
         return self.ledger.finished(name, self.runs[name].recorded(self.flags))
@@ -285,12 +280,13 @@ class Execution:
     def _missing(self, run: Run) -> list[str]:
         return [name for name in run.after if self.states.get(name) != "done"]
 
-    def _start(self) -> None:
-        """Start runs until `jobs` are active."""
-        self.elsewhere.clear()
+    def _start(self) -> bool:
+        """Start runs until `jobs` are active. Return False if no run is going on, neither here nor
+        in another process."""
+        elsewhere = False
         for name, run in self.runs.items():
             if self.asked or len(self.active) >= self.jobs:
-                return
+                break
             if name in self.states or name in self.active or self._missing(run):
                 continue
             path = self.folder / f"{name}.lock"
@@ -299,14 +295,15 @@ class Execution:
             # The process inherits the lock, so that it is held for as long as the process lives,
             # whatever happens to this one: a list of process ids would be wrong after a reboot and
             # on another host.
-            if not locked(lock):
-                lock.close()
-                self.elsewhere.add(name)
-            elif self._finished(name):  # by whoever held the lock
-                lock.close()
-                self.states[name] = "done"
-            else:
+            free = locked(lock)
+            if free and not self._finished(name):
                 self._spawn(name, lock)
+                continue
+            lock.close()
+            if free:  # whoever held the lock has finished it
+                self.states[name] = "done"
+            elsewhere |= not free
+        return bool(self.active) or elsewhere
 
     def _spawn(self, name: str, lock: TextIO) -> None:
         command = self.runs[name].command(self.folder, self.flags)
@@ -332,8 +329,9 @@ class Execution:
         lock.close()
         if self.asked and code:
             return
-        self.states[name] = "done" if code == 0 else f"exit code {code}"
-        hint = "" if code == 0 else f", see {self.folder / name}.log"
+        self.states[name], hint = "done", ""
+        if code:
+            self.states[name], hint = f"exit code {code}", f", see {self.folder / name}.log"
         self._tell(f"{name}: {self.states[name]} in {clock(seconds)}{hint}{self._left()}")
 
     def _left(self) -> str:
@@ -375,7 +373,7 @@ class Execution:
     def _forward(self, number: int, frame: Any) -> None:
         """Pass a signal on: the runs end at their next safe point, and at the second one at
         once."""
-        self.asked += 1
+        self.asked = True
         self.say("\nending: the runs save what is complete; press Ctrl-C again to end at once")
         for run in self.active.values():
             run.process.send_signal(number)
@@ -399,7 +397,7 @@ def gather(runs: Sequence[Run], folder: str | Path) -> list[compare.Row]:
     ledger = Ledger(Path(folder))
     rows = {run.row: compare.Row(run.row) for run in runs}
     for run in runs:
-        row, code = rows[run.row], ledger.code(run.name)
+        row, code = rows[run.row], ledger.last(run.name).code
         if code == 0:
             row.curves[run.seed] = ledger.curve(run.name)
         else:
@@ -443,15 +441,15 @@ def split_values(text: str) -> list[str]:
 
 def sets_of(words: Sequence[str]) -> dict[str, list[str]]:
     """Return {key: values} of "KEY=V1,V2" texts. Raises ValueError."""
-    sets = {}
+    sets: dict[str, list[str]] = {}
     for word in words:
-        key, equals, values = word.partition("=")
-        key = key.removeprefix("--").removeprefix("config.")
-        if not equals or not all(split_values(values)):
+        key, _, text = word.partition("=")
+        key, values = key.removeprefix("--").removeprefix("config."), split_values(text)
+        if not all(values):
             raise ValueError(f"--set {word}: give KEY=VALUE,VALUE,... such as optim.lr=1e-4,5e-4")
         if key in sets:
             raise ValueError(f"--set {key} is given twice: give all its values at once")
-        sets[key] = split_values(values)
+        sets[key] = values
     return sets
 
 
@@ -473,12 +471,10 @@ def read_sweep(path: Path) -> tuple[dict[str, list[Any]], str]:
         ) from None
     sets = {}
     for name, rule in parameters.items():
-        key = name.removeprefix("config.")
-        values = rule.get("values", [rule["value"]] if "value" in rule else None)
-        if values is None:
+        if not {"value", "values"} & rule.keys():
             raise ValueError(f"--sweep {path}: {name} has a distribution; a grid needs `values`")
-        if key != "seed":
-            sets[key] = values
+        sets[name.removeprefix("config.")] = rule["values"] if "values" in rule else [rule["value"]]
+    sets.pop("seed", None)
     return sets, config.removeprefix("--config=")
 
 
@@ -523,7 +519,7 @@ def command(
     failed = [f"{name} ({state})" for name, state in states.items() if state != "done"]
     if failed:
         print(f"not done: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+    return int(bool(failed))
 
 
 def main(

@@ -19,6 +19,7 @@ The tables are printed and written to WORKDIR/judging.md. WORKDIR/labels.jsonl h
 its labels, WORKDIR/outcomes.jsonl every episode with its verdicts.
 """
 
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,8 +64,7 @@ def measure(
     chosen = sampled(run.tasks.originals, tasks)
     jobs = [
         Job(task, i, seed_of(run.config.seed, "judging", task.id, i), sampling_of(run.config))
-        for task in chosen
-        for i in range(rollouts)
+        for task, i in itertools.product(chosen, range(rollouts))
     ]
     episodes = [t for t in gather_rollouts(run, jobs, "episodes") if t.turns and not t.broken]
     if not episodes:

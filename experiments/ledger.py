@@ -21,12 +21,12 @@ INTERRUPTED = 130  # the exit code of a run that goes on with the same command
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt at a run, a line of the record. scores: {step: scores}; an evaluation of its own
-    counts as step 0."""
+    """An attempt at a run, a line of the record. code: the exit code, None of no attempt. scores:
+    {step: scores}; an evaluation of its own counts as step 0."""
 
     run: str
     command: list[str]
-    code: int
+    code: int | None
     seconds: float
     git: str | None = None
     money: float = 0.0
@@ -34,6 +34,7 @@ class Attempt:
 
 
 ATTEMPT: pydantic.TypeAdapter[Attempt] = pydantic.TypeAdapter(Attempt)
+NEVER = Attempt("", [], None, 0.0)
 
 
 class Ledger:
@@ -56,19 +57,14 @@ class Ledger:
                 self._attempts.setdefault(attempt.run, []).append(attempt)
         return self._attempts.get(name, [])
 
-    def last(self, name: str) -> Attempt | None:
-        """Return the last attempt at a run, None if there was none."""
-        return next(reversed(self.attempts(name)), None)
-
-    def code(self, name: str) -> int | None:
-        """Return the exit code of the last attempt at a run, None if there was none."""
-        attempt = self.last(name)
-        return attempt.code if attempt else None
+    def last(self, name: str) -> Attempt:
+        """Return the last attempt at a run, NEVER if there was none."""
+        return next(reversed(self.attempts(name)), NEVER)
 
     def curve(self, name: str) -> dict[int, Scores]:
         """Return {step: scores} of a finished run, {} of another."""
         attempt = self.last(name)
-        return attempt.scores if attempt and attempt.code == 0 else {}
+        return attempt.scores if attempt.code == 0 else {}
 
     def add(self, **record: Any) -> None:
         """Append one attempt."""
@@ -78,7 +74,7 @@ class Ledger:
         """Return True if the last attempt at a run succeeded, with this command as it is
         recorded."""
         attempt = self.last(name)
-        return attempt is not None and attempt.code == 0 and attempt.command == command
+        return attempt.code == 0 and attempt.command == command
 
     def seconds(self, names: Iterable[str]) -> float:
         """Return the seconds of all attempts at some runs."""

@@ -78,12 +78,9 @@ def main(
             run.workdir.claim(config.to_dict(), config.seed, name)
             text = measure(run, **values)
             run.progress.close()
-    except RunError as error:
+    except (RunError, RunEnds) as error:
         print(f"\n{error}", file=sys.stderr)
-        return 1
-    except RunEnds as end:
-        print(f"\n{end}", file=sys.stderr)
-        return 3
+        return 1 if isinstance(error, RunError) else 3
     except (Interrupted, KeyboardInterrupt):
         print("\ninterrupted" + "; the same command goes on from here" * goes_on, file=sys.stderr)
         return 130

@@ -42,9 +42,22 @@ from models.files import write_atomically
 from rl.evaluation import Scores, steps_to
 
 CONFIG = "configs/quickstart.py"
-STUDIES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+SETTINGS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 HALF = 0.5
 EARLY = 10  # steps, in which the rows differ most
+HEAD = (
+    "point", "row", "seeds", "before", "after [95%]", "sd", "difference [95%]",
+    "at equal time [95%]", "curve", "difference of curves [95%]", f"steps to {HALF:.0%}", "note",
+)  # fmt: skip
+SHARES = {  # column -> metric
+    "success": "rollout/success",
+    "of invented": "rollout/success/synthetic",
+    "no signal": "no signal",
+    "guided - unguided": "gain",
+    "labels GOOD": "attributing/good_rate",
+    "BAD": "attributing/bad_rate",
+    "none": "attributing/abstain_rate",
+}
 
 
 @dataclass(frozen=True)
@@ -56,24 +69,21 @@ class Study:
     points: dict[str, dict[str, tuple[str, dict[str, Any]]]]
 
 
-def all_studies() -> dict[str, Study]:
-    """Return all studies by name."""
-    return {name: Study(**study) for name, study in STUDIES["studies"].items()}
+STUDIES = {name: Study(**study) for name, study in SETTINGS["studies"].items()}
+Points = dict[str, list[grid.Run]]  # of a study: {point: runs}
 
 
-def runs_of(
-    known: Mapping[str, Study], seeds: Sequence[int]
-) -> dict[str, dict[str, list[grid.Run]]]:
-    """Return {study: {point: runs}}; seeds vary slowest in each, so that a study that is cut off
-    has complete comparisons. A run with the settings of an earlier one shares its workdir."""
-    runs: dict[str, dict[str, list[grid.Run]]] = {}
+def runs_of(known: Mapping[str, Study], seeds: Sequence[int]) -> dict[str, Points]:
+    """Return {study: its points}; seeds vary slowest at each, so that a study that is cut off has
+    complete comparisons. A run with the settings of an earlier one shares its workdir."""
+    runs: dict[str, Points] = {}
     names: dict[tuple, str] = {}
     for name, study in known.items():
         runs[name] = {point: [] for point in study.points}
         for point, table in study.points.items():
             for seed, (row, (argument, overrides)) in itertools.product(seeds, table.items()):
-                fresh = STUDIES["navigating"] if "navigating" in ROWS[argument] else {}
-                values = STUDIES["common"] | fresh | overrides
+                fresh = SETTINGS["navigating"] if "navigating" in ROWS[argument] else {}
+                values = SETTINGS["common"] | fresh | overrides
                 label = f"{name},{point},{row}".replace(" ", "_")
                 run = grid.Run(label, seed, f"{CONFIG}:{argument}", values)
                 settings = (argument, seed, *sorted(map(str, values.items())))
@@ -142,15 +152,15 @@ class Line:
     above: compare.Estimate = compare.NONE
 
 
-def frame(folder: Path, runs: Mapping[str, Sequence[grid.Run]]) -> list[Line]:
+def frame(folder: Path, points: Points) -> list[Line]:
     """Return the lines of a study."""
     lines = []
-    for point, several in runs.items():
-        first, *others = grid.gather(several, folder)
+    for point, runs in points.items():
+        first, *others = grid.gather(runs, folder)
         lines.append(Line(point, first, compare.estimate(first.final())))
         for row in others:
             change = compare.difference(first, row)
-            timed = at_equal_time(folder, several, first, row)
+            timed = at_equal_time(folder, runs, first, row)
             above = compare.paired(heights(first), heights(row))
             lines.append(Line(point, row, compare.estimate(row.final()), change, timed, above))
     return lines
@@ -158,29 +168,19 @@ def frame(folder: Path, runs: Mapping[str, Sequence[grid.Run]]) -> list[Line]:
 
 def table(lines: Sequence[Line]) -> list[list[str]]:
     """Return the header and a line for each point and row of a study."""
-    rows = [
-        [
-            "point", "row", "seeds", "before", "after [95%]", "sd", "difference [95%]",
-            "at equal time [95%]", "curve", "difference of curves [95%]", f"steps to {HALF:.0%}",
-            "note",
-        ]
-    ]  # fmt: skip
+    rows = [list(HEAD)]
     for line in lines:
         row, after = line.row, line.after
         starts = [next(iter(curve.values())) for curve in row.means()]
+        cells = [line.point, short(row), str(after.runs), compare.percent(starts), str(after)]
+        cells += [after.deviation(), line.change.signed(), line.timed.signed()]
         curves = [curve.mean() for curve in heights(row).values()]
-        rows.append(
-            [
-                line.point, short(row), str(after.runs), compare.percent(starts), str(after),
-                after.deviation(), line.change.signed(), line.timed.signed(),
-                compare.percent(curves), line.above.signed(), steps_to_half(row),
-                "; ".join(row.notes),
-            ]
-        )  # fmt: skip
+        cells += [compare.percent(curves), line.above.signed(), steps_to_half(row)]
+        rows.append([*cells, "; ".join(row.notes)])
     return rows
 
 
-def logged(folder: Path, runs: Mapping[str, Sequence[grid.Run]]) -> list[list[str]]:
+def logged(folder: Path, points: Points) -> list[list[str]]:
     """Return the header and a line for each point and row: what the runs logged that explains their
     results.
 
@@ -189,29 +189,20 @@ def logged(folder: Path, runs: Mapping[str, Sequence[grid.Run]]) -> list[list[st
     group scored alike. *guided - unguided*: by how much guided rollouts succeed more often than the
     unguided ones of their groups.
     """
-    table = [
-        [
-            "point", "row", "seeds", "invented tasks", "success", "of invented", "no signal",
-            "guided - unguided", "labels GOOD", "BAD", "none",
-        ]
-    ]  # fmt: skip
-    shares = (
-        "rollout/success", "rollout/success/synthetic", "no signal", "gain",
-        "attributing/good_rate", "attributing/bad_rate", "attributing/abstain_rate",
-    )  # fmt: skip
-    for point, several in runs.items():
-        for row in grid.gather(several, folder):
-            names = [run.name for run in several if run.row == row.name and run.seed in row.curves]
+    table = [["point", "row", "seeds", "invented tasks", *SHARES]]
+    for point, runs in points.items():
+        for row in grid.gather(runs, folder):
+            names = [run.name for run in runs if run.row == row.name and run.seed in row.curves]
             metrics = [Workdir(folder / name).metrics() for name in names]
             metrics = [lines for lines in metrics if lines]
             early = [explained(m) for m in itertools.chain(*metrics) if 0 < m["step"] <= EARLY]
             pools = [m[-1]["questioning/pool"] for m in metrics if "questioning/pool" in m[-1]]
-            cells = {key: [m[key] for m in early if key in m] for key in shares}
-            texts = {key: compare.percent(values) for key, values in cells.items()}
-            if cells["gain"]:
-                texts["gain"] = f"{100 * np.mean(cells['gain']):+.1f}"
+            shares = []
+            for key in SHARES.values():
+                share = compare.percent([m[key] for m in early if key in m])
+                shares.append(f"{float(share):+.1f}" if share and key == "gain" else share)
             invented = f"{np.mean(pools):.0f}" if pools else ""
-            table.append([point, short(row), str(len(metrics)), invented, *texts.values()])
+            table.append([point, short(row), str(len(metrics)), invented, *shares])
     return table
 
 
@@ -240,15 +231,16 @@ def draw(folder: Path, name: str, dial: str, lines: Sequence[Line]) -> None:
     names = list(dict.fromkeys(short(line.row) for line in lines))
     for axes, (what, label) in zip(figure.subplots(1, len(PANELS)), PANELS.items()):
         for n, row in enumerate(names):
-            shown = [line for line in lines if short(line.row) == row and getattr(line, what)]
-            if not shown:
+            of_row = [line for line in lines if short(line.row) == row]
+            shown = {points.index(line.point): getattr(line, what) for line in of_row}
+            values = {place: value for place, value in shown.items() if value}
+            if not values:
                 continue
-            values = [getattr(line, what) for line in shown]
-            shift = 0.06 * (n - len(names) / 2)
+            means, lows, highs = np.transpose([(v.mean, v.low, v.high) for v in values.values()])
             axes.errorbar(
-                [points.index(line.point) + shift for line in shown], [v.mean for v in values],
-                [[v.mean - v.low for v in values], [v.high - v.mean for v in values]],
-                fmt="-o" if what == "after" else "o", color=compare.colour(n), label=row, capsize=2,
+                0.06 * (n - len(names) / 2) + np.array([*values]), means,
+                [means - lows, highs - means], fmt="-o" if what == "after" else "o",
+                color=compare.colour(n), label=row, capsize=2,
             )  # fmt: skip
         axes.set_xticks(range(len(points)), points)
         axes.set_xlabel(dial)
@@ -260,23 +252,21 @@ def draw(folder: Path, name: str, dial: str, lines: Sequence[Line]) -> None:
     compare.save(figure, folder / name)
 
 
-def report(folder: Path, chosen: dict[str, Study], seeds: Sequence[int]) -> str:
+def report(folder: Path, studies: Mapping[str, Points]) -> str:
     """Write MECHANISMS.md, a CSV file and a figure for each study, and return the text."""
     parts = [
         "# When each mechanism helps",
-        f"avg@4 on held-out tasks after {STUDIES['common']['steps']} steps, in percent.",
+        f"avg@4 on held-out tasks after {SETTINGS['common']['steps']} steps, in percent.",
     ]
-    runs = runs_of(all_studies() | chosen, seeds)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, study in chosen.items():
-        lines = frame(folder, runs[name])
-        draw(folder, name, study.dial, lines)
+    for name, points in studies.items():
+        lines, dial = frame(folder, points), STUDIES[name].dial
+        draw(folder, name, dial, lines)
         rows = table(lines)
         write_atomically(folder / f"{name}.csv", compare.csv_text(rows))
-        parts += [f"## {name}" + (f", by {study.dial}" if study.dial else "")]
-        parts += [compare.markdown(rows), f"Logged in steps 1 to {EARLY}, in percent:"]
-        parts += [compare.markdown(logged(folder, runs[name]))]
-    text = "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+        parts += [f"## {name}" + (f", by {dial}" if dial else ""), compare.markdown(rows)]
+        parts += [f"Logged in steps 1 to {EARLY}, in percent:"]
+        parts += [compare.markdown(logged(folder, points))]
+    text = compare.paragraphs(parts)
     write_atomically(folder / "MECHANISMS.md", text)
     return text
 
@@ -296,16 +286,16 @@ def main(
     jobs: runs at once
     only_report: run nothing
     """
-    known = all_studies()
-    if unknown := [name for name in studies if name not in known]:
-        wrong = [f"--studies {name}: choose {', '.join(known)}" for name in unknown]
+    if unknown := [name for name in studies if name not in STUDIES]:
+        wrong = [f"--studies {name}: choose {', '.join(STUDIES)}" for name in unknown]
         raise commands.Problems(*wrong)
-    chosen = {name: known[name] for name in studies or known}
-    every = runs_of(known, seeds)
-    runs = {run.name: run for name in chosen for run in itertools.chain(*every[name].values())}
+    every = runs_of(STUDIES, seeds)
+    chosen = {name: every[name] for name in studies or STUDIES}
+    points = itertools.chain(*(points.values() for points in chosen.values()))
+    runs = {run.name: run for run in itertools.chain(*points)}
     by_seed = sorted(runs.values(), key=lambda run: run.seed)
     return grid.command(
-        by_seed, workdir, lambda: report(workdir, chosen, seeds), jobs=jobs, flags=flags,
+        by_seed, workdir, lambda: report(workdir, chosen), jobs=jobs, flags=flags,
         only_report=only_report,
     )  # fmt: skip
 

@@ -44,7 +44,7 @@ def main() -> int:
     problems = fetch_problems()
     for problem in problems:
         print(problem, file=sys.stderr)
-    return 1 if problems else 0
+    return int(bool(problems))
 
 
 if __name__ == "__main__":

@@ -22,8 +22,9 @@ command goes on where it was cut off, and another embedder plays only what is ne
 
 import copy
 import dataclasses
+import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,6 +63,9 @@ class Retrieved(NamedTuple):
     similarity: float = float("nan")
 
 
+Row = dict[str, Retrieved]  # of the table: by task id
+
+
 def measure(
     run: Run,
     *,
@@ -77,7 +81,47 @@ def measure(
     """
     navigating = run.navigating
     assert navigating is not None  # `problems` refuses a config without it
-    chosen, experiences = learnt(run, navigating)
+    learnt = learnt_by(run, navigating, folds)
+    rows, refine = {}, run.config.navigating.refine.name
+    for name in embedders:
+        near = nearest(run, navigating, name, learnt)
+        rows[name] = {id: found[0] for id, found in near.items()}
+        if refine != "none":
+            rows[f"{name}, {refine}"] = refined(navigating, learnt.tasks, near)
+    rows |= controls(run, learnt)
+    return table(learnt, rows, played(run, learnt.tasks, rows.values(), rollouts))
+
+
+class Learnt(NamedTuple):
+    """Tasks, the experience that attempts at them taught, and {task id: fold}."""
+
+    tasks: Sequence[Task]
+    experiences: Sequence[Experience]
+    fold_of: dict[str, int]
+
+    def outside(self, fold: int) -> list[Experience]:
+        """Return the experience that a fold may be shown: none of it comes from a task of the
+        fold."""
+        folds = [{self.fold_of.get(source) for source in e.sources} for e in self.experiences]
+        return [e for e, own in zip(self.experiences, folds) if own and fold not in own]
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """{task id: kind}, {} in a world whose tasks do not name one."""
+        return {t.id: t.meta["template"] for t in self.tasks if t.meta.get("template")}
+
+
+def learnt_by(run: Run, navigating: Navigating, folds: int) -> Learnt:
+    """Return what attempts at the tasks taught, which is kept in the workdir. Raises RunError if
+    there are too few tasks, or if it is nothing."""
+    path = run.workdir / "experience.jsonl"
+    tasks.explore(run)
+    chosen = tasks.for_experience(run)
+    if not path.is_file():
+        attempts = extraction.first_attempts(run, navigating)
+        found = navigating.extractor.extract(attempts, step=0)
+        write_lines(path, [e.to_dict() for e in found])
+    experiences = list(read_jsonl(path, make=lambda record: Experience(**record)))
     if len(chosen) < folds:
         raise RunError(
             f"--folds={folds} needs as many tasks, there are {len(chosen)}: "
@@ -88,50 +132,16 @@ def measure(
             f"the policy's attempts at {len(chosen)} tasks taught nothing, "
             "so there is nothing to retrieve"
         )
-    fold_of = dict(zip((t.id for t in chosen), shuffled(run, len(chosen), "folds") % folds))
-    rows, refine = {}, run.config.navigating.refine.name
-    for name in embedders:
-        near = nearest(run, navigating, name, chosen, experiences, fold_of)
-        rows[name] = {id: found[0] for id, found in near.items()}
-        if refine != "none":
-            rows[f"{name}, {refine}"] = refined(navigating, chosen, near)
-    rows |= controls(run, chosen, experiences, fold_of)
-    pairs = played(run, chosen, rows.values(), rollouts)
-    return table(chosen, experiences, rows, pairs)
-
-
-def learnt(run: Run, navigating: Navigating) -> tuple[list[Task], list[Experience]]:
-    """Return the tasks, and the experience that attempts at them taught, which is kept in the
-    workdir."""
-    path = run.workdir / "experience.jsonl"
-    tasks.explore(run)
-    chosen = tasks.for_experience(run)
-    if not path.is_file():
-        attempts = extraction.first_attempts(run, navigating)
-        found = navigating.extractor.extract(attempts, step=0)
-        write_lines(path, [e.to_dict() for e in found])
-    return chosen, list(read_jsonl(path, make=lambda record: Experience(**record)))
+    fold_n = shuffled(run, len(chosen), "folds") % folds
+    return Learnt(chosen, experiences, dict(zip((t.id for t in chosen), fold_n)))
 
 
 def shuffled(run: Run, n: int, name: str) -> np.ndarray:
     return np.random.default_rng(seed_of(run.config.seed, "retrieval", name)).permutation(n)
 
 
-def outside(
-    experiences: Sequence[Experience], fold: int, fold_of: dict[str, int]
-) -> list[Experience]:
-    """Return the experience that a fold may be shown: none of it comes from a task of the fold."""
-    folds = [{fold_of.get(source) for source in e.sources} for e in experiences]
-    return [e for e, own in zip(experiences, folds) if own and fold not in own]
-
-
 def nearest(
-    run: Run,
-    navigating: Navigating,
-    name: str,
-    chosen: Sequence[Task],
-    experiences: Sequence[Experience],
-    fold_of: dict[str, int],
+    run: Run, navigating: Navigating, name: str, learnt: Learnt
 ) -> dict[str, list[Retrieved]]:
     """Return {task id: the nearest experiences, as many as the refiner chooses one from}, without
     tasks for which none is near enough."""
@@ -139,10 +149,10 @@ def nearest(
     args = c.embedder.args.to_dict() if name == c.embedder.name else {}
     embedder = plugs.plug("navigating.embedder", name, args)(run.parts)
     found = {}
-    for fold in sorted(set(fold_of.values())):
+    for fold in sorted(set(learnt.fold_of.values())):
         pool = ExperiencePool(embedder)
-        pool.add(copy.deepcopy(outside(experiences, fold, fold_of)))
-        asked = [task for task in chosen if fold_of[task.id] == fold]
+        pool.add(copy.deepcopy(learnt.outside(fold)))
+        asked = [task for task in learnt.tasks if learnt.fold_of[task.id] == fold]
         queries = [task.query for task in asked]
         results = pool.search(queries, most, min_similarity=c.min_similarity)
         for task, near in zip(asked, results, strict=True):
@@ -153,7 +163,7 @@ def nearest(
 
 def refined(
     navigating: Navigating, chosen: Sequence[Task], near: dict[str, list[Retrieved]]
-) -> dict[str, Retrieved]:
+) -> Row:
     """Return {task id: the experience that the refiner makes of the nearest}, without tasks that it
     gives none."""
     asked = [task for task in chosen if task.id in near]
@@ -172,72 +182,62 @@ def taken(e: Experience, near: Sequence[Retrieved]) -> Retrieved:
     return Retrieved(other, source.similarity)
 
 
-def controls(
-    run: Run, chosen: Sequence[Task], experiences: Sequence[Experience], fold_of: dict[str, int]
-) -> dict[str, dict[str, Retrieved]]:
+def controls(run: Run, learnt: Learnt) -> dict[str, Row]:
     """Return {name: {task id: experience}}: any one of the pool, and one from a task of the same
     kind."""
-    kinds = kinds_of(chosen)
-    any_one: dict[str, Retrieved] = {}
-    alike: dict[str, Retrieved] = {}
-    for task in chosen:
-        others = outside(experiences, fold_of[task.id], fold_of)
-        for n in shuffled(run, len(others), task.id):
-            any_one.setdefault(task.id, Retrieved(others[n]))
-            if same_kind(task, others[n], kinds):
-                alike.setdefault(task.id, Retrieved(others[n]))
+    kinds = learnt.kinds
+    any_one: Row = {}
+    alike: Row = {}
+    for id, fold in learnt.fold_of.items():
+        others = learnt.outside(fold)
+        for n in shuffled(run, len(others), id):
+            any_one.setdefault(id, Retrieved(others[n]))
+            if same_kind(id, others[n], kinds):
+                alike.setdefault(id, Retrieved(others[n]))
     return {"random": any_one} | ({"same kind": alike} if kinds else {})
 
 
-def kinds_of(chosen: Sequence[Task]) -> dict[str, str]:
-    """Return {task id: kind}, {} in a world whose tasks do not name one."""
-    return {t.id: t.meta["template"] for t in chosen if t.meta.get("template")}
+def same_kind(id: str, experience: Experience, kinds: dict[str, str]) -> bool:
+    return any(kinds.get(source) == kinds.get(id, "") for source in experience.sources)
 
 
-def same_kind(task: Task, experience: Experience, kinds: dict[str, str]) -> bool:
-    return any(kinds.get(source) == kinds.get(task.id, "") for source in experience.sources)
-
-
-def played(run: Run, chosen: Sequence[Task], rows: Any, rollouts: int) -> Pairs:
+def played(run: Run, chosen: Sequence[Task], rows: Iterable[Row], rollouts: int) -> Pairs:
     """Return the success of the rollouts of each task without experience, and with each one that a
     row gives it.
 
     Rollouts of one task differ in the experience only: they have the same seeds.
     """
     path = run.workdir / f"pairs_{rollouts}.jsonl"
-    lines = list(read_jsonl(path)) if path.is_file() else []
+    lines = read_jsonl(path) if path.is_file() else ()
     pairs: Pairs = {(line["task"], line["experience"]): line["success"] for line in lines}
     wanted: dict[tuple[str, str], Experience | None] = {}
     for row in rows:
-        wanted |= dict.fromkeys((id, "") for id in row)
-        wanted |= {(id, r.experience.id): r.experience for id, r in row.items()}
+        for id, r in row.items():
+            wanted |= {(id, ""): None, (id, r.experience.id): r.experience}
     by_id = {task.id: task for task in chosen}
     todo = [(by_id[pair[0]], wanted[pair]) for pair in sorted(wanted.keys() - pairs.keys())]
     done, total = 0, len(todo)
     while todo:
+        # No two of one task: equal seeds at the same time are refused.
         batch = list({task.id: (task, e) for task, e in reversed(todo)}.values())[:BATCH]
         todo = [pair for pair in todo if pair not in batch]
         done += len(batch)
-        success = paired_rollouts(run, batch, rollouts, f"pairs {done} of {total}, rollouts")
-        for (id, shown), values in success.items():
-            lines.append({"task": id, "experience": shown, "success": values})
-        write_lines(path, lines)
-        pairs |= success
+        pairs |= paired_rollouts(run, batch, rollouts, f"pairs {done} of {total}, rollouts")
+        keys = ("task", "experience", "success")
+        write_lines(path, [dict(zip(keys, (*pair, found))) for pair, found in pairs.items()])
     return pairs
 
 
 def paired_rollouts(
     run: Run, batch: Sequence[tuple[Task, Experience | None]], rollouts: int, name: str
 ) -> Pairs:
-    """Return the success of rollouts of pairs, no two of one task: equal seeds at the same time are
-    refused."""
+    """Return the success of rollouts of pairs."""
     jobs = [
         Job(
             task, i, seed_of(run.config.seed, "retrieval", task.id, i), sampling_of(run.config),
             [(experience.id, experience.content)] if experience else [],
         )
-        for task, experience in batch
-        for i in range(rollouts)
+        for (task, experience), i in itertools.product(batch, range(rollouts))
     ]  # fmt: skip
     attempts, _ = grading.grade_all(
         dataclasses.replace(run.grader, turns=None), gather_rollouts(run, jobs, name)
@@ -249,36 +249,27 @@ def paired_rollouts(
     return success
 
 
-def table(
-    chosen: Sequence[Task],
-    experiences: Sequence[Experience],
-    rows: dict[str, dict[str, Retrieved]],
-    pairs: Pairs,
-) -> str:
+def table(learnt: Learnt, rows: dict[str, Row], pairs: Pairs) -> str:
     """Return a Markdown table; shares and success in percent, over the tasks for which something
     was found."""
-    kinds = kinds_of(chosen)
     rollouts = len(next(iter(pairs.values()), []))
-    lines = [list(HEAD)]
-    for name, row in rows.items():
-        found = [task for task in chosen if task.id in row]
-        share = percent([task.id in row for task in chosen])
-        lines.append([name, share, *cells(found, row, kinds, pairs)])
+    lines = [HEAD, *([name, *cells(learnt, row, pairs)] for name, row in rows.items())]
     return (
-        f"{len(chosen)} tasks, {len(experiences)} experiences, "
+        f"{len(learnt.tasks)} tasks, {len(learnt.experiences)} experiences, "
         f"{rollouts} rollouts with and {rollouts} without each.\n\n{markdown(lines)}"
     )
 
 
-def cells(
-    found: Sequence[Task], row: dict[str, Retrieved], kinds: dict[str, str], pairs: Pairs
-) -> Iterator[str]:
+def cells(learnt: Learnt, row: Row, pairs: Pairs) -> Iterator[str]:
     """Yield what a row says about the tasks for which it found experience. Broken rollouts are left
     out."""
-    yield percent([same_kind(t, row[t.id].experience, kinds) for t in found]) if kinds else ""
-    similarity_N = np.array([row[t.id].similarity for t in found])
+    kinds, there = learnt.kinds, [task.id in row for task in learnt.tasks]
+    found = [(task.id, row[task.id].experience) for task in learnt.tasks if task.id in row]
+    yield percent(there)
+    yield percent([same_kind(id, shown, kinds) for id, shown in found]) if kinds else ""
+    similarity_N = np.array([row[id].similarity for id, _ in found])
     yield "" if np.isnan(similarity_N).all() else f"{similarity_N.mean():.2f}"
-    both = [(pairs[t.id, ""], pairs[t.id, row[t.id].experience.id]) for t in found]
+    both = [(pairs[id, ""], pairs[id, shown.id]) for id, shown in found]
     sound = [tuple([s for s in values if s is not None] for values in pair) for pair in both]
     means = np.array([[np.mean(a), np.mean(b)] for a, b in sound if a and b]).reshape(-1, 2)
     before_N, after_N = means.T

@@ -86,15 +86,6 @@ def steps_to(curve: Mapping[int, float], goal: float) -> int | None:
     return min((step for step, score in curve.items() if score >= goal), default=None)
 
 
-def mean_height(curve: Mapping[int, float]) -> float:
-    """Return the area under {step: score} over the range of its steps, by trapezoids; nan for fewer
-    than two steps."""
-    steps = sorted(curve)
-    if len(steps) < 2:
-        return math.nan
-    return float(np.trapezoid([curve[step] for step in steps], steps) / (steps[-1] - steps[0]))
-
-
 def interval(value_N: ArrayLike) -> tuple[float, float]:
     """Return the 95% percentile bootstrap interval of the mean over tasks, (nan, nan) if there are
     none.
@@ -111,9 +102,7 @@ def interval(value_N: ArrayLike) -> tuple[float, float]:
     return _middle(value_N[pick_DN].mean(axis=1))
 
 
-def interval_over_seeds(
-    value_SN: ArrayLike, *, draws: int = DRAWS, seed: int = 0
-) -> tuple[float, float]:
+def interval_over_seeds(value_SN: ArrayLike, *, draws: int = DRAWS) -> tuple[float, float]:
     """Return the 95% percentile bootstrap interval of the mean of (S, N), S training runs on the
     same N tasks.
 
@@ -129,7 +118,7 @@ def interval_over_seeds(
     mean_N = value_SN.mean(axis=0)
     if runs > 1:
         value_SN = mean_N + math.sqrt(runs / (runs - 1)) * (value_SN - mean_N)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     runs_DS = rng.multinomial(runs, np.full(runs, 1 / runs), size=draws) / runs
     tasks_DN = rng.multinomial(tasks, np.full(tasks, 1 / tasks), size=draws) / tasks
     return _middle(((runs_DS @ value_SN) * tasks_DN).sum(axis=1))

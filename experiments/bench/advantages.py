@@ -34,22 +34,18 @@ def naive(
     alpha: float,
 ) -> np.ndarray:
     """Compute `adca(norm="reference")` for one group, one trajectory and one turn at a time."""
-    result = np.zeros(label_NK.shape)
+    result, mean_of = np.zeros(label_NK.shape), statistics.fmean
     for g in set(group_N.tolist()):
         members = [i for i in range(len(outcome_N)) if group_N[i] == g]
         value = {i: [0.2 * label_NK[i, j] for j in range(turns_N[i])] for i in members}
-        mean = math.fsum(math.fsum(v) / len(v) for v in value.values()) / len(members)
-        var = math.fsum(
-            math.fsum((x - mean) ** 2 for x in v) / len(v) for v in value.values()
-        ) / len(members)
-        outcome_mean = math.fsum(outcome_N[i] for i in members) / len(members)
-        outcome_std = math.sqrt(
-            math.fsum((outcome_N[i] - outcome_mean) ** 2 for i in members) / len(members)
-        )
+        mean = mean_of(map(mean_of, value.values()))
+        var = mean_of(mean_of((x - mean) ** 2 for x in v) for v in value.values())
+        outcome_mean = mean_of(outcome_N[i] for i in members)
+        outcome_std = math.sqrt(mean_of((outcome_N[i] - outcome_mean) ** 2 for i in members))
         for i in members:
-            total = (
-                (outcome_N[i] - outcome_mean) / (outcome_std + 1e-12) if outcome_std > 1e-8 else 0.0
-            )
+            total = 0.0
+            if outcome_std > 1e-8:
+                total = (outcome_N[i] - outcome_mean) / (outcome_std + 1e-12)
             for j in reversed(range(turns_N[i])):
                 total += alpha * (value[i][j] - mean) / math.sqrt(var + 1e-8)
                 result[i, j] = total

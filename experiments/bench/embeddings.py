@@ -22,56 +22,51 @@ from tokenizers import Tokenizer
 from experiments import commands
 
 
-class Vectors:
-    """The vectors and the tokenizer in a folder of the package."""
+class Server(ThreadingHTTPServer):
+    """A server of the vectors in a folder of the package. port: 0 = any free one."""
 
-    def __init__(self, folder: Path):
-        self.tokenizer = Tokenizer.from_file(
-            str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json")
-        )
-        self.table_VD = load_file(folder / "weights" / "l2_supercat_256.safetensors")[
-            "embedding.weight"
-        ]
+    def __init__(self, folder: Path, port: int):
+        super().__init__(("127.0.0.1", port), Handler)
+        tokenizer = folder / "tokenizers" / "l2_supercat_tokenizer_config.json"
+        self.tokenizer = Tokenizer.from_file(str(tokenizer))
+        weights = load_file(folder / "weights" / "l2_supercat_256.safetensors")
+        self.table_VD = weights["embedding.weight"]
 
-    def __call__(self, text: str) -> np.ndarray:
+    def vector(self, text: str) -> np.ndarray:
         """Return the mean vector of a text, float32 (D,); zeros for a text without tokens."""
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return (
-            self.table_VD[ids].astype(np.float32).mean(0)
-            if ids
-            else np.zeros(self.table_VD.shape[1], np.float32)
-        )
+        return self.table_VD[ids].astype(np.float32).sum(0) / max(len(ids), 1)
 
 
-def handler(vectors: Vectors) -> type[BaseHTTPRequestHandler]:
-    """Return the class that answers the requests of a server."""
+class Handler(BaseHTTPRequestHandler):
+    """Answers the requests of a server."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.reply({"object": "list", "data": [{"id": "wordllama", "object": "model"}]})
+    server: Server
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
-            texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
-            data = [
-                {"object": "embedding", "index": n, "embedding": vectors(t).tolist()}
-                for n, t in enumerate(texts)
-            ]
-            usage = {"prompt_tokens": sum(len(vectors.tokenizer.encode(t).ids) for t in texts)}
-            self.reply({"object": "list", "model": "wordllama", "data": data, "usage": usage})
+    def do_GET(self) -> None:
+        self.reply({"object": "list", "data": [{"id": "wordllama", "object": "model"}]})
 
-        def reply(self, value: dict[str, Any]) -> None:
-            content = json.dumps(value).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+        texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
+        found = [self.server.vector(text).tolist() for text in texts]
+        data = [
+            {"object": "embedding", "index": n, "embedding": vector}
+            for n, vector in enumerate(found)
+        ]
+        usage = {"prompt_tokens": sum(len(self.server.tokenizer.encode(t).ids) for t in texts)}
+        self.reply({"object": "list", "model": "wordllama", "data": data, "usage": usage})
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
+    def reply(self, value: dict[str, Any]) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
 
-    return Handler
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""
 
 
 def main(*, port: int = 8012) -> None:
@@ -80,8 +75,7 @@ def main(*, port: int = 8012) -> None:
     if spec is None or spec.origin is None:
         hint = "pip install --no-deps 'wordllama>=0.4,<0.5'"
         raise commands.Problems(f"wordllama is not installed: {hint}")
-    vectors = Vectors(Path(spec.origin).parent)
-    with ThreadingHTTPServer(("127.0.0.1", port), handler(vectors)) as server:
+    with Server(Path(spec.origin).parent, port) as server:
         print(f"embeddings on http://127.0.0.1:{server.server_port}/v1", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()

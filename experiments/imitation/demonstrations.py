@@ -1,17 +1,16 @@
 """Scripted demonstrations, and the checks of their config keys. Imports no jax."""
 
-import functools
 import importlib
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import envs
 from models.tokenizer import QWEN_TOKENS
+from rl.seeds import seed_of
 
-Demonstrate = Callable[..., dict[str, Any]]  # (seed, explored) -> episode
 # Fixed text of turns. As single tokens, these strings halve the length of an episode.
 TEMPLATE_TOKENS = (
     '\n{"name": "',
@@ -42,33 +41,26 @@ def module(env: str) -> Any:
     return importlib.import_module(f"envs.{env}.demos")
 
 
-def demonstrate(
-    env: str, files: str, arguments: dict[str, Any], seed: int, explored: bool = False
-) -> dict[str, Any]:
-    """Return the demonstrated episode of a seed: of the world's own, or a solution of an explored
-    task in these files. arguments: those of the world, with `care` and `hint`."""
-    rng = random.Random(seed)
+def demonstrate(config: Any, care: float, seed: int, explored: bool) -> dict[str, Any]:
+    """Return the episode of a seed by an agent that takes this care: one of the world's own
+    demonstrations, or a solution of an explored task."""
+    c, rng = config, random.Random(seed)
+    args = c.env.args.to_dict()
     if not explored:
-        return module(env).demonstrate(rng, **arguments)
+        return module(c.env.name).demonstrate(rng, care=care, hint=c.hint, **args)
     from experiments.imitation import explored as solutions
 
-    given = {name: value for name, value in arguments.items() if name != "hint"}
-    return solutions.demonstrate(rng, files, env, **given)
+    return solutions.demonstrate(rng, c.explored, c.env.name, care=care, **args)
 
 
-def demonstrate_of(config: Any, care: float) -> Demonstrate:
-    """Return the call that makes a config's demonstrations of an agent that takes this care. It can
-    be pickled."""
-    c = config
-    arguments = {"care": care, "hint": c.hint, **c.env.args.to_dict()}
-    return functools.partial(demonstrate, c.env.name, c.explored, arguments)
-
-
-def shown(config: Any) -> list[bool]:
-    """Return for each demonstration of a config whether it is of an explored task: every other one
-    if there are any, and all if the environment has no demonstrations of its own."""
+def planned(config: Any) -> list[tuple[int, bool]]:
+    """Return (seed, explored) of each demonstration of a config. Every other one is of an explored
+    task if there are any, and all if the environment has no demonstrations of its own."""
     c, own = config, config.env.name in known()
-    return [bool(c.explored) and (i % 2 == 1 or not own) for i in range(c.demonstrations)]
+    return [
+        (seed_of(c.seed, "demonstration", i), bool(c.explored) and (i % 2 == 1 or not own))
+        for i in range(c.demonstrations)
+    ]
 
 
 def texts_of(episode: dict[str, Any]) -> list[str]:
@@ -100,13 +92,10 @@ def problems(config: Any) -> Iterator[str]:
             "and any world whose tasks were explored (config.explored)"
         )
         return
-    show = demonstrate_of(config, config.care)
     for theirs in [False] * (name in known()) + [True] * bool(explored):
         try:  # one episode in this process: what fails in it would fail in a worker
-            show(0, theirs)
-        except (
-            Exception
-        ) as error:  # an environment may raise anything, and its message is for the user
+            demonstrate(config, config.care, 0, theirs)
+        except Exception as error:  # an environment may raise anything, which the user should see
             yield (
                 f"config.env.name={name} cannot be demonstrated with config.env.args={args}, "
                 f"care={config.care}, hint={config.hint}{f' and explored={explored}' * theirs}: "

@@ -7,7 +7,7 @@ import itertools
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,9 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
     config: as configs/imitation.py describes. Interrupted, it goes on from WORKDIR/checkpoints.
     Raises NothingFits, Diverged, and CheckpointError if no checkpoint there can be read.
     """
-    c, started = config, time.monotonic()
-    Workdir(workdir).claim(c.to_dict(), c.seed, "imitation")
-    made, folder = Path(workdir) / "demonstrations", Path(workdir) / "checkpoints"
+    c, started, place = config, time.monotonic(), Workdir(workdir)
+    place.claim(c.to_dict(), c.seed, "imitation")
+    made, folder, policy = place / "demonstrations", place / "checkpoints", place / "policy"
     made.mkdir(exist_ok=True)
     if c.model.path:
         origin = model_folder(c.model.path, weights=True)
@@ -55,7 +55,7 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
             careless = tokenized(c, c.care, made)
     except NothingFits:  # another config may use the workdir
         shutil.rmtree(made)
-        (Path(workdir) / "config.imitation.json").unlink()
+        (place / "config.imitation.json").unlink()
         raise
     success = careless.described()
     seconds = time.monotonic() - started
@@ -73,25 +73,23 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
         params = train(c, shape, params, careful.samples, careless.samples, checkpoints)
     if not c.model.path:
         params = params | {"embed": with_unseen(params["embed"], careful.samples, c.seed)}
-    policy = Path(workdir) / "policy"
     shown = f"{len(careless.samples):,} careless ones, which succeed in {success}"
     text = card(c, shape, command, shown)
     dtype = c.model.written or c.model.dtype
     hf.save(policy, shape, params, tokenizer=tokenizer, card=text, dtype=dtype)
-    for used in (folder, made):
-        shutil.rmtree(used)
+    shutil.rmtree(folder)
+    shutil.rmtree(made)
     print(f"{qwen.parameter_count(shape):,} parameters written to {policy}")
 
 
 def trained_tokenizer(config: Any) -> Tokenizer:
     """Return a tokenizer that was trained on the careless demonstrations."""
     c = config
-    show = demonstrations.demonstrate_of(c, c.care if c.careful < 1 else 1.0)
-    episodes = (
-        show(seed_of(c.seed, "demonstration", i), explored)
-        for i, explored in enumerate(demonstrations.shown(c))
+    care = c.care if c.careful < 1 else 1.0
+    texts: Iterator[str] = itertools.chain.from_iterable(
+        demonstrations.texts_of(demonstrations.demonstrate(c, care, *one))
+        for one in demonstrations.planned(c)
     )
-    texts = itertools.chain.from_iterable(map(demonstrations.texts_of, episodes))
     if c.words:
         pieces = (WORD.findall(text) for text in itertools.islice(texts, WORDS_FROM))
         texts = itertools.chain.from_iterable(pieces)

@@ -3,7 +3,7 @@ a policy has imitated them."""
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -16,10 +16,8 @@ from evolver.imitating import NothingFits, samples_of
 from experiments.imitation import demonstrations
 from models.tokenizer import Tokenizer
 from rl.samples import Sample
-from rl.seeds import seed_of
 
 NAMES = ("tokens_n", "mask_n", "lengths_S", "flags_N2")  # of the arrays in a file
-Fit = Callable[[Sequence[dict[str, Any]]], list[Sample]]
 CHUNK = 200  # demonstrations that a process makes at a time
 
 
@@ -56,14 +54,10 @@ def tokenized(config: Any, care: float, folder: Path) -> Tokenized:
 
 def _made(config: Any, care: float, folder: Path) -> list[np.ndarray]:
     """Make the demonstrations. They depend on the config and the tokenizer only."""
-    c = config
-    show = demonstrations.demonstrate_of(c, care)
-    seeds = [seed_of(c.seed, "demonstration", i) for i in range(c.demonstrations)]
-    pairs = list(zip(seeds, demonstrations.shown(c)))
-    work = [pairs[i : i + CHUNK] for i in range(0, len(pairs), CHUNK)]
+    planned = demonstrations.planned(config)
+    work = [planned[i : i + CHUNK] for i in range(0, len(planned), CHUNK)]
     processes = min(len(work), os.cpu_count() or 1)
-    fit = functools.partial(_fit, str(folder), c.row, c.template.name, c.template.args.to_dict())
-    tokenize = functools.partial(_tokenize, show, fit)
+    tokenize = functools.partial(_tokenize, config, care, str(folder))
     if processes == 1:
         made = list(map(tokenize, work))
     else:
@@ -71,17 +65,23 @@ def _made(config: Any, care: float, folder: Path) -> list[np.ndarray]:
             made = list(workers.map(tokenize, work))
     arrays = list(map(np.concatenate, zip(*made)))
     if not len(arrays[2]):
-        fit([show(*one) for one in work[0]])  # raises NothingFits
+        _tokenize(config, care, str(folder), work[0], forgive=False)  # raises NothingFits
     return arrays
 
 
-def _tokenize(show: demonstrations.Demonstrate, fit: Fit, work: Any) -> list[np.ndarray]:
-    """Return the arrays of demonstrations. work: (seed, whether an explored task is shown) of
-    each."""
-    episodes = [show(*one) for one in work]
+def _tokenize(
+    config: Any, care: float, folder: str, work: Sequence[tuple[int, bool]], forgive: bool = True
+) -> list[np.ndarray]:
+    """Return the arrays of planned demonstrations, with the tokenizer of a folder and the prompts
+    of the config's template. Raises NothingFits, unless told to `forgive` that none fits a row."""
+    c = config
+    template = plugs.plug("template", c.template.name, c.template.args.to_dict())
+    episodes = [demonstrations.demonstrate(c, care, *one) for one in work]
     try:
-        samples = fit(episodes)
+        samples = samples_of(episodes, _tokenizer(folder), c.row, template)
     except NothingFits:
+        if not forgive:
+            raise
         samples = []
     none = np.empty(0, np.int32)
     return [
@@ -90,14 +90,6 @@ def _tokenize(show: demonstrations.Demonstrate, fit: Fit, work: Any) -> list[np.
         np.array([len(sample) for sample in samples], np.int64),
         np.array([(episode["success"], episode["hinted"]) for episode in episodes], bool),
     ]
-
-
-def _fit(
-    folder: str, row: int, name: str, args: dict[str, Any], episodes: Sequence[dict[str, Any]]
-) -> list[Sample]:
-    """Return the samples of episodes that fit a row, with the tokenizer of a folder and the prompts
-    of a template. Raises NothingFits."""
-    return samples_of(episodes, _tokenizer(folder), row, plugs.plug("template", name, args))
 
 
 @functools.lru_cache(maxsize=1)

@@ -22,12 +22,11 @@ from typing import Literal
 from absl import logging
 
 from evolver.plan import PlanError
+from evolver.plan.targets import TargetError
 from experiments import commands, compare, grid
 from experiments.paper import costs
 from experiments.paper.study import TABLES, Study, study_of
 from experiments.paper.tables import write
-
-FOLDERS = {"full": Path("runs/paper"), "tiny": Path("runs/paper-tiny")}
 
 
 def seeds_of(text: str) -> list[int]:
@@ -97,7 +96,7 @@ def main(
     only_report: write the tables from the finished runs
     """
     logging.set_verbosity(logging.ERROR)
-    folder = workdir or FOLDERS[scale]
+    folder = workdir or Path("runs/paper-tiny" if scale == "tiny" else "runs/paper")
     try:
         study = study_of(
             list(TABLES) if list(tables) == ["all"] else tables, scale=scale, seeds=seeds_of(seeds),
@@ -106,7 +105,7 @@ def main(
         if dry_run:
             print(estimated(study, target, prices))
             return 0
-    except (PlanError, OSError) as error:
+    except (PlanError, TargetError, OSError) as error:
         raise commands.Problems(str(error)) from None
     runs = list(study.runs.values())
     return grid.command(

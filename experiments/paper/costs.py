@@ -2,7 +2,7 @@
 quickstart's speed."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,10 +38,11 @@ def cost_of(study: Study, run: Run, target: str, prices: str = "") -> Cost:
     """
     if study.tiny:
         return Cost(TINY_MINUTES[run.mode] / 60, 0.0, run.mode)
-    config = paper_runs.get_config(run.config.removeprefix(f"{RUNS}:"))
+    name = run.config.removeprefix(f"{RUNS}:")
+    size, world, _ = name.split(",")
+    config = paper_runs.get_config(name)
     config.llm.prices = prices
-    world = run.config.split(",")[1]
-    seconds, episode = pace(run.config, target)
+    seconds, episode = pace(size, world, target)
     if run.mode == "eval":
         tasks = HELD_OUT[run.overrides["eval.split"]]
         episodes = tasks * (run.overrides["eval.rollouts"] + bool(run.overrides["eval.greedy"]))
@@ -65,25 +66,18 @@ def priced(config: Any, world: str, roles: tuple[str, ...] = ()) -> float | None
     """Return the cost of the calls to language models at config.llm.prices, None if a model has no
     price there."""
     bill = calls.bill(config, ORIGINALS[world])
-    costs = [made.cost for role, made in bill.items() if not roles or role in roles]
-    return total(costs)
+    return total([made.cost for role, made in bill.items() if not roles or role in roles])
 
 
-def total(costs: Iterable[float | None]) -> float | None:
+def total(costs: Sequence[float | None]) -> float | None:
     """Return the sum of costs, None if one of them is not known."""
-    known = list(costs)
-    return None if None in known else float(sum(cost or 0.0 for cost in known))
-
-
-def pace(name: str, target: str) -> tuple[float, float]:
-    """Return the expected seconds of a training step with its share of offload, weight updates and
-    checkpoints, and of one more episode among many, on a target."""
-    size, world = name.removeprefix(f"{RUNS}:").split(",")[:2]
-    return _pace(size, world, target)
+    return None if None in costs else float(sum(cost or 0.0 for cost in costs))
 
 
 @functools.cache
-def _pace(size: str, world: str, target: str) -> tuple[float, float]:
+def pace(size: str, world: str, target: str) -> tuple[float, float]:
+    """Return the expected seconds of a training step with its share of offload, weight updates and
+    checkpoints, and of one more episode among many, on a target."""
     config = paper_runs.get_config(f"{size},{world},q")
     case = case_of(config, target)
     rollout = sum(phases(case)[phase].expected for phase in ("prefill", "decode"))
@@ -110,6 +104,6 @@ def rows(study: Study, target: str, prices: str = "") -> list[list[str]]:
         table.append([name, what, f"{cost.hours:.2f}", gpu, money, used])
     hours = sum(cost.hours for cost in found.values())
     gpu = f"{hours * devices:,.0f}" if devices else ""
-    money = spent(total(cost.money for cost in found.values()))
+    money = spent(total([cost.money for cost in found.values()]))
     table.append([f"{len(found)} runs", "", f"{hours:,.1f}", gpu, money, ""])
     return table

@@ -71,7 +71,7 @@ class Table:
         for seed in study.seeds:
             source = study.sources[self.name, cell, seed]
             result.runs += source.names
-            codes = {name: self.ledger.code(name) for name in source.names}
+            codes = {name: self.ledger.last(name).code for name in source.names}
             failed = [name for name, code in codes.items() if code not in (0, None, INTERRUPTED)]
             if failed:
                 result.notes.append(f"{', '.join(failed)} failed")
@@ -97,7 +97,7 @@ class Table:
     def _spent(self, result: Result) -> list[str]:
         """Return four cells: hours, money, revisions of the code, notes."""
         runs = dict.fromkeys(result.runs)
-        attempts = [attempt for run in runs if (attempt := self.ledger.last(run))]
+        attempts = [self.ledger.last(run) for run in runs]
         money = sum(attempt.money for attempt in attempts)
         revisions = sorted({short(attempt.git) for attempt in attempts if attempt.git})
         return [
@@ -213,7 +213,7 @@ def write(study: Study, name: str, cells: Sequence[str], folder: Path) -> str:
     parts = [f"# {title}", caption, compare.markdown(body)]
     parts += ["The paper's orderings:", compare.markdown(order)] if len(order) > 1 else []
     parts += [f"![{name}]({name}.png)"] if draw(table, place / name) else []
-    text = "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+    text = compare.paragraphs(parts)
     write_atomically(place / f"{name}.md", text)
     write_atomically(place / f"{name}.csv", compare.csv_text(body))
     write_atomically(place / f"{name}.tex", latex(body, f"{title} {caption}"))

@@ -100,7 +100,7 @@ def bundled(runs: list[Run], folder: Path) -> str:
     if folder.exists() and any(folder.iterdir()) and not page.is_file():
         reason = "is not empty and holds no bundle; name another directory"
         raise commands.Problems(f"{folder}: {reason}")
-    count = write_bundle(runs, folder, show)
+    count = write_bundle(runs, folder)
     size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
     return f"{count} files, {size / 1e6:.1f} MB: open {page}"
 
@@ -114,12 +114,6 @@ def serve(server: View) -> None:
         print()
     finally:
         server.server_close()
-
-
-def show(text: str) -> None:
-    """Write over the last line of a terminal."""
-    if sys.stderr.isatty():
-        print(f"{text}\x1b[K\r", end="", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import base64
 import gzip
 import json
 import shutil
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,7 @@ from experiments.view.server import STATIC
 from models.files import write_atomically
 
 
-def write_bundle(
-    runs: list[Run], folder: Path, show: Callable[[str], None] = lambda _: None
-) -> int:
+def write_bundle(runs: list[Run], folder: Path) -> int:
     """Write the pages of `runs` into a folder and return the number of files. Raises OSError."""
     count = 0
     for path in sorted(STATIC.iterdir()):
@@ -32,7 +31,7 @@ def write_bundle(
         count += 1
     shutil.rmtree(folder / "data", ignore_errors=True)
     write_atomically(folder / "data" / "bundle.js", "window.BUNDLE = true;\n")
-    for name, value in resources(runs, show):
+    for name, value in resources(runs):
         packed = base64.b64encode(gzip.compress(encoded(value), 9, mtime=0)).decode("ascii")
         script = f"deliver({json.dumps(name)}, {json.dumps(packed)});\n"
         write_atomically(folder / "data" / f"{name.replace('/', '-')}.js", script)
@@ -40,9 +39,7 @@ def write_bundle(
     return count + 1
 
 
-def resources(
-    runs: list[Run], show: Callable[[str], None] = lambda _: None
-) -> Iterator[tuple[str, Any]]:
+def resources(runs: list[Run]) -> Iterator[tuple[str, Any]]:
     """Yield (name, value) of everything that the pages can ask for."""
     yield "runs", [{"name": run.name, "path": ""} for run in runs]
     for number, run in enumerate(runs):
@@ -60,3 +57,9 @@ def resources(
             show(f"{run.name}: file {file + 1} of {len(index['files'])}")
             for member in range(len(described["members"])):
                 yield f"{here}/rollouts/{file}/{member}", run.chunk(file, member)
+
+
+def show(text: str) -> None:
+    """Write over the last line of a terminal."""
+    if sys.stderr.isatty():
+        print(f"{text}\x1b[K\r", end="", file=sys.stderr)

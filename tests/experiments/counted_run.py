@@ -18,7 +18,7 @@ def main(argv: list[str]) -> int:
     stopped = []
     signal.signal(signal.SIGINT, lambda *_: stopped.append(1))
     with open(workdir / "starts", "a") as file:
-        file.write("start\n")
+        file.write(".")
     done = workdir / "steps"
     for step in range(len(done.read_text()) if done.exists() else 0, int(values["config.steps"])):
         if step == int(values["config.steps"]) - 1 and (wait := values.get("config.wait")):

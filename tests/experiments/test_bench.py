@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Literal
 
@@ -145,8 +144,7 @@ def test_the_embeddings_of_a_package_are_served_to_the_embedder(tmp_path):
     tokenizer.save(str(tmp_path / "tokenizers/l2_supercat_tokenizer_config.json"))
     table_VD = np.array([[0, 0], [3, 0], [0, 3]], np.float16)
     save_file({"embedding.weight": table_VD}, tmp_path / "weights/l2_supercat_256.safetensors")
-    handler = embeddings.handler(embeddings.Vectors(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with embeddings.Server(tmp_path, 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         chat = Chat({"embedder": Role(f"http://127.0.0.1:{server.server_port}/v1", "wordllama")})
         vectors_ND = EndpointEmbedder(Parts(client=chat))(["bag", "a seat", "bag seat"])

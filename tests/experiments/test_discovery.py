@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from evolver.files.workdir import Workdir
@@ -23,12 +22,6 @@ def base(solved: list[int]) -> Scores:
 def trained(greedy: list[int]) -> Scores:
     success_NR = [[value] * 8 for value in greedy]
     return Scores(TASKS, [1, 2, 3, 4], success_NR, success_NR, greedy)
-
-
-def test_out_of_reach_means_fewer_than_one_percent_of_all_attempts():
-    np.testing.assert_array_equal(
-        discovery.out_of_reach(base([0, 2, 3, 200])), [True, True, False, False]
-    )
 
 
 def test_the_table_splits_the_tasks_and_averages_the_runs():

@@ -2,6 +2,7 @@
 interruption."""
 
 import json
+import random
 import re
 
 import pytest
@@ -30,15 +31,10 @@ def out(tmp_path_factory):
 
 def test_the_table_has_what_was_measured(out):
     figures = json.loads((out / "travel-0.json").read_text())
-    assert (
-        len(figures["tasks"]) == len(figures["agree"]) == sum(figures["difficulty"].values()) == 4
-    )
-    assert all(figures["agree"]) and not figures["disagreements"] and figures["trials"] >= 5 * 4
-    assert (
-        figures["step"] > figures["reset"] > 0
-        and figures["walks"] > 0
-        and figures["ended"] == "budget"
-    )
+    assert len(figures["tasks"]) == sum(figures["difficulty"].values()) == 4
+    assert figures["agree"] == [True] * 4 and not figures["disagreements"]
+    assert figures["trials"] >= 5 * 4 and figures["ended"] == "budget"
+    assert figures["step"] > figures["reset"] > 0 and figures["walks"] > 0
     head, _, row, *_ = (out / "exploring.md").read_text().splitlines()
     found = dict(zip(cells(head), cells(row), strict=True))
     assert found["world"] == "travel" and found["tasks"] == "4" and found["agree"] == "100.0%"
@@ -53,18 +49,13 @@ def test_explorers_and_writers_are_compared_by_what_they_cost(tmp_path, capsys):
         last = body["messages"][-1]["content"]
         if "THE RECORD" in last:
             flight = re.search(r"\bF\d\d\b", last.partition("THE RECORD")[2])
-            idea = {
-                "query": f"Which flights are there, the {n}th time?",
-                "confidence": 1.0,
-                "steps": [1],
-            }
-            return answer({"tasks": [idea | {"answer": flight[0] if flight else "none"}]})
+            idea = {"query": f"Which flights are there, the {n}th time?", "confidence": 1.0}
+            idea |= {"steps": [1], "answer": flight[0] if flight else "none"}
+            return answer({"tasks": [idea]})
         if "schema" in str(body.get("response_format")):  # other words
             return answer({"queries": ["Something else.", "Nothing."]})
-        return said(
-            call_text("flights", {"to": "Rome"}) if len(body["messages"]) < 4 else "done",
-            prompt=100,
-        )
+        call = call_text("flights", {"to": "Rome"})
+        return said(call if len(body["messages"]) < 4 else "done", prompt=100)
 
     command = "--worlds travel --seeds 0 --tasks 16 --budget 2 --model tiny"
     command += f" --out {tmp_path} --by curiosity/plain curiosity/model llm/plain"
@@ -74,32 +65,24 @@ def test_explorers_and_writers_are_compared_by_what_they_cost(tmp_path, capsys):
         asked = len(server.requests)
     lines = capsys.readouterr().out.splitlines()
     head = next(n for n, line in enumerate(lines) if "calls per task" in line)
-    rows = [cells(line) for line in lines[head : head + 5]]
-    plain, model, llm = (dict(zip(rows[0], row, strict=True)) for row in rows[2:])
-    assert [row["world"] for row in (plain, model, llm)] == [
-        "travel",
-        "travel, curiosity/model",
-        "travel, llm/plain",
-    ]
-    assert plain["calls"] == "0" and plain["reworded"] == "-" and plain["tokens per task"] == "0.0"
-    assert (
-        model["calls"] == "2" and model["reworded"] == "0" and model["tasks"] == "2"
-    )  # no wording was faithful
-    assert llm["tasks"] == "2" and int(llm["calls"]) == asked - 2 and llm["unanswered"] == "0"
-    assert (
-        float(llm["calls per task"]) == int(llm["calls"]) / 2 and float(llm["steps per task"]) > 1
-    )
+    names, _, *rows = (cells(line) for line in lines[head : head + 5])
+    plain, model, llm = (dict(zip(names, row, strict=True)) for row in rows)
+    assert plain.items() >= {"world": "travel", "calls": "0", "reworded": "-"}.items()
+    # no wording was faithful
+    known = {"world": "travel, curiosity/model", "calls": "2", "reworded": "0", "tasks": "2"}
+    assert plain["tokens per task"] == "0.0" and model.items() >= known.items()
+    known = {"world": "travel, llm/plain", "tasks": "2", "unanswered": "0"}
+    known |= {"calls": str(asked - 2), "calls per task": f"{(asked - 2) / 2:.1f}"}
+    assert llm.items() >= known.items() and float(llm["steps per task"]) > 1
 
 
-def test_a_server_is_needed_for_what_asks_one(capsys):
-    assert run("--by llm/plain") == 2
-    assert "needs --url" in capsys.readouterr().err
-
-
-def test_a_measurement_ends_after_its_steps(tmp_path):
-    run(f"--worlds travel --budget 50 --seeds 0 --steps 300 --out {tmp_path}")
+@pytest.mark.parametrize("limit,steps", [("--steps 300", 300), ("--minutes 0", 0)])
+def test_a_measurement_that_takes_too_long_ends_with_what_it_has(tmp_path, limit, steps):
+    run(f"--worlds travel --budget 50 --seeds 0 {limit} --out {tmp_path}")
     figures = json.loads((tmp_path / "travel-0.json").read_text())
-    assert figures["ended"] == "out of steps" and figures["step"] == 300
+    assert figures["ended"] in (tmp_path / "exploring.md").read_text()
+    assert figures["ended"] == f"out of {'steps' if steps else 'time'}"
+    assert figures["step"] == steps and figures["tasks"] == [] and figures["similarity"] == 0.0
 
 
 def test_what_was_measured_is_not_measured_again(out, monkeypatch, capsys):
@@ -107,30 +90,14 @@ def test_what_was_measured_is_not_measured_again(out, monkeypatch, capsys):
     command = f"--worlds travel --seeds 0 --tasks 16 --out {out} --budget"
     run(f"{command} 4")
     assert "| travel | 1 | 4 |" in " ".join(capsys.readouterr().out.split())
-    with pytest.raises(
-        pytest.fail.Exception, match="measured again"
-    ):  # another budget is another measurement
-        run(f"{command} 5")
+    with pytest.raises(pytest.fail.Exception, match="measured again"):
+        run(f"{command} 5")  # another budget is another measurement
 
 
 def test_the_explorer_of_travel_gets_no_help():
     world = exploring.Unaided()
-    assert (
-        not hasattr(world, "difference")
-        and not hasattr(world, "describe")
-        and world.profile() == {}
-    )
-
-
-def test_a_measurement_that_takes_too_long_ends_with_what_it_has(tmp_path):
-    run(f"--worlds travel --budget 50 --seeds 0 --minutes 0 --out {tmp_path}")
-    figures = json.loads((tmp_path / "travel-0.json").read_text())
-    assert (
-        figures["ended"] == "out of time"
-        and figures["tasks"] == []
-        and figures["similarity"] == 0.0
-    )
-    assert "out of time" in (tmp_path / "exploring.md").read_text()
+    assert world.profile() == {}
+    assert not hasattr(world, "difference") and not hasattr(world, "describe")
 
 
 def made_up(start: Task, probes: list, answer: dict | None) -> Task:
@@ -141,54 +108,47 @@ def made_up(start: Task, probes: list, answer: dict | None) -> Task:
     return Task("syn/1", "travel", "?", reference=start.reference, verifier=verifier, **place)
 
 
-def test_a_verifier_that_checks_too_little_disagrees_with_the_world():
-    world = exploring.Unaided()
-    start = next(task for task in world.tasks("train") if task.verifier["state"])
+@pytest.fixture
+def start():
+    """Return a task that changes the agency."""
+    return next(t for t in exploring.Unaided().tasks("train") if t.verifier["state"])
+
+
+def agreement(task: Task) -> dict:
+    return exploring.agreement(exploring.Unaided(), [task], random.Random(0))
+
+
+def test_a_verifier_that_checks_too_little_disagrees_with_the_world(start):
     task = made_up(start, [], {"value": "x", "others": []})
     task.reference = [*start.reference[:-1], "x"]
-    made = exploring.trials(task, [task], exploring.random.Random(0))
+    made = exploring.trials(task, [task], random.Random(0))
     assert all(parse(actions[-1]).calls == [] for actions in made) and [exploring.CLOSING] in made
-    figures = exploring.agreement(world, [task], exploring.random.Random(0))
+    figures = agreement(task)
     assert figures["agree"] == figures["sound"] == [False]
-    assert {"right": False}.items() <= figures["disagreements"][0].items()
+    assert not figures["disagreements"][0]["right"]
 
 
-def test_a_verifier_that_demands_too_much_is_sound_and_disagrees(monkeypatch):
+def test_a_verifier_that_demands_too_much_is_sound_and_disagrees(start, monkeypatch):
     monkeypatch.setitem(exploring.STATES, "travel", (lambda world: None, lambda world, state: True))
-    world = exploring.Unaided()
-    start = next(task for task in world.tasks("train") if task.verifier["state"])
-    task = made_up(start, [{"tool": "flights", "action": "x", "digest": "y"}], None)
-    figures = exploring.agreement(world, [task], exploring.random.Random(0))
+    figures = agreement(made_up(start, [{"tool": "flights", "action": "x", "digest": "y"}], None))
     assert figures["agree"] == [False] and figures["sound"] == [True]
 
 
-def test_what_the_world_itself_cannot_compare_does_not_count(monkeypatch):
-    monkeypatch.setitem(
-        exploring.STATES, "travel", (lambda world: None, lambda world, state: False)
-    )
-    world = exploring.Unaided()
-    task = world.tasks("train")[0]
-    figures = exploring.agreement(world, [task], exploring.random.Random(0))
+def test_what_the_world_itself_cannot_compare_does_not_count(start, monkeypatch):
+    never = (lambda world: None, lambda world, state: False)
+    monkeypatch.setitem(exploring.STATES, "travel", never)
+    figures = agreement(start)
     assert figures["agree"] == figures["sound"] == [] and figures["trials"] == 0
-
-
-def test_names_and_values_are_separated_by_an_equals_sign(capsys):
-    assert run("--python appworld") == 2
-    assert "NAME=VALUE" in capsys.readouterr().err
 
 
 def test_wrong_arguments_are_listed_together_before_anything_starts(tmp_path, capsys):
     wrong = ['travel={"rules": "x"}', "bfcl={}", "--options", 'curiosity={"dept": 3}', "llm=[]"]
-    code = run(f"--worlds travel mars --out {tmp_path}/o --kwargs", *wrong)
+    words = f"--worlds travel mars --out {tmp_path}/o --by llm/plain --python appworld --kwargs"
+    code = run(words, *wrong)
     said = capsys.readouterr().err
     assert code == 2 and not (tmp_path / "o").exists()
-    for part in (
-        "rules='x'",
-        "there is no world 'mars'",
-        "--kwargs bfcl",
-        "'dept' (did you mean depth?)",
-        "llm=[]",
-    ):
+    parts = ("rules='x'", "there is no world 'mars'", "--kwargs bfcl", "llm=[]", "needs --url")
+    for part in (*parts, "'dept' (did you mean depth?)", "NAME=VALUE, not appworld"):
         assert part in said, part
 
 
@@ -204,6 +164,5 @@ def test_a_world_that_fails_stops_no_other(tmp_path):
     command = f"--worlds {broken} travel --budget 2 --tasks 16 --seeds 0 --out {tmp_path}"
     assert run(command) == 1
     table = " ".join((tmp_path / "exploring.md").read_text().split())
-    assert (
-        f"{broken}, seed 0: failed: the server is down" in table and "| travel | 1 | 2 |" in table
-    )
+    assert f"{broken}, seed 0: failed: the server is down" in table
+    assert "| travel | 1 | 2 |" in table

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import commands
-from experiments.from_gguf import _halves, _name, convert, find, main
+from experiments.from_gguf import _halves, _named, convert, find, main
 from models import chat, hf, qwen
 from models.hf_config import ModelError
 from models.tokenizer import PRE_TOKENIZER, Tokenizer
@@ -41,43 +41,34 @@ def write(
 ):
     """Write random weights as llama.cpp would: q and k with the halves of each head interleaved."""
     writer, rng = gguf.GGUFWriter(path, architecture), np.random.default_rng(0)
-    writer.add_embedding_length(config.d_model)
-    writer.add_block_count(config.layers)
-    writer.add_head_count(config.heads)
-    writer.add_head_count_kv(config.kv_heads)
-    writer.add_feed_forward_length(config.d_ff)
-    writer.add_context_length(config.max_positions)
-    writer.add_layer_norm_rms_eps(config.rms_eps)
-    writer.add_rope_freq_base(config.rope_theta)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_vocab_size(config.vocab)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
+    sizes = {
+        "embedding_length": config.d_model, "block_count": config.layers,
+        "attention.head_count": config.heads, "attention.head_count_kv": config.kv_heads,
+        "feed_forward_length": config.d_ff, "context_length": config.max_positions,
+        "attention.layer_norm_rms_epsilon": config.rms_eps, "rope.freq_base": config.rope_theta,
+        "rope.dimension_count": config.head_dim, "vocab_size": config.vocab,
+    }  # fmt: skip
     tokens, types, merges = vocabulary(config.vocab)
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    writer.add_token_merges(merges)
-    writer.add_eos_token_id(2)
-    writer.add_bos_token_id(1)
-    for key, value in (values or {}).items():
-        kinds = {str: writer.add_string, float: writer.add_float32, list: writer.add_array}
+    vocab = {"tokens": tokens, "token_type": types, "merges": merges, "model": "gpt2", "pre": pre}
+    vocab |= {"eos_token_id": 2, "bos_token_id": 1}
+    fields = {f"{architecture}.{key}": value for key, value in sizes.items()}
+    fields |= {f"tokenizer.ggml.{key}": value for key, value in vocab.items()} | (values or {})
+    kinds = {str: writer.add_string, float: writer.add_float32, list: writer.add_array}
+    for key, value in fields.items():
         kinds.get(type(value), writer.add_uint32)(key, value)
-    for tensor in hf.tensors_of(config):
-        name, hf_name, shape = _name(tensor), tensor.name, tensor.shape
+    for name, (_, ours, _, shape) in _named(config).items():
         array = rng.normal(size=shape).astype(np.float32) * (0.1 if len(shape) > 1 else 1.0)
-        if hf_name.endswith(("q_proj.weight", "k_proj.weight")):
-            array = (
-                array.reshape(-1, 2, config.head_dim // 2, shape[1]).swapaxes(1, 2).reshape(shape)
-            )
+        if ours in ("layers.q", "layers.k"):
+            halves = array.reshape(-1, 2, config.head_dim // 2, shape[1])
+            array = halves.swapaxes(1, 2).reshape(shape)
         if name in without:
             continue
-        stored = gguf.GGMLQuantizationType[kind if len(shape) > 1 else "F32"]
-        if len(shape) > 1 and kind not in ("F32", "I8"):
-            writer.add_tensor(name, gguf.quants.quantize(array, stored), raw_dtype=stored)
+        stored = kind if len(shape) > 1 else "F32"
+        if stored == "I8":
+            writer.add_tensor(name, array.astype(np.int8))
         else:
-            writer.add_tensor(
-                name, array.astype(np.int8) if kind == "I8" and len(shape) > 1 else array
-            )
+            raw = gguf.GGMLQuantizationType[stored]
+            writer.add_tensor(name, gguf.quants.quantize(array, raw), raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

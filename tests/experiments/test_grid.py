@@ -17,7 +17,7 @@ from jax._src.lru_cache import LRUCache
 from evolver.files.workdir import Workdir
 from experiments import commands, compare, grid
 from experiments.grid import Run, execute, product
-from rl.evaluation import Scores, interval_over_seeds
+from rl.evaluation import Scores
 from tests.tiny import config_file, tiny_policy
 
 ROOT = Path(__file__).parents[2]
@@ -33,12 +33,13 @@ def quietly(runs, folder, **options) -> dict[str, str]:
 
 
 def starts(folder: Path, name: str) -> int:
-    path = folder / name / "starts"
-    return len(path.read_text().split()) if path.exists() else 0
+    """Return the number of times that a run was started."""
+    return steps(folder, name, "starts")
 
 
-def steps(folder: Path, name: str) -> int:
-    path = folder / name / "steps"
+def steps(folder: Path, name: str, what: str = "steps") -> int:
+    """Return the number of steps that a run has made."""
+    path = folder / name / what
     return len(path.read_text()) if path.exists() else 0
 
 
@@ -71,12 +72,8 @@ def test_values_with_commas_of_their_own():
 
 
 def test_what_failed_is_marked_and_stops_no_other(tmp_path):
-    runs = [
-        counted("bad", code=3),
-        counted("good"),
-        counted("child", after=("bad-0",)),
-        counted("ok", after=("good-0",)),
-    ]
+    runs = [counted("bad", code=3), counted("good")]
+    runs += [counted("child", after=("bad-0",)), counted("ok", after=("good-0",))]
     states = quietly(runs, tmp_path, jobs=2)
     assert list(states.values()) == ["exit code 3", "done", "waits for bad-0", "done"]
     notes = {row.name: row.notes for row in grid.gather(runs, tmp_path)}
@@ -132,10 +129,8 @@ def test_runs_share_what_they_compile_unless_another_directory_is_given(tmp_path
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     monkeypatch.setenv("JAX_COMPILATION_CACHE_MAX_SIZE", "-1")  # would leave out the times of use
     environ = grid.Execution([], tmp_path).environ
-    assert (
-        environ["JAX_COMPILATION_CACHE_DIR"].startswith(f"{tmp_path}/")
-        and environ.items() >= grid.COMPILED.items()
-    )
+    assert environ["JAX_COMPILATION_CACHE_DIR"].startswith(f"{tmp_path}/")
+    assert environ.items() >= grid.COMPILED.items()
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/elsewhere")
     assert grid.Execution([], tmp_path).environ == dict(os.environ)
 
@@ -209,17 +204,13 @@ def test_an_interrupted_grid_ends_its_runs_and_the_same_command_goes_on(tmp_path
 def test_problems_are_found_before_anything_starts_each_once(tmp_path, capsys):
     policy = tiny_policy(tmp_path / "policy")
     words = [f"--config={config_file(tmp_path, policy)}", f"--workdir={tmp_path / 'grid'}"]
-    code = commands.run(
-        grid.main, [*words, "--set", "rollout.temprature=1,2", "optim.lr=0", "--seeds", "0", "1"]
-    )
+    words += ["--set", "rollout.temprature=1,2", "optim.lr=0", "--seeds", "0", "1"]
+    assert commands.run(grid.main, words) == 2 and not (tmp_path / "grid").exists()
     err = capsys.readouterr().err
-    assert code == 2 and not (tmp_path / "grid").exists()
     assert err.count("did you mean rollout.temperature?") == 1 and err.count("must be above 0") == 1
     assert "and 1 more" in err and err.startswith("2 problems; nothing was started.")
-    assert (
-        commands.run(grid.main, ["--config=configs/nothing.py", "--set", "steps=1,2"]) == 2
-        and "no such file" in capsys.readouterr().err
-    )
+    assert commands.run(grid.main, ["--config=configs/nothing.py", "--set", "steps=1,2"]) == 2
+    assert "no such file" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -257,26 +248,20 @@ def test_an_evaluation_may_follow_a_run_and_is_gathered_with_its_tasks(finished)
     assert scores.tasks == compare.collect(folder / "lr=1e-2-0")[1].tasks
 
 
-def row(
-    name: str, *runs: list[list[int]], tasks: tuple[str, ...] = ("a", "b"), notes=()
-) -> compare.Row:
-    curves = {seed: {0: Scores(list(tasks), [1, 2], run, run)} for seed, run in enumerate(runs)}
+def row(name: str, *runs: list[list[int]], tasks: str = "ab", notes=()) -> compare.Row:
+    curves = {seed: {0: Scores([*tasks], [1, 2], run, run)} for seed, run in enumerate(runs)}
     return compare.Row(name, curves, list(notes))
 
 
 def test_differences_are_paired_by_seed_and_task_and_missing_runs_leave_gaps():
-    rows = [
-        row("one", [[0, 0], [0, 0]], [[1, 1], [0, 0]]),
-        row("two", [[0, 1], [0, 1]]),
-        row("three", notes=["failed"]),
-    ]
-    table = compare.lines(rows, [0, 1])
-    assert table[1][1:5] == ["0.0", "50.0", str(compare.estimate(rows[0].final())), "35.4"]  # n - 1
-    assert table[2][1:3] == ["50.0", ""]
-    assert table[2][5].startswith("+50.0 [+50.0, +50.0] (over tasks")
-    assert table[3] == ["three", "", "", "", "", "", "failed"]
-    others = row("other", [[1, 1], [1, 1]], tasks=("a", "c"))
-    assert not compare.difference(rows[0], others)
+    first = row("one", [[0, 0], [0, 0]], [[1, 1], [0, 0]])
+    rows = [first, row("two", [[0, 1], [0, 1]]), row("three", notes=["failed"])]
+    _, one, two, three = compare.lines(rows, [0, 1])
+    assert one[1:5] == ["0.0", "50.0", str(compare.estimate(first.final())), "35.4"]  # n - 1
+    assert two[1:3] == ["50.0", ""]
+    assert two[5].startswith("+50.0 [+50.0, +50.0] (over tasks")
+    assert three == ["three", "", "", "", "", "", "failed"]
+    assert not compare.difference(first, row("other", [[1, 1], [1, 1]], tasks="ac"))
     text = compare.markdown([["", "x"], ["a|b", "1"], ["c", ""]])
     assert text == "|      |   x |\n|------|----:|\n| a\\|b |   1 |\n| c    |     |\n"
 
@@ -284,27 +269,9 @@ def test_differences_are_paired_by_seed_and_task_and_missing_runs_leave_gaps():
 def test_no_interval_reaches_what_cannot_be():
     high = compare.estimate({0: np.array([1.0, 1.0, 0.8]), 1: np.array([1.0, 1.0, 1.0])})
     assert high.mean < high.high == 100.0
-    fall = compare.paired(
-        {0: np.ones(3), 1: np.ones(3)}, {0: np.zeros(3), 1: np.array([0.0, 0.1, 0.0])}
-    )
-    assert (
-        fall.low == -100.0 < fall.mean
-        and fall.runs == 2
-        and not compare.paired({0: np.ones(3)}, {})
-    )
-
-
-def test_the_interval_over_seeds_covers_new_tasks_and_new_seeds():
-    rng, inside = np.random.default_rng(0), 0
-    for trial in range(200):
-        spread = {(6, 1): 0.1, (1, 40): 0.3, (6, 40): 0.2}
-        value_SN = 0.5 + sum(sd * rng.normal(size=size) for size, sd in spread.items())
-        low, high = interval_over_seeds(value_SN, draws=400, seed=trial)
-        inside += low <= 0.5 <= high
-    assert 0.86 <= inside / 200 <= 0.99  # nominally 0.95; tasks alone would give 0.74
-    one = np.array([[0.0, 1.0, 1.0, 0.0]])
-    assert interval_over_seeds(one) == pytest.approx((0.0, 1.0), abs=0.13)
-    assert all(np.isnan(interval_over_seeds(np.zeros((0, 3)))))
+    ones = {0: np.ones(3), 1: np.ones(3)}
+    fall = compare.paired(ones, {0: np.zeros(3), 1: np.array([0.0, 0.1, 0.0])})
+    assert fall.low == -100.0 < fall.mean and fall.runs == 2 and not compare.paired(ones, {})
 
 
 def test_the_figure_of_a_row_alone_shows_its_curve(tmp_path, monkeypatch):

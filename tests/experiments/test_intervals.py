@@ -30,18 +30,20 @@ def coverage(monkeypatch, runs: int, sd: float) -> float:
 @pytest.mark.parametrize(
     ("runs", "sd", "low", "high"),
     [
-        (1, 0, 0.9, 1),
-        (1, 3, 0.6, 0.85),
-        (1, 5, 0.45, 0.7),
-        (3, 0, 0.95, 1),
-        (3, 3, 0.93, 1),
-        (3, 5, 0.9, 1),
+        (1, 0, 0.9, 1), (1, 3, 0.6, 0.85), (1, 5, 0.45, 0.7),
+        (3, 0, 0.95, 1), (3, 3, 0.93, 1), (3, 5, 0.9, 1),
     ],
-)
+)  # fmt: skip
 def test_an_interval_of_one_run_covers_tasks_alone_and_that_of_several_the_runs(
     monkeypatch, runs, sd, low, high
 ):
     assert low <= coverage(monkeypatch, runs, sd) <= high
+
+
+def test_an_interval_of_one_run_resamples_the_tasks_and_without_runs_there_is_none():
+    one = np.array([[0.0, 1.0, 1.0, 0.0]])
+    assert compare.interval_over_seeds(one) == pytest.approx((0.0, 1.0), abs=0.13)
+    assert all(np.isnan(compare.interval_over_seeds(np.zeros((0, 3)))))
 
 
 def scores(success: list[list[int]]) -> Scores:

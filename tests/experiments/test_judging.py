@@ -1,7 +1,6 @@
 """Judges beside replay: what is counted, controls, and what is refused."""
 
 import numpy as np
-import pytest
 
 from envs.world import Evaluation
 from evolver.attributing import ABSTAIN, BAD, GOOD, Label, TurnJudge
@@ -9,7 +8,6 @@ from evolver.files.lines import read_jsonl
 from evolver.questioning import OutcomeJudge
 from experiments import judging, measuring
 from tests.experiments.tables import rows_of
-from tests.tiny import config_file, tiny_policy
 
 HERE = "tests.experiments.test_judging"
 
@@ -39,12 +37,6 @@ class Short(OutcomeJudge):
                 for t in trajectories]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    return config_file(folder, tiny_policy(folder / "policy"))
-
-
 def measure(tiny, workdir, *words, judges=(f"{HERE}:Lenient", f"{HERE}:ByOutcome")) -> int:
     command = f"judging --config={tiny} --workdir={workdir} --tasks=6 --rollouts=4 --judges"
     words = [*command.split(), *judges, *words]
@@ -55,13 +47,8 @@ def measure(tiny, workdir, *words, judges=(f"{HERE}:Lenient", f"{HERE}:ByOutcome
 def test_judges_and_controls_beside_replay(tiny, tmp_path):
     assert measure(tiny, tmp_path) == 0
     rows = rows_of((tmp_path / "judging.md").read_text())
-    assert list(rows) == [
-        "judge of turns",
-        f"{HERE}:Lenient",
-        f"{HERE}:ByOutcome",
-        "outcome",
-        "shuffled",
-    ]
+    names = [f"{HERE}:Lenient", f"{HERE}:ByOutcome", "outcome", "shuffled"]
+    assert list(rows) == ["judge of turns", *names]
     assert rows[f"{HERE}:ByOutcome"] == rows["outcome"] and rows["outcome"][0] == "100.0"
     turns = list(read_jsonl(tmp_path / "labels.jsonl"))
     assert len({(t["task"], t["rollout"], t["turn"]) for t in turns}) == len(turns) > 0

@@ -1,5 +1,6 @@
 """The studies of the mechanisms: their runs can start, and their tables say what the runs hold."""
 
+import itertools
 import shutil
 
 from evolver.files.workdir import Workdir
@@ -9,24 +10,26 @@ from rl.evaluation import Scores
 
 
 def test_every_run_of_every_study_can_start_and_has_a_name_of_its_own(tmp_path):
-    points = mechanisms.runs_of(mechanisms.all_studies(), [0, 1])
-    runs = [run for study in points.values() for several in study.values() for run in several]
-    own = [run for run in runs if not run.same]
-    assert len({run.name for run in own}) == len(own) > 60
-    assert grid.problems([run for run in own if run.seed == 0], tmp_path) == []
-    settings = {run.name: (run.config, run.seed, dict(run.overrides)) for run in own}
-    assert all(settings[run.name] == (run.config, run.seed, dict(run.overrides)) for run in runs)
-    assert points["grid"]["all"][0].same == "questioning,16,grpo-0"
-    assert len({str(found) for found in settings.values()}) == len(own)  # nothing runs twice
+    studies = mechanisms.runs_of(mechanisms.STUDIES, [0, 1])
+    points = itertools.chain(*(study.values() for study in studies.values()))
+    settings = {}  # of each run
+    for run in itertools.chain(*points):
+        found = str((run.config, run.seed, dict(run.overrides)))
+        assert settings.setdefault(run.name, (found, run))[0] == found
+    first = [run for _, run in settings.values() if run.seed == 0]
+    assert grid.problems(first, tmp_path) == []
+    assert studies["grid"]["all"][0].same == "questioning,16,grpo-0"
+    # nothing runs twice
+    assert len({found for found, _ in settings.values()}) == len(settings) > 60
 
 
 def test_seeds_vary_slowest_and_rows_differ_in_what_the_study_says():
-    study = mechanisms.all_studies()["navigating"]
+    study = mechanisms.STUDIES["navigating"]
     runs = mechanisms.runs_of({"navigating": study}, [3, 4])["navigating"]["0.03"]
     assert [run.seed for run in runs] == [3, 3, 4, 4]
     first, second = runs[:2]
     assert (first.config, second.config) == ("configs/quickstart.py:q", "configs/quickstart.py:qn")
-    assert second.overrides == first.overrides | mechanisms.STUDIES["navigating"]
+    assert second.overrides == first.overrides | mechanisms.SETTINGS["navigating"]
     assert first.overrides["env.args.rarity"] == 0.03
 
 
@@ -44,22 +47,26 @@ def recorded(folder, name, code=0):
     Ledger(folder).add(run=name, command=[], code=code, seconds=1.0, **outcome(folder / name))
 
 
+def named(table: list[list[str]]) -> list[dict[str, str]]:
+    """Return {column: cell} of each row."""
+    head, *rows = table
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
 def test_the_table_compares_at_equal_rollouts_and_at_equal_time(tmp_path):
     study = mechanisms.Study("dial", {"1": {"grpo": ("grpo", {}), "+x": ("q", {})}})
-    runs = mechanisms.runs_of({"s": study}, [0, 1])["s"]
+    points = mechanisms.runs_of({"s": study}, [0, 1])["s"]
     for seed in (0, 1):
         finished(tmp_path, f"s,1,grpo-{seed}", [0.0, 0.25, 0.5], seconds_per_step=1.0)
         # twice as slow
         finished(tmp_path, f"s,1,+x-{seed}", [0.0, 0.25, 1.0], seconds_per_step=2.0)
-    lines = mechanisms.frame(tmp_path, runs)
-    head, plain, other = mechanisms.table(lines)
-    cells = dict(zip(head, other, strict=True))
-    assert cells["difference [95%]"].startswith("+50.0")
-    assert cells["at equal time [95%]"].startswith("-25.0")  # 0.25 after 10 seconds, against 0.5
-    assert cells["curve"] == "37.5"  # (0 + 0.25) / 2, ...
-    assert cells["difference of curves [95%]"].startswith("+12.5")
-    assert cells["before"] == "0.0" and cells["steps to 50%"] == "10" and cells["seeds"] == "2"
-    assert dict(zip(head, plain, strict=True))["difference [95%]"] == ""
+    lines = mechanisms.frame(tmp_path, points)
+    plain, other = named(mechanisms.table(lines))
+    assert other["difference [95%]"].startswith("+50.0") and plain["difference [95%]"] == ""
+    assert other["at equal time [95%]"].startswith("-25.0")  # 0.25 after 10 seconds, against 0.5
+    assert other["difference of curves [95%]"].startswith("+12.5")
+    known = {"before": "0.0", "curve": "37.5"}  # (0 + 0.25) / 2, ...
+    assert other.items() >= (known | {"steps to 50%": "10", "seeds": "2"}).items()
     mechanisms.draw(tmp_path, "s", study.dial, lines)
     assert (tmp_path / "s.png").stat().st_size > 5000
 
@@ -80,8 +87,7 @@ def test_what_the_runs_logged_is_averaged_over_the_early_steps_of_all_seeds(tmp_
             workdir.log_metrics(mechanisms.EARLY + 1, late)
             recorded(tmp_path, workdir.path.name)
     recorded(tmp_path, "s,1,q-2", code=1)
-    head, plain, other = mechanisms.logged(tmp_path, runs)
-    plain, other = dict(zip(head, plain, strict=True)), dict(zip(head, other, strict=True))
+    plain, other = named(mechanisms.logged(tmp_path, runs))
     known = {"row": "q", "seeds": "2", "invented tasks": "40"}  # 40.5, rounded to even
     known |= {"success": "50.0", "no signal": "50.0", "guided - unguided": ""}
     assert plain.items() >= known.items()

@@ -2,17 +2,17 @@
 off."""
 
 import dataclasses
+import itertools
+from collections import defaultdict
 from types import SimpleNamespace
-
-import pytest
 
 from envs.world import Task
 from evolver.navigating import Extractor, Refiner, new_experience
 from evolver.processes.interrupt import Interrupted
 from experiments import measuring, retrieval
-from experiments.retrieval import Retrieved
+from experiments.retrieval import Learnt, Retrieved
 from tests.experiments.tables import rows_of
-from tests.tiny import Parity, config_file, tiny_policy
+from tests.tiny import Parity
 
 
 class Kinds(Parity):
@@ -48,12 +48,6 @@ class Farthest(Refiner):
         return [chosen[0], rewritten, *([] for _ in chosen[2:])]
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    return config_file(folder, tiny_policy(folder / "policy"))
-
-
 def measure(tiny, workdir, *words, embedders=("ngrams",)) -> int:
     here, navigating = "tests.experiments.test_retrieval", "--config.navigating"
     command = f"""
@@ -87,22 +81,18 @@ def test_it_measures_and_goes_on_where_it_was_cut_off(tiny, tmp_path, monkeypatc
     table = rows((tmp_path / "retrieval.md").read_text())
     assert list(table) == ["ngrams", "policy", "random", "same kind"]
     assert table["same kind"][1] == "100.0" and all(row[0] == "100.0" for row in table.values())
-    played = [(id, shown, seed) for jobs in batches for id, shown, seed in jobs]
-    assert len(played) == len(set(played))  # nothing twice
-    seeds = {}
-    for id, shown, seed in played:
-        seeds.setdefault(id, {}).setdefault(shown, set()).add(seed)
-    for by_experience in seeds.values():  # the same seeds, whatever experience was shown
-        first, *others = by_experience.values()
-        assert all(other == first for other in others)
-    # each task once in a batch
+    seeds = defaultdict(set)
+    for id, shown, seed in itertools.chain(*batches):
+        seeds[id, shown].add(seed)
+    # the same seeds, whatever experience was shown; and each task once in a batch
+    assert len({(id, *sorted(found)) for (id, _), found in seeds.items()}) == 6
     assert all(len({id for id, _, _ in jobs}) == len(jobs) / 2 for jobs in batches)
     assert measure(tiny, tmp_path, f"--config.navigating.refine.name={__name__}:Farthest") == 0
     refined = rows((tmp_path / "retrieval.md").read_text())[f"ngrams, {__name__}:Farthest"]
     assert refined[0] == "33.3"  # two of six tasks
-    again = [(id, shown, seed) for jobs in batches for id, shown, seed in jobs]
-    assert len(again) == len(set(again))
-    assert {id for id, shown, _ in again if "Other words." in str(shown)} == {"train/1"}
+    played = list(itertools.chain(*batches))
+    assert len(played) == len(set(played))  # nothing twice
+    assert {id for id, shown, _ in played if "Other words." in str(shown)} == {"train/1"}
     assert measure(tiny, tmp_path, "--config.seed=1") == 2
     assert "results with seed=0, not 1" in capsys.readouterr().err
 
@@ -120,14 +110,8 @@ def test_mistakes_are_named_before_anything_is_computed(tiny, tmp_path, capsys):
 
 
 def test_the_table_pairs_each_task_with_itself():
-    tasks = [
-        Task(id, "x", id, meta={"template": kind})
-        for id, kind in (("a", "k"), ("b", "k"), ("c", "l"))
-    ]
-    good, bad = (
-        new_experience(word, word, sources=[source])
-        for word, source in (("good", "a"), ("bad", "c"))
-    )
+    tasks = [Task(id, "x", id, meta={"template": kind}) for id, kind in zip("abc", "kkl")]
+    good, bad = (new_experience(source, "x", sources=[source]) for source in "ac")
     pairs = {
         ("a", ""): [False, True], ("a", good.id): [True, True],
         ("b", ""): [True, False], ("b", good.id): [True, None], ("b", bad.id): [False, False],
@@ -138,7 +122,7 @@ def test_the_table_pairs_each_task_with_itself():
         "mixed": {"a": Retrieved(good), "b": Retrieved(bad), "c": Retrieved(bad)},
         "nothing": {},
     }
-    lines = rows(retrieval.table(tasks, [good, bad], found, pairs))
+    lines = rows(retrieval.table(Learnt(tasks, [good, bad], {}), found, pairs))
     *near, change = lines["near"]
     assert near == ["66.7", "100.0", "0.80", "100.0", "0.0", "50.0", "100.0"]
     assert change == "+50.0 [+50.0, +50.0]"
@@ -170,4 +154,5 @@ def test_no_experience_of_a_fold_comes_from_its_own_tasks():
     own, other, both, nowhere = (
         new_experience(str(n), "x", sources=s) for n, s in enumerate(("a", "b", "ab", ""))
     )
-    assert retrieval.outside([own, other, both, nowhere], 0, {"a": 0, "b": 1}) == [other]
+    learnt = Learnt([], [own, other, both, nowhere], {"a": 0, "b": 1})
+    assert learnt.outside(0) == [other]

@@ -4,6 +4,7 @@ shows the rest, and ends."""
 import gzip
 import json
 import os
+import shutil
 import sqlite3
 import sys
 import time
@@ -17,11 +18,10 @@ from evolver.config.checks.workdir import workdir_problems
 from evolver.files.rollout_files import index_of, index_path, write_rollouts
 from evolver.files.workdir import Workdir
 from evolver.navigating import new_experience
-from experiments.view.__main__ import main
 from experiments.view.bundle import resources
 from experiments.view.runs import Run
 from experiments.view.search import Search
-from tests.experiments.test_view import ask, made, record, served, show
+from tests.experiments.test_view import ask, grown, made, record, served, show
 
 DEEP = "[" * 900 + "]" * 900
 DEEPER = "[" * 100_000
@@ -61,6 +61,12 @@ def written(path: Path, lines: list[str], index: dict | None = None) -> None:
         index_path(path).write_bytes(gzip.compress(json.dumps(whole).encode()))
 
 
+def configured(folder: Path, config: object, **more) -> Path:
+    """Write the workdir of a run with this config."""
+    (made(folder) / "config.json").write_text(json.dumps({"config": config} | more))
+    return folder
+
+
 def shown(folder: Path) -> dict:
     """What a server answers for every resource; each answer is one."""
     with served(folder) as server:
@@ -76,20 +82,19 @@ def test_a_line_that_is_no_rollout_is_named_and_the_others_are_shown(tmp_path, c
         path = tmp_path / f"trajectories/step_{number:06d}.jsonl.gz"
         lines = [json.dumps(good[0]), line, json.dumps(good[2])]
         written(path, lines, index_of(good) if indexed else None)
-    run, search = Run(tmp_path), Search(Run(tmp_path))
+    run, numbers = Run(tmp_path), [0, 1, 2] if indexed else [0, 2]
     files = run.index()["files"]
     for number, (fault, file) in enumerate(zip(LINES, files, strict=True)):
         found = run.chunk(number, 0)["records"]
-        assert [r["rollout"] for r in found] == ([0, 1, 2] if indexed else [0, 2])
+        assert [r["rollout"] for r in found] == numbers
         said = found[1]["error"] if indexed else "; ".join(file["faults"])
         assert fault in said and len(said) < 400, (fault, said)
-    search.grow()
-    row = 2 if indexed else 1
-    assert search.find("unusual")["files"] == {n: [row] for n in range(len(LINES))}
+    search = grown(tmp_path)
+    rows = [len(numbers) - 1]
+    assert search.find("unusual")["files"] == dict.fromkeys(range(len(LINES)), rows)
     assert search.wrong == {} and search.done == search.of == len(LINES)
     assert len(shown(tmp_path)["run/0/index"]["files"]) == len(LINES)
-    words = [["--step", "3"], ["--step", "3", "--task", "t1"]]
-    assert [main([str(tmp_path), "--text", *more]) for more in words] == [0, 0]
+    assert show(tmp_path, "--text --step 3") == show(tmp_path, "--text --step 3 --task t1") == 0
     assert "line 2: " in capsys.readouterr().out
 
 
@@ -145,17 +150,14 @@ def test_a_config_that_cannot_be_read_is_told_and_the_run_is_shown(tmp_path, tex
 
 @pytest.mark.parametrize("model", [[], 5, None, {"path": ["x"], "tokenizer": 5}])
 def test_a_config_with_odd_values_is_shown_as_far_as_they_are_known(tmp_path, model):
-    made(tmp_path)
     config = {"model": model, "env": {"name": ["travel"]}, "steps": 5, "attributing": []}
-    (tmp_path / "config.json").write_text(json.dumps({"config": config}))
-    assert shown(tmp_path)["run/0/overview"]["facts"] == {"steps": 5}
+    found = shown(configured(tmp_path, config))
+    assert found["run/0/overview"]["facts"] == {"steps": 5}
 
 
 def test_a_path_that_no_file_can_have_is_no_tokenizer(tmp_path):
-    made(tmp_path)
-    config = {"model": {"path": "x" * 9999, "tokenizer": "a\0b"}}
-    (tmp_path / "config.json").write_text(json.dumps({"config": config}))
-    assert "only the ids" in shown(tmp_path)["run/0/rollouts/0/0"]["without_pieces"]
+    found = shown(configured(tmp_path, {"model": {"path": "x" * 9999, "tokenizer": "a\0b"}}))
+    assert "only the ids" in found["run/0/rollouts/0/0"]["without_pieces"]
 
 
 def test_lines_of_other_files_that_cannot_be_read_are_told(tmp_path):
@@ -184,43 +186,37 @@ def test_what_is_no_regular_file_or_does_not_end_is_told_and_never_waited_for(
     for module in ("models.files", "evolver.files.lines", "evolver.files.rollout_files"):
         monkeypatch.setattr(f"{module}.LONGEST", 1 << 16)
     monkeypatch.setattr("evolver.files.rollout_files.MOST_LINES", 1000)
-    folder = tmp_path / "trajectories"
-    write_rollouts(folder / "step_000001.jsonl.gz", [record(0)])
-    os.mkfifo(folder / "step_000002.jsonl.gz")
-    (folder / "step_000003.jsonl.gz").symlink_to("/dev/zero")
-    (folder / "step_000004.jsonl.gz").mkdir()
+    files = [tmp_path / f"trajectories/step_{step:06d}.jsonl.gz" for step in range(11)]
+    for step in (1, 6, 7):
+        write_rollouts(files[step], [record(0)])
+    os.mkfifo(files[2])
+    files[3].symlink_to("/dev/zero")
+    files[4].mkdir()
     bomb = gzip.compress(b" " * (1 << 17))
-    (folder / "step_000005.jsonl.gz").write_bytes(bomb)
-    write_rollouts(folder / "step_000006.jsonl.gz", [record(0)])
-    index_path(folder / "step_000006.jsonl.gz").write_bytes(bomb)
-    write_rollouts(folder / "step_000007.jsonl.gz", [record(0)])
-    index_path(folder / "step_000007.jsonl.gz").unlink()
-    os.mkfifo(index_path(folder / "step_000007.jsonl.gz"))
-    (folder / "step_000008.jsonl.gz").symlink_to(folder / "none")
-    with open(folder / "step_000009.jsonl.gz", "wb") as file:
-        file.truncate(1 << 40)
-    with gzip.open(folder / "step_000010.jsonl.gz", "wb", 1) as file:
-        file.write(b"\n" * 2000)
+    files[5].write_bytes(bomb)
+    index_path(files[6]).write_bytes(bomb)
+    index_path(files[7]).unlink()
+    os.mkfifo(index_path(files[7]))
+    files[8].symlink_to(tmp_path / "none")
+    files[10].write_bytes(gzip.compress(b"\n" * 2000))
     for name in ("metrics.jsonl", "tasks.jsonl", "llm.jsonl", "config.json"):
         os.mkfifo(tmp_path / name)
     (tmp_path / "eval.jsonl").symlink_to("/dev/zero")
-    with open(tmp_path / "experience.jsonl", "wb") as file:
-        file.truncate(1 << 40)
+    for path in (files[9], tmp_path / "endless.jsonl"):
+        path.touch()
+        os.truncate(path, 1 << 40)
     (tmp_path / "experience").mkdir()
-    (tmp_path / "experience/experiences.jsonl").symlink_to(tmp_path / "experience.jsonl")
+    (tmp_path / "experience/experiences.jsonl").symlink_to(tmp_path / "endless.jsonl")
     found = shown(tmp_path)
-    files = {
-        f["step"]: (f["count"], " ".join(f.get("faults", ())))
-        for f in found["run/0/index"]["files"]
-    }
-    assert [step for step, (count, _) in files.items() if count] == [1, 6, 7]
-    assert all("not a regular file" in files[step][1] for step in (2, 3, 4))
-    assert all("more text than" in files[step][1] for step in (5, 10)) and "gzip" in files[9][1]
+    index = {file["step"]: file for file in found["run/0/index"]["files"]}
+    faults = {step: " ".join(file.get("faults", ())) for step, file in index.items()}
+    assert [step for step, file in index.items() if file["count"]] == [1, 6, 7]
+    assert all("not a regular file" in faults[step] for step in (2, 3, 4))
+    assert all("more text than" in faults[step] for step in (5, 10)) and "gzip" in faults[9]
     wrong = " ".join(found["run/0/overview"]["wrong"])
     assert wrong.count("not a regular file") == 5 and "more than 65,536 bytes" in wrong
     assert str(tmp_path) not in wrong + json.dumps(found["run/0/index"])  # as bundles promise
-    search = Search(Run(tmp_path))
-    search.grow()
+    search = grown(tmp_path)
     assert (search.done, search.of, search.wrong) == (9, 9, {})
     assert list(search.find("window")["files"].values()) == [[0]] * 3
 
@@ -236,17 +232,12 @@ def test_a_file_of_lines_that_are_no_rollouts_is_given_up(tmp_path, monkeypatch)
 
 def test_files_of_odd_names_are_shown_and_a_search_goes_on_past_them(tmp_path, capsys):
     whole = made(tmp_path) / "trajectories/step_000001.jsonl.gz"
-    names = (b"step_" + b"9" * 200, "step_٣".encode(), b"<img src=x>\n")
-    for name in names:
-        (tmp_path / "trajectories" / os.fsdecode(name + b".jsonl.gz")).write_bytes(
-            whole.read_bytes()
-        )
-    Path(os.fsdecode(bytes(whole.parent) + b"/a\xff.jsonl.gz")).write_bytes(whole.read_bytes())
+    for name in (b"step_" + b"9" * 200, "step_٣".encode(), b"<img src=x>\n", b"a\xff"):
+        shutil.copy(whole, whole.with_name(os.fsdecode(name + b".jsonl.gz")))
     files = shown(tmp_path)["run/0/index"]["files"]
     assert len(files) == 8 and {f["step"] for f in files} == {1, 2, 3, None}
     assert show(tmp_path, "--text") == 0 and "of step 3" in capsys.readouterr().out
-    search = Search(Run(tmp_path))
-    search.grow()
+    search = grown(tmp_path)
     assert (search.done, search.of, list(search.wrong)) == (7, 8, ["a\udcff.jsonl.gz"])
     assert len(search.find("window")["files"]) == 7
 
@@ -272,8 +263,7 @@ def test_a_data_base_that_is_no_index_of_words_is_made_anew_and_never_waited_for
         foreign.execute(statement)
     foreign.commit()
     foreign.close()
-    search = Search(Run(tmp_path))
-    search.grow()
+    search = grown(tmp_path)
     assert search.done == 4 and len(search.find("window")["files"]) == 4
     search.close()
 
@@ -322,13 +312,10 @@ def test_a_search_goes_on_past_a_file_that_cannot_be_read(tmp_path, monkeypatch)
 
 
 def test_whole_numbers_arrive_as_they_are(tmp_path):
-    made(tmp_path)
     seed = 6384315726636232212
-    Workdir(tmp_path).log_trajectories(
-        4, [record(0, seed=seed) | turns(info={"id": [2**53 + 1, 5]})]
-    )
-    config = {"config": {"steps": 2**60}, "seed": seed}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    exact = record(0, seed=seed) | turns(info={"id": [2**53 + 1, 5]})
+    configured(tmp_path, {"steps": 2**60}, seed=seed)
+    Workdir(tmp_path).log_trajectories(4, [exact])
     task = {"id": "t1", "env": "toy", "query": "q", "seed": -seed, "meta": {"walk": 2**64}}
     (tmp_path / "tasks.jsonl").write_text(json.dumps(task) + "\n")
     found = shown(tmp_path)
@@ -356,12 +343,10 @@ CODE = [
 
 def stranger(folder: Path, env: object) -> Path:
     """The workdir of a run in a world of that config, with code that leaves a mark beside it."""
-    made(folder)
-    (folder / "config.json").write_text(json.dumps({"config": {"env": env}}))
+    configured(folder, {"env": env})
+    code = "open('MARK', 'w')\nimport envs\nWorld = envs.world_class('travel')\n"
     for name in ("evil.py", "travel.py"):
-        (folder / name).write_text(
-            "open('MARK', 'w')\nimport envs\nWorld = envs.world_class('travel')\n"
-        )
+        (folder / name).write_text(code)
     (folder / "evil").write_text("#!/bin/sh\ntouch MARK\n")
     (folder / "evil").chmod(0o755)
     return folder
@@ -387,19 +372,17 @@ def test_a_world_that_no_config_has_is_one_message(tmp_path, capsys, env):
     assert said.startswith(str(tmp_path)) and said.count("\n") == 1
 
 
-def test_an_interpreter_is_never_taken_from_a_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize("words", ["--replay 1", "--replay 1 --trust"])
+def test_an_interpreter_is_never_taken_from_a_file(tmp_path, monkeypatch, words):
     env = {"name": "travel", "mode": "worker", "python": "./evil"}
     monkeypatch.chdir(stranger(tmp_path, env))
-    assert main([".", "--replay", "1"]) == 0
-    assert main([".", "--replay", "1", "--trust"]) == 0
-    assert not (tmp_path / "MARK").exists()
+    assert show(Path(), words) == 0 and not (tmp_path / "MARK").exists()
 
 
 def test_a_folder_that_is_trusted_may_name_a_world_of_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(stranger(tmp_path, {"name": "evil:World"}))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    assert main([".", "--replay", "1", "--trust"]) == 0
-    assert (tmp_path / "MARK").exists()
+    assert show(Path(), "--replay 1 --trust") == 0 and (tmp_path / "MARK").exists()
 
 
 @pytest.mark.parametrize(
@@ -422,8 +405,7 @@ def test_the_index_of_words_is_never_written_through_a_link(tmp_path):
     run = made(tmp_path / "run")
     (run / ".view").mkdir()
     (run / ".view/words.sqlite").symlink_to(tmp_path / "other.sqlite")
-    search = Search(Run(run))
-    search.grow()
+    search = grown(run)
     assert search.find("window")["files"]
     search.close()
     assert list(foreign.execute("SELECT sql FROM sqlite_master")) == [("CREATE TABLE file (mine)",)]

@@ -164,5 +164,3 @@ def test_the_estimate_for_scenarios_is_the_mean_over_all_choices_of_rollouts():
 def test_sample_efficiency_of_a_curve():
     curve = {20: 0.4, 0: 0.1, 10: 0.5}
     assert evaluation.steps_to(curve, 0.45) == 10 and evaluation.steps_to(curve, 0.6) is None
-    assert evaluation.mean_height(curve) == pytest.approx((0.3 * 10 + 0.45 * 10) / 20)
-    assert np.isnan(evaluation.mean_height({0: 1.0}))
