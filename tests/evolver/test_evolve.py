@@ -51,6 +51,12 @@ def desk(monkeypatch):
     return Lending()
 
 
+def test_a_world_that_is_not_checked_says_why(config, tmp_path, capsys):
+    config.env.name, config.env.mode = "travel", "worker"
+    evolve.checked(config, tmp_path)
+    assert capsys.readouterr().out == "not checked in this process: config.env.mode=worker\n"
+
+
 @pytest.mark.slow
 def test_one_command_goes_from_a_world_to_a_table_and_resumes(desk, tmp_path, capsys):
     folder = tmp_path / "run"
