@@ -27,7 +27,7 @@ def played(monkeypatch):
     other tasks."""
     seed = task("Lend Dune.", lent=["B11"])
     pool, asked = TaskPool([seed], overlap=1.0, capacity=9), []
-    pool.grow(Proposer(lambda *_: [(seed, [GREEN])]), Library, 1, 0)
+    pool.grow(Proposer(lambda *_: [(seed, [GREEN])], pool), Library, 1, 0)
     actions: list[list[str]] = []
 
     def gather(run, jobs, phase):
