@@ -23,6 +23,16 @@ from rl.samples import REASONS, Sample, drop_reasons, samples
 from rl.seeds import seed_of
 from rl.trajectory import Trajectory, groups_of
 
+# What is told of further rollouts that do not train, by the reason; c: config.learner.
+REMEDIES = {
+    "env_error": "their world failed",
+    "cancelled": "they were cancelled, or nothing was generated in them",
+    "parse_error": "they end unreadably, and config.learner.drop names parse_error",
+    "stale": "their turns are older than config.learner.max_staleness={c.max_staleness} allows",
+    "overlong": "they do not fit into config.learner.row={c.row}, or are cut, which"
+    " config.learner.drop_truncated={c.drop_truncated} drops",
+    "no_signal": "their advantages are 0",
+}
 # Figures of an engine that the processes of a run have in common, or wait for.
 COMMON_STATS = ("version", "loads", "stage_seconds", "update_seconds", "gap", "shift")
 
@@ -53,6 +63,7 @@ def select(
     metrics |= {"ledger/trained": counts[None], "ledger/rollouts": len(trajectories)}
     if extra:
         metrics |= {"ledger/extra": len(extra), "ledger/extra_trained": extra_reasons.count(None)}
+        metrics |= {f"ledger/extra_{reason}": extra_reasons.count(reason) for reason in REASONS}
     groups: list[list[Trajectory]] = []
     for rollouts, reasons in ((trajectories, reason_N), (extra, extra_reasons)):
         trained = [t for t, reason in zip(rollouts, reasons) if reason is None]
@@ -71,6 +82,19 @@ def select(
         fill = np.average([batch.fill for batch in batches], weights=rows)
         metrics |= {"learner/rows": sum(rows), "learner/fill": float(fill)}
     return batches, [*reason_N, *extra_reasons], metrics
+
+
+def warn_of_extra(run: Run, metrics: Metrics, step: int) -> None:
+    """Tell the user the first time that one reason keeps all further rollouts of a step from
+    training. metrics: those of `select`."""
+    count = metrics.get("ledger/extra", 0)
+    for reason in REASONS:
+        if count and metrics[f"ledger/extra_{reason}"] == count:
+            run.progress.once(
+                f"extra/{reason}",
+                f"step {step}: none of the {count:g} extra rollouts of the recipe trains"
+                f" (ledger/extra_{reason}): {REMEDIES[reason].format(c=run.config.learner)}",
+            )
 
 
 def mini_batch(config: Any, trajectories: Sequence[Trajectory]) -> Packed:
