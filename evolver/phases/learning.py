@@ -103,7 +103,8 @@ def mini_batch(config: Any, trajectories: Sequence[Trajectory]) -> Packed:
     packed = list(itertools.chain(*parts))
     batch, guided = in_rows(config, packed), [sample for sample in packed if sample.guided]
     # Where `score` takes the log-probabilities of guided samples only, it needs no other rows.
-    if guided and config.loss.guided_prompt == "stripped" and config.loss.old_logp == "sampled":
+    alone = guided and not np.isnan(batch.logp_RT).any()
+    if alone and config.loss.guided_prompt == "stripped" and config.loss.old_logp == "sampled":
         batch.guided_alone = in_rows(config, guided)
     batch.rollouts = tuple(np.repeat(np.arange(len(parts)), [len(part) for part in parts]))
     batch.turns = tuple(turn for t in trajectories for turn in t.turns if turn.trains)
@@ -185,11 +186,12 @@ def score(loss: Any, learner: Learner, batch: Packed) -> None:
     loss: `config.loss`.
 
     A guided rollout was sampled under another prompt, so `loss.guided_prompt` decides for it
-    instead of `loss.old_logp`.
+    instead of `loss.old_logp`. Tokens whose log-probability at sampling is unknown have the
+    policy's.
     """
     stripped, recomputed = loss.guided_prompt == "stripped", loss.old_logp == "recomputed"
     wanted_RT = np.where(batch.guided_RT, stripped, recomputed)
-    wanted_RT = wanted_RT & batch.mask_RT
+    wanted_RT = (wanted_RT | np.isnan(batch.logp_RT)) & batch.mask_RT
     if wanted_RT.any():
         params = whole(learner.state, learner.layout)
         if batch.guided_alone is None:
@@ -217,7 +219,7 @@ def note_tokens(batch: Packed, logp_RT: np.ndarray | jax.Array) -> None:
     ends = np.cumsum([len(turn.completion.tokens) for turn in batch.turns])[:-1]
     found = (np.split(x_n, ends) for x_n in (gap_n, ratio_n, batch.trained(batch.advantage_RT)))
     for turn, gap_T, ratio_T, advantage_T in zip(batch.turns, *found, strict=True):
-        turn.gap, turn.ratio = gap_T, ratio_T
+        turn.gap, turn.ratio = gap_T if turn.completion.logprobs else None, ratio_T
         own = np.allclose(advantage_T, turn.advantage, rtol=1e-5, atol=1e-6)
         turn.weighed = None if own else advantage_T
 
