@@ -436,6 +436,33 @@ def test_a_free_role_shows_its_form_and_is_held_to_it_where_it_misses_it(tokeniz
         assert [one.held for one in chat.said()] == [True]  # nothing to be held to
 
 
+JUDGING = (
+    "--config.recipe.name=multi_agent", "--config.recipe.args.analysis=20",
+    "--config.recipe.args.proposals=2", "--config.questioning.judge.name=naive",
+    "--config.questioning.judge.args.analysis=20", "--config.questioning.enabled=True",
+    "--config.questioning.budget=6", "--config.env.name=travel", "--config.llm.url=policy",
+    "--config.llm.context=1024", "--config.llm.shown=100", "--config.llm.judge.temperature=1.0",
+    "--config.llm.judge.max_tokens=96", "--config.learner.row=1024", "--config.steps=1",
+    "--config.eval.every=0",
+)  # fmt: skip
+
+
+def test_the_judge_of_multi_agent_trains_and_raises_no_alarm(tiny, tmp_path):
+    """A policy of random weights writes no judgement by itself, and a grammar writes all alike."""
+    assert go(tiny, tmp_path / "run", *JUDGING) == 0
+    last = figures(tmp_path / "run")[-1]
+    assert last["multi_agent/judgements"] > 1 and last["multi_agent/usable"] == 0
+    extra = rollouts_of(tmp_path / "run", "extra_000001")
+    judged = [t for t in extra if t["task"].startswith("judge/")]
+    assert len(judged) == last["multi_agent/judgements"]
+    assert {t["fate"] for t in judged} == {"trained"} and {t["success"] for t in judged} == {
+        True,
+        False,
+    }
+    assert last["alarm/weights"] == 0 and last["mismatch/max"] < 1e-4
+    assert last["importance_weight"] == pytest.approx(1, abs=1e-4)
+
+
 class TestRuns:
     @pytest.fixture(scope="class", autouse=True)
     def whole_answers(self):
