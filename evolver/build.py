@@ -366,7 +366,10 @@ def make_responders(
 
             grammars = Schemas()
         context = question_context(config)
-        return PolicyResponder(engine, tokenizer, context, params, grammars=grammars)
+        temperature = config.rollout.temperature or 1.0
+        return PolicyResponder(
+            engine, tokenizer, context, params, grammars=grammars, temperature=temperature
+        )
 
     if current:
         responder = responder_with(engine)

@@ -17,7 +17,7 @@ BASELINE = 10  # number of first measurements that later ones are compared with
 
 def figures(batches: Sequence[Packed], version: int, *, recomputed: bool) -> dict[str, float]:
     """Return metrics of the trained tokens of unguided rollouts, before the first update of the
-    step.
+    step. Tokens whose log-probability at sampling is unknown are left out of all but staleness.
 
     `staleness/mean` and `/max`: versions between the weights that sampled a token and the current
     ones, `version`. With `recomputed`, `old_logp_RT` is the learner's and d = log pi_learner - log
@@ -38,9 +38,11 @@ def figures(batches: Sequence[Packed], version: int, *, recomputed: bool) -> dic
     if not recomputed:
         return metrics
     gap_N = of_tokens(lambda batch: batch.old_logp_RT - batch.logp_RT).astype(np.float64)
+    env_N = of_tokens(lambda batch: np.array(batch.envs)[batch.sample_RT])
+    known_N = ~np.isnan(gap_N)
+    age_N, gap_N, env_N = age_N[known_N], gap_N[known_N], env_N[known_N]
     if (age_N == 0).any():
         metrics["mismatch/fresh"] = float(np.mean(np.abs(gap_N[age_N == 0])))
-    env_N = of_tokens(lambda batch: np.array(batch.envs)[batch.sample_RT])
     envs = np.unique(env_N)
     for env in envs if len(envs) > 1 else ():
         d_N = gap_N[env_N == env]

@@ -32,7 +32,8 @@ class Packed:
     # int32: 1, 2, ... for the samples and the shared prompts of a row, 0 = padding
     segments_RT: np.ndarray
     mask_RT: np.ndarray  # bool: tokens that train
-    logp_RT: np.ndarray  # float32: log-probability of each token when it was sampled
+    # float32: log-probability of each token when it was sampled; NaN = unknown
+    logp_RT: np.ndarray
     advantage_RT: np.ndarray  # float32
     guided_RT: np.ndarray  # bool
     sample_RT: np.ndarray  # int32: index into the packed samples

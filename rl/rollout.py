@@ -238,7 +238,7 @@ class _Episode:
     def __init__(self, job: Job, actor: Actor, world: World):
         self.job, self.actor, self.world, self.limits = job, actor, world, actor.limits
         self.trajectory = job.trajectory()
-        self.session = f"{job.task.id}/{job.rollout}/{job.seed}"
+        self.session = self.trajectory.name
         self.deadline = asyncio.get_running_loop().time() + self.limits.timeout
         self.max_tokens = min(job.sampling.max_tokens, self.limits.max_tokens)
         # True once a call into the world was abandoned, so that the world cannot be asked again
@@ -260,10 +260,8 @@ class _Episode:
         )
         texts = [text for _, text in self.job.experience]
         with _failures_of("template"):
-            shown, chat = actor.show_tools, actor.chat
-            context = actor.context(
-                Opening(actor.tokenizer, observation, texts, shown, self.limits, chat, task.env)
-            )
+            opened = actor.tokenizer, observation, texts, actor.show_tools, self.limits
+            context = actor.context(Opening(*opened, actor.chat, task.env, trajectory.name))
             trajectory.messages = list(context.messages)
             trajectory.experience = [id for id, _ in self.job.experience]
             trajectory.injected = texts

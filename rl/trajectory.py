@@ -43,7 +43,8 @@ class Completion:
     """One generation of an engine. `tokens` ends with the stop token when `stop` is "stop"."""
 
     tokens: list[int]
-    # log p(token) at the sampling temperature (at 1 when it was 0), without top-p/top-k
+    # log p(token) at the sampling temperature (at 1 when it was 0), without top-p/top-k; [] =
+    # unknown, as of an answer that was held to a schema: the learner then takes its own
     logprobs: list[float]
     stop: str  # "stop" | "length"
     version: int  # of the oldest weights that sampled a part of it
@@ -139,6 +140,11 @@ class Trajectory:
         """The task and the draw of it: a task that is drawn again, for a later step, starts another
         group."""
         return self.task.id, self.draw
+
+    @property
+    def name(self) -> str:
+        """A text that tells the rollouts of a step apart: the task, the index and the seed."""
+        return f"{self.task.id}/{self.rollout}/{self.seed}"
 
     @property
     def guided(self) -> bool:

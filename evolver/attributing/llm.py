@@ -71,6 +71,8 @@ class LlmJudge(TurnJudge):
         return prompt("step_judge").question(
             "step_judge",
             record(steps=array(_STEP, len(trajectory.turns))),
+            None,
+            trajectory.name,
             task=quoted(trajectory.task.query),
             rules=quoted(rules_of(trajectory.messages, 2 * limit)),
             tools=tool_list(trajectory.tools, 2 * limit),

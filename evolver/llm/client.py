@@ -114,6 +114,9 @@ class Chat:
         self.responders: dict[str, PolicyResponder] = {}
         self.check, self.say, self._shown = check, say, set[str]()
         self.keeps = False  # True: `said` returns what the current policy answers
+        # Roles of the policy that answer without being held to a schema. Where such an answer
+        # cannot be read, the question is asked again, held to it.
+        self.free: Sequence[str] = ()
         self._said: dict[str, Said] = {}  # by the key of the question
         self._servers = Servers(lambda text: self.say(text))
         self._queues = {role.server: _Queue(limits, role.is_policy) for role in roles.values()}
@@ -150,7 +153,7 @@ class Chat:
 
     def said(self) -> list[Said]:
         """Return the current policy's answers since the last call, also those that could not be
-        read, one for each question, in an order that does not depend on time."""
+        read, one for all equal questions, in an order that does not depend on time."""
         # The client's thread may add more meanwhile.
         return [self._said.pop(key) for key in sorted(self._said)]
 
@@ -207,17 +210,26 @@ class Chat:
         role = self.roles[question.role]
         body = {"model": role.model, "messages": [*question.messages]}
         body |= role.sampling(question.seed)
-        weights = self._weights(role)
-        call = Call(question.role, role, body, question.schema, question.version, weights)
-        record, cached = await self._record(call)
-        if self.keeps and role.url == CURRENT_POLICY and record.get("tokens"):
-            usable = call.is_usable(record)
-            self._said[call.key] = Said(question, Reply(**record), usable, call.key)
-        try:
-            return Reply(**record, parsed=call.parse(record), cached=cached)
-        except Unreadable as problem:
-            self._book(call, "failure", kind=problem.kind)
-            raise self._unanswered(call, problem.kind, problem) from None
+        free = question.role in self.free and question.schema is not None
+        for held in (False, True) if free else (True,):
+            weights, asked = self._weights(role), (body, question.schema, question.version)
+            call = Call(question.role, role, *asked, weights, held)
+            record, cached = await self._record(call)
+            if self.keeps and role.url == CURRENT_POLICY and record.get("tokens"):
+                self._keep(question, call, record)
+            try:
+                return Reply(**record, parsed=call.parse(record), cached=cached)
+            except Unreadable as error:
+                problem = error
+        self._book(call, "failure", kind=problem.kind)
+        raise self._unanswered(call, problem.kind, problem) from None
+
+    def _keep(self, question: Question, call: Call, record: Record) -> None:
+        """Keep an answer for `said`, once for all questions that share it."""
+        key, usable = call.key, call.is_usable(record)
+        about = {question.about, *(self._said[key].about if key in self._said else ())} - {""}
+        reply = Reply(**record)
+        self._said[key] = Said(question, reply, usable, key, tuple(sorted(about)), call.held)
 
     async def _vector(self, name: str, text: str) -> list[float]:
         role = self.roles[name]

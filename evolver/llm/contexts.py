@@ -29,6 +29,7 @@ class SummarisedWindow(SlidingWindow):
         """limit, keep: as in a sliding window. memory: most tokens of the summary."""
         super().__init__(opening, limit=limit, keep=keep)
         self.chat, self.memory, self.summary = opening.chat, memory, ""
+        self.rollout = opening.rollout
         self.query = next(
             (m["content"] for m in reversed(opening.observation.messages) if m["role"] == "user"),
             "",
@@ -47,7 +48,8 @@ class SummarisedWindow(SlidingWindow):
         }
         lines = []
         with contextlib.suppress(ChatError):  # recorded by the client
-            reply = await self.chat(prompt("memory").messages(**slots), role="summariser")
+            asked = prompt("memory").messages(**slots)
+            reply = await self.chat(asked, role="summariser", about=self.rollout)
             lines = reply.text.strip().splitlines()
         # A tag of a prompt would be obeyed.
         if lines and not any(unfit_reason(line) == "marked" for line in lines):

@@ -27,8 +27,8 @@ class PolicyResponder:
     weights.
 
     context: most tokens of prompt and answer together. params: the weights that the engine has now.
-    grammars: make the engine's guides; None = answers are not held to schemas. All but `expect`
-    runs on the engine's event loop.
+    grammars: make the engine's guides; None = answers are not held to schemas. temperature: that of
+    the learner's log-probabilities. All but `expect` runs on the engine's event loop.
     """
 
     def __init__(
@@ -39,9 +39,11 @@ class PolicyResponder:
         params: Any,
         *,
         grammars: Grammars | None = None,
+        temperature: float = 1.0,
     ):
         self.engine, self.tokenizer, self.context = engine, tokenizer, context
-        self._grammars, self._sessions = grammars, itertools.count()
+        self._grammars, self._temperature = grammars, temperature
+        self._sessions = itertools.count()
         self._weights: dict[int, str] = {}  # by version
         self.expect(params, engine.version)
 
@@ -57,13 +59,15 @@ class PolicyResponder:
     async def answer(self, call: Call) -> Record:
         """Return the record of the answer to a question. It is cut where the context ends.
 
-        The answer is held to the schema, if there are grammars. The question seeds the sampling, so
-        that the same weights answer it alike. Raises ChatError and EngineFault.
+        The answer is held to the schema, if there are grammars and the call asks for it. The
+        question seeds the sampling, so that the same weights answer it alike. The log-probabilities
+        are left out where they are not the policy's own: of an answer that was held, and at another
+        temperature than the learner's. Raises ChatError and EngineFault.
         """
         session, held = f"chat/{next(self._sessions)}", {}
         try:
             ids = chat.opening(self.tokenizer, call.body["messages"])
-            if self._grammars and call.schema is not None:
+            if self._grammars and call.schema is not None and call.held:
                 held["guide"] = self._grammars.guide(call.schema)
             sampling = self._sampling(call.body, len(ids))
             completion = await self.engine.generate(ids, sampling, session=session, **held)
@@ -75,13 +79,14 @@ class PolicyResponder:
             await self.engine.release(session)
         tokens, stop = completion.tokens, completion.stop
         text = self.tokenizer.decode(tokens[:-1] if stop == "stop" else tokens)
+        own = not held and (sampling.temperature or 1.0) == self._temperature
         return {
             "text": text,
             "finish": stop,
             "prompt_tokens": len(ids),
             "completion_tokens": len(tokens),
             "tokens": tokens,
-            "logprobs": [float(value) for value in completion.logprobs],
+            "logprobs": [float(value) for value in completion.logprobs if own],
             "version": completion.version,
         }
 

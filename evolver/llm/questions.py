@@ -85,13 +85,15 @@ class Role:
 @dataclass(frozen=True)
 class Question:
     """One question to a role. `version` is that of the prompt; `seed` distinguishes questions with
-    the same wording."""
+    the same wording. `about` is for whoever reads `Chat.said`: the `Trajectory.name` of the
+    rollout, or the id of the task, that the question is about."""
 
     role: str
     messages: Sequence[Json]
     schema: Schema | None = None
     version: str = ""
     seed: int | None = None
+    about: str = ""
 
 
 @dataclass
@@ -107,26 +109,30 @@ class Reply:
     estimated: bool = False  # the server did not count the tokens
     # Of an engine of this run, so that the answer can train (`evolver.llm.policy.trajectory_of`):
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)  # [] = unknown, see `Completion`
     version: int = -1  # of the weights
 
 
 @dataclass(frozen=True)
 class Said:
     """An answer of the current policy: `usable` if it could be read. `key` tells equal questions to
-    other weights apart."""
+    other weights apart, and `about` is what those that this one answer stands for are about. `held`
+    is False for an answer that was free to miss its schema, see `Chat.free`."""
 
     question: Question
     reply: Reply
     usable: bool
     key: str
+    about: tuple[str, ...] = ()
+    held: bool = True
 
 
 @dataclass(frozen=True)
 class Call:
     """A question as a server is asked it: a chat completion, or the embedding of `input`.
 
-    weights: names those of the engine of this run that answers, "" for any other server.
+    weights: names those of the engine of this run that answers, "" for any other server. held:
+    False for an answer that must follow the schema by itself.
     """
 
     name: str  # of the role
@@ -135,6 +141,7 @@ class Call:
     schema: Schema | None = None
     version: str = ""
     weights: str = ""
+    held: bool = True
 
     @property
     def is_embedding(self) -> bool:
@@ -149,9 +156,11 @@ class Call:
     @functools.cached_property
     def key(self) -> str:
         """A text that only equal questions share: the key of their answer in the cache."""
-        content = {"body": self.body, "schema": self.schema, "version": self.version}
+        content: Json = {"body": self.body, "schema": self.schema, "version": self.version}
         if self.weights:
             content["weights"] = self.weights
+        if not self.held:
+            content["held"] = False
         return json.dumps(content, sort_keys=True)
 
     def parse(self, record: Record) -> Any:

@@ -140,9 +140,9 @@ class LlmExtractor(Extractor):
                 f"=== ATTEMPT {number}: {result}, score {trajectory.outcome:.2f}\n"
                 + transcript(without_experience(trajectory), limit)
             )
-        task = quoted(contrast[0].task.query)
+        task, shown = contrast[0].task, "\n\n".join(attempts)
         return prompt(name).question(
-            self.roles[0], schema, task=task, attempts="\n\n".join(attempts), **slots
+            self.roles[0], schema, None, task.id, task=quoted(task.query), attempts=shown, **slots
         )
 
 

@@ -23,6 +23,16 @@ from rl.samples import REASONS, Sample, drop_reasons, samples
 from rl.seeds import seed_of
 from rl.trajectory import Trajectory, groups_of
 
+# What is told of further rollouts that do not train, by the reason; c: config.learner.
+REMEDIES = {
+    "env_error": "their world failed",
+    "cancelled": "they were cancelled, or nothing was generated in them",
+    "parse_error": "they end unreadably, and config.learner.drop names parse_error",
+    "stale": "their turns are older than config.learner.max_staleness={c.max_staleness} allows",
+    "overlong": "they do not fit into config.learner.row={c.row}, or are cut, which"
+    " config.learner.drop_truncated={c.drop_truncated} drops",
+    "no_signal": "their advantages are 0",
+}
 # Figures of an engine that the processes of a run have in common, or wait for.
 COMMON_STATS = ("version", "loads", "stage_seconds", "update_seconds", "gap", "shift")
 
@@ -53,6 +63,7 @@ def select(
     metrics |= {"ledger/trained": counts[None], "ledger/rollouts": len(trajectories)}
     if extra:
         metrics |= {"ledger/extra": len(extra), "ledger/extra_trained": extra_reasons.count(None)}
+        metrics |= {f"ledger/extra_{reason}": extra_reasons.count(reason) for reason in REASONS}
     groups: list[list[Trajectory]] = []
     for rollouts, reasons in ((trajectories, reason_N), (extra, extra_reasons)):
         trained = [t for t, reason in zip(rollouts, reasons) if reason is None]
@@ -73,13 +84,27 @@ def select(
     return batches, [*reason_N, *extra_reasons], metrics
 
 
+def warn_of_extra(run: Run, metrics: Metrics, step: int) -> None:
+    """Tell the user the first time that one reason keeps all further rollouts of a step from
+    training. metrics: those of `select`."""
+    count = metrics.get("ledger/extra", 0)
+    for reason in REASONS:
+        if count and metrics[f"ledger/extra_{reason}"] == count:
+            run.progress.once(
+                f"extra/{reason}",
+                f"step {step}: none of the {count:g} extra rollouts of the recipe trains"
+                f" (ledger/extra_{reason}): {REMEDIES[reason].format(c=run.config.learner)}",
+            )
+
+
 def mini_batch(config: Any, trajectories: Sequence[Trajectory]) -> Packed:
     """Return the samples of rollouts in rows, and the turns that they are of."""
     parts = [samples(trajectory) for trajectory in trajectories]
     packed = list(itertools.chain(*parts))
     batch, guided = in_rows(config, packed), [sample for sample in packed if sample.guided]
     # Where `score` takes the log-probabilities of guided samples only, it needs no other rows.
-    if guided and config.loss.guided_prompt == "stripped" and config.loss.old_logp == "sampled":
+    alone = guided and not np.isnan(batch.logp_RT).any()
+    if alone and config.loss.guided_prompt == "stripped" and config.loss.old_logp == "sampled":
         batch.guided_alone = in_rows(config, guided)
     batch.rollouts = tuple(np.repeat(np.arange(len(parts)), [len(part) for part in parts]))
     batch.turns = tuple(turn for t in trajectories for turn in t.turns if turn.trains)
@@ -161,11 +186,12 @@ def score(loss: Any, learner: Learner, batch: Packed) -> None:
     loss: `config.loss`.
 
     A guided rollout was sampled under another prompt, so `loss.guided_prompt` decides for it
-    instead of `loss.old_logp`.
+    instead of `loss.old_logp`. Tokens whose log-probability at sampling is unknown have the
+    policy's.
     """
     stripped, recomputed = loss.guided_prompt == "stripped", loss.old_logp == "recomputed"
     wanted_RT = np.where(batch.guided_RT, stripped, recomputed)
-    wanted_RT = wanted_RT & batch.mask_RT
+    wanted_RT = (wanted_RT | np.isnan(batch.logp_RT)) & batch.mask_RT
     if wanted_RT.any():
         params = whole(learner.state, learner.layout)
         if batch.guided_alone is None:
@@ -193,7 +219,7 @@ def note_tokens(batch: Packed, logp_RT: np.ndarray | jax.Array) -> None:
     ends = np.cumsum([len(turn.completion.tokens) for turn in batch.turns])[:-1]
     found = (np.split(x_n, ends) for x_n in (gap_n, ratio_n, batch.trained(batch.advantage_RT)))
     for turn, gap_T, ratio_T, advantage_T in zip(batch.turns, *found, strict=True):
-        turn.gap, turn.ratio = gap_T, ratio_T
+        turn.gap, turn.ratio = gap_T if turn.completion.logprobs else None, ratio_T
         own = np.allclose(advantage_T, turn.advantage, rtol=1e-5, atol=1e-6)
         turn.weighed = None if own else advantage_T
 

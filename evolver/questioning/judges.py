@@ -63,6 +63,8 @@ class Naive(OutcomeJudge):
         return prompt(name).question(
             self.roles[0],
             self.schema,
+            None,
+            trajectory.name,
             task=quoted(trajectory.task.query),
             steps=transcript(exchanges_of(trajectory), self.max_chars),
             count=str(len(trajectory.turns)),

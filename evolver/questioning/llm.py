@@ -173,7 +173,7 @@ class LlmExplorer:
             messages.append({"role": "user", "content": shown})
         if window:
             messages[-1]["content"] += f"\n\n{phase}"
-        return Question("explorer", messages, None, text.version, seed)
+        return Question("explorer", messages, None, text.version, seed, walk.task.id)
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -190,6 +190,7 @@ class LlmExplorer:
             "writer",
             record(tasks=array(task, self.per_walk)),
             seed,
+            walk.task.id,
             profile=quoted(profile_text(self.profile, walk.opening.tools)),
             preference=self.preference,
             most=str(self.per_walk),

@@ -127,6 +127,8 @@ class ByModel(Words):
         return prompt("reword").question(
             "writer",
             record(queries=array(string(_LONGEST), self.wordings)),
+            None,
+            task.id,
             tools=quoted(tools[: self.max_chars]),
             query=task.query,
             named=named or "(none)",

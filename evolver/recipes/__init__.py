@@ -82,7 +82,9 @@ class Recipe:
         """Return the mini-batches, why each trajectory does not train (None if it does; those of
         `extra` come last), and metrics."""
         version = run.actor.engine.version
-        return learning.select(run.config, trajectories, version, extra=extra, trains=self.trains)
+        chosen = learning.select(run.config, trajectories, version, extra=extra, trains=self.trains)
+        learning.warn_of_extra(run, chosen[-1], step)
+        return chosen
 
     def remember(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics:
         """Keep what the rollouts say about tasks and experience. Return metrics."""

@@ -5,7 +5,9 @@ roles.
 The paper reports that Qwen2.5-3B-Instruct gains 4.54% on average over many benchmarks. A proposal
 is rewarded for the quality that the judge sees in its task, for the attempts that fail at it, and
 for its form; an attempt for its score by the judge; a judgement for its form. Each role has a
-baseline of its own. Here the proposer acts, as in `dual_role`, so that a task has a solution.
+baseline of its own. Here the proposer acts, as in `dual_role`, so that a task has a solution. And
+where the judge misses the form, it judges again, held to it by a grammar: this judgement counts,
+and trains as one of good form beside the bad one, as a small policy would never find the form.
 
     config.recipe.name = "multi_agent"
     config.questioning.enabled = True
@@ -52,7 +54,7 @@ class MultiAgent(DualRole):
         judge writes before it rates a task."""
         super().__init__(parts, examples=examples, proposals=proposals, weight=weight, query=query)
         self.chat, self.max_chars = parts.chat, parts.max_chars
-        self.chat.keeps = True
+        self.chat.keeps, self.chat.free = True, self.trained_roles
         self.schema = judgement(analysis, range(PERCENT + 1))
         self.quality: dict[str, float] = {}  # of the tasks of the step's proposals, by id
 
@@ -65,9 +67,12 @@ class MultiAgent(DualRole):
         made = [(t, pool.tasks[id]) for t, id in self.proposed if id in pool.tasks]
         rate, limit = prompt("rate_task").question, 2 * self.max_chars
         asked = [
-            rate("judge", self.schema, task=quoted(task.query), tools=tool_list(t.tools, limit))
+            rate(
+                "judge", self.schema, None, task.id,
+                task=quoted(task.query), tools=tool_list(t.tools, limit),
+            )
             for t, task in made
-        ]
+        ]  # fmt: skip
         answers = hosts.on_first(pool, lambda: self.chat.ask(asked))
         self.quality = {
             task.id: answer.parsed["score"] / PERCENT
@@ -96,7 +101,7 @@ class MultiAgent(DualRole):
             t.turns[0].advantage = float(value)
         self.figures |= {
             "multi_agent/judgements": len(answers),
-            "multi_agent/usable": mean(t.outcome for t in answers),
+            "multi_agent/usable": mean(one.usable for one in said if not one.held),
             "multi_agent/quality": mean(self.quality.values()),
             "multi_agent/agreement": mean(agreements(trajectories)),
         }

@@ -1,12 +1,12 @@
 """New tasks from actions that somebody played, for recipes that add tasks to the pool."""
 
-import contextlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from envs.world import Task, World, WorldError
 from evolver.build import Run
 from evolver.processes import hosts
+from evolver.questioning import TaskPool
 from evolver.questioning.played import replayer, verified_task
 from evolver.questioning.tasks import Rejected
 from rl.seeds import seed_of
@@ -17,14 +17,15 @@ Propose = Callable[[Starts, int, random.Random], Iterable[Proposal]]
 
 
 class Proposer:
-    """An explorer that makes a verified task of each proposal, where one can be made.
+    """An explorer that makes a verified task of each proposal, where one can be made. `pool` counts
+    the others by the reason.
 
     propose: called with the original tasks, the number of tasks that is wanted, and the source of
     randomness. first: {task id: number of the first proposal that the task was made of}.
     """
 
-    def __init__(self, propose: Propose):
-        self.propose = propose
+    def __init__(self, propose: Propose, pool: TaskPool):
+        self.propose, self.pool = propose, pool
         self.first: dict[str, int] = {}
 
     def explore(
@@ -32,10 +33,16 @@ class Proposer:
     ) -> Iterator[Task]:
         walker, starts = replayer(), {task.id: task for task in seeds}
         for number, (start, actions) in enumerate(self.propose(starts, budget, rng)):
-            with contextlib.suppress(Rejected, WorldError):
+            try:
                 task = verified_task(world, start, actions, rng, walker=walker)
-                self.first.setdefault(task.id, number)
-                yield task
+            except Rejected as reason:
+                self.pool.reject(str(reason))
+                continue
+            except WorldError:
+                self.pool.reject("the world broke")
+                continue
+            self.first.setdefault(task.id, number)
+            yield task
 
 
 def grow(run: Run, propose: Propose, most: int, *purpose: int | str) -> dict[int, Task]:
@@ -43,7 +50,7 @@ def grow(run: Run, propose: Propose, most: int, *purpose: int | str) -> dict[int
     numbers of their proposals. purpose: what the seed is derived from."""
     pool, seed = run.tasks.pool, seed_of(run.config.seed, *purpose)
     assert pool is not None
-    proposer = Proposer(propose)
+    proposer = Proposer(propose, pool)
 
     def kept() -> dict[int, Task]:
         tasks = pool.grow(proposer, run.make_world, most, seed)

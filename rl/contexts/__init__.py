@@ -56,6 +56,7 @@ class Opening:
     limits: Limits | None = None
     chat: Any = None  # the client of language models (`evolver.llm.client.Chat`), None without one
     world: str = ""  # the name of the world, which tells those of a mixture apart
+    rollout: str = ""  # the `Trajectory.name` of the episode
 
 
 class Context(Protocol):

@@ -103,13 +103,13 @@ def token_loss(
     Args:
       loss: the loss with its arguments bound.
       logp_RT, entropy_RT: of the policy being trained, at the tokens of the batch.
-      batch: (R, T) arrays "mask", "segments", "guided", "advantage", "logp" (at sampling),
-        "old_logp" (the denominator of the ratio) and, for a KL penalty, "ref_logp".
+      batch: (R, T) arrays "mask", "segments", "guided", "advantage", "logp" (at sampling, NaN =
+        unknown), "old_logp" (the denominator of the ratio) and, for a KL penalty, "ref_logp".
       value_RT: of the states in which the tokens were written; None without a critic.
       kl_coef, kl_estimator: weight and kind of `kl_penalty`; 0 = none.
       entropy_coef: weight of an entropy bonus; 0 = none.
-      importance_*: see `importance_weight`; they apply to tokens of unguided rollouts. A cap of 0 =
-        no weights.
+      importance_*: see `importance_weight`; they apply to tokens of unguided rollouts whose
+        log-probability at sampling is known. A cap of 0 = no weights.
     """
     mask_RT, guided_RT, segments_RT = batch["mask"], batch["guided"], batch["segments"]
     old_RT, sampled_RT, on_RT = batch["old_logp"], batch["logp"], mask_RT > 0
@@ -123,8 +123,8 @@ def token_loss(
     tokens = Tokens(logp_RT, old_RT, advantage_RT, guided_RT, segments_RT, mask_RT, channels)
     loss_RT, stats = guarded(loss, tokens)
     # Guided rollouts were sampled under another prompt, so their gap to the engine's
-    # log-probabilities is expected.
-    own_RT = on_RT & ~(guided_RT > 0)
+    # log-probabilities is expected. Those of other tokens may be unknown.
+    own_RT = on_RT & ~(guided_RT > 0) & ~jnp.isnan(sampled_RT)
     gap = terms.mismatch(logp_RT, sampled_RT, own_RT)
     stats = {"entropy": (entropy_RT, mask_RT), **stats, **gap}
     if importance_cap:

@@ -27,7 +27,7 @@ def played(monkeypatch):
     other tasks."""
     seed = task("Lend Dune.", lent=["B11"])
     pool, asked = TaskPool([seed], overlap=1.0, capacity=9), []
-    pool.grow(Proposer(lambda *_: [(seed, [GREEN])]), Library, 1, 0)
+    pool.grow(Proposer(lambda *_: [(seed, [GREEN])], pool), Library, 1, 0)
     actions: list[list[str]] = []
 
     def gather(run, jobs, phase):
@@ -119,7 +119,7 @@ class Judge:
 def test_all_three_roles_train_and_each_has_its_own_baseline(played, monkeypatch):
     chat = Judge(40)
     recipe = MultiAgent(Parts(client=chat), examples=1, proposals=2)
-    assert chat.keeps
+    assert chat.keeps and chat.free == ("judge",)
     chat.kept = ["of the exploration"]
     played.said[:] = [[*WON], ["nothing"]]
     chosen, _ = recipe.choose(played, 1)
@@ -130,9 +130,10 @@ def test_all_three_roles_train_and_each_has_its_own_baseline(played, monkeypatch
         t.evaluation.components["verified"] = truly
     recipe.credit(played, solved, 1)
     usable = [True, False, True, True]
+    asked = Question("judge", [{"role": "user", "content": "?"}])
+    # The last one is what a grammar made of the second.
     chat.kept = [
-        Said(Question("judge", [{"role": "user", "content": str(n)}]), Reply("{}"), good, str(n))
-        for n, good in enumerate(usable)
+        Said(asked, Reply("{}"), good, str(n), held=n == 3) for n, good in enumerate(usable)
     ]
     monkeypatch.setattr("evolver.llm.policy.chat.opening", lambda tokenizer, messages: [1, 2])
     played.actor = SimpleNamespace(tokenizer=None)
@@ -142,7 +143,8 @@ def test_all_three_roles_train_and_each_has_its_own_baseline(played, monkeypatch
     judged = [t.turns[0].advantage for t in trained[2:]]
     np.testing.assert_allclose(judged, (np.array(usable) - 0.75) / np.std(usable), atol=1e-6)
     figures = recipe.metrics()
-    assert figures["multi_agent/judgements"] == 4 and figures["multi_agent/usable"] == 0.75
+    assert figures["multi_agent/judgements"] == 4
+    assert figures["multi_agent/usable"] == pytest.approx(2 / 3)
     assert figures["multi_agent/quality"] == pytest.approx(0.4)
     assert figures["multi_agent/agreement"] == 0.75
 

@@ -8,7 +8,9 @@ import pytest
 
 from configs import base, quickstart
 from evolver.learner import make_optimizer
+from evolver.parts import Parts
 from evolver.phases import learning
+from evolver.recipes import Recipe
 from rl import optim
 from rl.losses.terms import aggregation_weights
 from rl.packing import pack
@@ -113,3 +115,43 @@ def test_guided_rollouts_are_packed_apart_where_they_alone_are_scored(old_logp, 
     found = packed.guided_alone
     assert (0 if found is None else found.sample_RT.max() + 1) == alone
     assert found is None or found.guided_RT[found.mask_RT].all()
+
+
+def test_tokens_of_unknown_log_probability_have_that_of_the_policy(monkeypatch):
+    """Here a grammar held the second rollout; a guided one gives no pass of its own beside it."""
+    played = [trajectory(turn([1, 2], [3, 4], 1.0 - n), task=str(n)) for n in range(3)]
+    played[1].turns[0].completion.logprobs = []
+    played[2].experience = ["e"]
+    config = base.get_config()
+    config.loss.old_logp = "sampled"
+    packed = learning.mini_batch(config, played)
+    assert packed.guided_alone is None
+    monkeypatch.setattr(learning, "whole", lambda state, layout: state)
+    logp = lambda params, packed: np.where(packed.mask_RT, -9, 0).astype(np.float32)
+    learning.score(config.loss, mock.Mock(logp=logp, needs_reference=False), packed)
+    old = packed.trained(packed.old_logp_RT)
+    np.testing.assert_allclose(old, [-0.03, -0.04, -9, -9, -9, -9], rtol=1e-6)
+    learning.note_tokens(packed, packed.old_logp_RT)
+    first, held, guided = (t.turns[0].gap for t in played)
+    assert held is None and not first.any() and guided.any()
+
+
+def test_rollouts_of_a_recipe_that_do_not_train_are_counted_and_told_by_their_reason():
+    config = base.get_config()
+    run = mock.Mock(config=config)
+    run.actor.engine.version, recipe, told = 9, Recipe(Parts()), {}
+    run.progress.once = told.setdefault
+    old, flat = ([trajectory(turn([1], [2], a, v))] for a, v in ((1.0, 3), (0.0, 9)))
+    fine = trajectory(turn([1], [2], 1.0, 9), task="b")
+    _, _, ledger = recipe.select(run, [fine], [*old, fine], 1)
+    assert ledger["ledger/extra"] == 2 and ledger["ledger/extra_trained"] == 1
+    assert ledger["ledger/extra_stale"] == 1 and ledger["ledger/extra_overlong"] == 0
+    recipe.select(run, [fine], [], 1)
+    assert not told
+    recipe.select(run, [fine], old, 2)
+    assert "step 2: none of the 1 extra" in told["extra/stale"]
+    assert "config.learner.max_staleness=1 allows" in told["extra/stale"]
+    recipe.select(run, [fine], flat, 3)
+    assert told.keys() == {"extra/stale", "extra/no_signal"}
+    sample = config.learner
+    assert all(learning.REMEDIES[reason].format(c=sample) for reason in learning.REASONS)

@@ -49,12 +49,13 @@ class Fake:
         self.tokenizer, self.text, self.seconds, self.fault = tokenizer, text, seconds, fault
         self.asked, self.released = [], []
 
-    async def generate(self, prompt_ids, sampling, *, session):
+    async def generate(self, prompt_ids, sampling, *, session, guide=None):
         self.asked.append((prompt_ids, sampling))
         if self.fault:
             raise self.fault
         await asyncio.sleep(self.seconds)
-        tokens = [*self.tokenizer.encode(self.text), self.tokenizer.im_end]
+        text = self.text if guide is None else guide
+        tokens = [*self.tokenizer.encode(text), self.tokenizer.im_end]
         return Completion(tokens, [0.0] * len(tokens), "stop", self.version)
 
     async def release(self, session):
@@ -397,8 +398,69 @@ def test_what_the_policy_says_can_train(tokenizer, asking):
         (only,) = yes.turns
         assert only.prompt == chat.engine.asked[0][0] and only.trains and only.action == "yes"
         assert only.completion.tokens == [*tokenizer.encode("yes"), tokenizer.im_end]
-        assert len(only.completion.logprobs) == len(only.completion.tokens)
         assert only.completion.version == 0
+        assert not only.completion.logprobs  # not at the learner's temperature
+        chat.responders[CURRENT_POLICY]._temperature = 0.5
+        chat.ask([judged("So?")])
+        (reply,) = (one.reply for one in chat.said())
+        assert len(reply.logprobs) == len(reply.tokens)
+
+
+class Held:
+    """Grammars whose guide is the only answer that they allow."""
+
+    def guide(self, schema):
+        return '{"score": 7}'
+
+
+def test_a_free_role_shows_its_form_and_is_held_to_it_where_it_misses_it(tokenizer, asking):
+    schema = record(score={"type": "integer"})
+    with asking(text="seven") as chat:
+        responder = chat.responders[CURRENT_POLICY]
+        responder._grammars, responder._temperature, chat.keeps = Held(), 0.5, True
+        asked = [judged("Score it.", schema=schema, about=name) for name in ("a/1", "a/0", "")]
+        assert [reply.parsed for reply in chat.ask(asked)] == 3 * [{"score": 7}]
+        (held,) = chat.said()
+        assert held.held and held.usable and held.about == ("a/0", "a/1")
+        assert not held.reply.logprobs
+        chat.free = ("judge",)
+        assert [reply.parsed for reply in chat.ask(asked)] == 3 * [{"score": 7}]
+        missed, held = sorted(chat.said(), key=lambda one: one.held)
+        assert (missed.usable, held.usable) == (False, True) and missed.about == held.about
+        assert missed.reply.text == "seven" and missed.reply.logprobs and not held.reply.logprobs
+        assert missed.key != held.key and chat.ledger.metrics()["llm/judge/unanswered"] == 0
+        chat.engine.text = 'Well: {"score": 3}'
+        (reply,) = chat.ask([judged("Score it!", schema=schema)])
+        assert reply.parsed == {"score": 3} and [one.held for one in chat.said()] == [False]
+        chat.ask([judged("Well?")])
+        assert [one.held for one in chat.said()] == [True]  # nothing to be held to
+
+
+JUDGING = (
+    "--config.recipe.name=multi_agent", "--config.recipe.args.analysis=20",
+    "--config.recipe.args.proposals=2", "--config.questioning.judge.name=naive",
+    "--config.questioning.judge.args.analysis=20", "--config.questioning.enabled=True",
+    "--config.questioning.budget=6", "--config.env.name=travel", "--config.llm.url=policy",
+    "--config.llm.context=1024", "--config.llm.shown=100", "--config.llm.judge.temperature=1.0",
+    "--config.llm.judge.max_tokens=96", "--config.learner.row=1024", "--config.steps=1",
+    "--config.eval.every=0",
+)  # fmt: skip
+
+
+def test_the_judge_of_multi_agent_trains_and_raises_no_alarm(tiny, tmp_path):
+    """A policy of random weights writes no judgement by itself, and a grammar writes all alike."""
+    assert go(tiny, tmp_path / "run", *JUDGING) == 0
+    last = figures(tmp_path / "run")[-1]
+    assert last["multi_agent/judgements"] > 1 and last["multi_agent/usable"] == 0
+    extra = rollouts_of(tmp_path / "run", "extra_000001")
+    judged = [t for t in extra if t["task"].startswith("judge/")]
+    assert len(judged) == last["multi_agent/judgements"]
+    assert {t["fate"] for t in judged} == {"trained"} and {t["success"] for t in judged} == {
+        True,
+        False,
+    }
+    assert last["alarm/weights"] == 0 and last["mismatch/max"] < 1e-4
+    assert last["importance_weight"] == pytest.approx(1, abs=1e-4)
 
 
 class TestRuns:

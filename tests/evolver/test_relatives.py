@@ -14,13 +14,14 @@ import pytest
 from configs import base
 from envs.probed import Probed, probed
 from envs.toolcalls import call_text
-from envs.world import Evaluation
+from envs.world import Evaluation, WorldError
 from evolver.config import plugs
 from evolver.config.checks.workdir import differences
 from evolver.parts import Parts
 from evolver.questioning import TaskPool, is_verified
 from evolver.questioning.played import replayer, verified_task
 from evolver.questioning.tasks import Rejected
+from evolver.recipes import proposals
 from evolver.recipes.coevolve import CoEvolve
 from evolver.recipes.evolutionary import Evolutionary
 from evolver.recipes.proposals import Proposer
@@ -291,7 +292,7 @@ def test_coevolve_explores_where_it_found_weaknesses_and_then_forgets_them(monke
 def test_children_join_the_solutions_of_two_tasks_and_are_verified(monkeypatch):
     seed = task("Lend Dune.", lent=["B11"])
     pool = TaskPool([seed], overlap=1.0, capacity=9)
-    pool.grow(Proposer(lambda *_: [(seed, WON), (seed, [GREEN])]), Library, 4, 0)
+    pool.grow(Proposer(lambda *_: [(seed, WON), (seed, [GREEN])], pool), Library, 4, 0)
     before = list(pool.tasks.values())
     assert len(before) == 2
     easy, hard = sorted(before, key=lambda t: t.difficulty)
@@ -350,3 +351,23 @@ def test_a_run_may_not_be_resumed_with_another_reference():
 
 def test_a_fine_for_long_rollouts_is_a_reward():
     assert plugs.problems("reward", "overlong", {"longest": 9, "soft": 2}) == []
+
+
+def test_proposals_that_give_no_task_are_counted_by_their_reason(monkeypatch):
+    seed = task("Lend Dune.", lent=["B11"])
+    pool, broken = TaskPool([seed], overlap=1.0, capacity=9), [BLUE]
+    made = verified_task
+
+    def verified(world, start, actions, rng, **options):
+        if actions is broken:
+            raise WorldError("down")
+        return made(world, start, actions, rng, **options)
+
+    monkeypatch.setattr(proposals, "verified_task", verified)
+    proposed = [(seed, ["nothing"]), (seed, [GREEN]), (seed, broken)]
+    grown = proposals.grow(run_with(pool), lambda *_: proposed, 4, "test")
+    assert list(grown) == [1]
+    figures = {name: count for name, count in pool.metrics().items() if count}
+    assert figures["questioning/tried"] == 3 and figures["questioning/accepted"] == 1
+    assert figures["questioning/rejected/nothing to check"] == 1
+    assert figures["questioning/rejected/the world broke"] == 1

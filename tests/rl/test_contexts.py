@@ -182,8 +182,9 @@ class Summariser:
     def __init__(self, text="", error=None):
         self.text, self.error, self.asked = text, error, []
 
-    async def __call__(self, messages, *, role):
+    async def __call__(self, messages, *, role, about):
         self.asked.append((role, messages[-1]["content"]))
+        self.about = about
         if self.error:
             raise self.error
         return types.SimpleNamespace(text=self.text)
@@ -202,6 +203,7 @@ def test_turns_that_leave_are_summarised():
     assert all("Stop at ten" not in text for text in (first, second, *others))
     assert "I saw three" in last and "[cut: the first 20 of" in last
     assert "Their summary" in tokenizer().decode(trajectory.turns[-1].stripped)
+    assert chat.about == trajectory.name
 
 
 @pytest.mark.parametrize(

@@ -414,3 +414,21 @@ def test_imitation_is_the_negative_log_likelihood_of_what_trains():
     value, gradient = jax.value_and_grad(loss)(logp)
     assert value == 1.5
     np.testing.assert_array_equal(gradient, [[-0.5, -0.5, 0.0]])
+
+
+def test_tokens_sampled_with_an_unknown_probability_have_weight_one_and_no_gap():
+    old = jnp.array([[-1.0, -1.0, -7.0]])
+    sampled, ones = jnp.array([[-1.5, -1.0, jnp.nan]]), jnp.ones((1, 3))
+    batch = dict.fromkeys(("mask", "advantage"), ones) | {"logp": sampled, "old_logp": old}
+    batch |= {"segments": ones.astype(int), "guided": 0 * ones}
+    bounds = {"importance_cap": 9.0, "importance_low": 0.5, "importance_high": 2.0}
+
+    @partial(jax.value_and_grad, has_aux=True)
+    def loss(logp):
+        value, stats = losses.token_loss(ppo, logp, ones, batch, **bounds)
+        return value.sum(), stats
+
+    (_, stats), gradient = loss(old)
+    np.testing.assert_allclose(stats["importance_weight"][0], [[np.exp(0.5), 1, 1]], rtol=1e-5)
+    assert gradient[0, 2] == gradient[0, 1] != 0
+    assert masked_mean(*stats["mismatch/abs"]) == pytest.approx(0.25)

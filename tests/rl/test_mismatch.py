@@ -58,3 +58,12 @@ def test_the_alarm_compares_with_the_baseline_and_tolerates_rounding():
     assert alarm.check({"mismatch/abs": 0.5, "staleness/max": 1.0}) == ""
     assert alarm.check({"mismatch/abs": 0.5, "staleness/max": 0.0})
     assert fresh(mismatch.Alarm(0.0, 1e-3), 5.0) == ""
+
+
+def test_tokens_of_unknown_log_probability_have_an_age_and_no_gap():
+    known, unknown = sample("a", [5, 5, 5], 0.1), sample("judge", [5, 4, 3], 0.0)
+    unknown[0].logp[1:] = np.nan
+    metrics = mismatch.figures([batch_of(known, unknown)], 5, recomputed=True)
+    assert metrics["mismatch/fresh"] == pytest.approx(0.1) and metrics["staleness/max"] == 2
+    assert not any("/judge" in name for name in metrics)
+    assert "mismatch/fresh" not in mismatch.figures([batch_of(unknown)], 5, recomputed=True)

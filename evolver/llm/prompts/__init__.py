@@ -38,10 +38,16 @@ class Prompt:
         return set(_SLOT.findall(self.system + self.user))
 
     def question(
-        self, role: str, schema: Schema | None, seed: int | None = None, /, **values: str
+        self,
+        role: str,
+        schema: Schema | None,
+        seed: int | None = None,
+        about: str = "",
+        /,
+        **values: str,
     ) -> Question:
-        """Return the question to a role, with the values of its slots."""
-        return Question(role, self.messages(**values), schema, self.version, seed)
+        """Return the question to a role, with the values of its slots. about: see `Question`."""
+        return Question(role, self.messages(**values), schema, self.version, seed, about)
 
     def empty(self) -> list[dict[str, str]]:
         """Return the messages with empty slots, the shortest that there are."""
