@@ -42,7 +42,9 @@ class Explorer(Protocol):
     An explorer may also have:
     - roles: the chat roles that it asks, a tuple of names;
     - state() and load_state(state): what it learnt, as JSON values. The pool saves it with its own
-      state.
+      state;
+    - findings(): what it found out about the world, in one sentence, for a message that it found
+      too few tasks.
     """
 
     def explore(

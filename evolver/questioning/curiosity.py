@@ -66,6 +66,7 @@ class Curiosity:
         # start -> what its world showed: fields of SeenValues, and StartState.state()
         self._starts: dict[str, Json] = {}
         self._tools: dict[str, str] = {}  # start -> names of its operations
+        self._tools_in: dict[str, list[str]] = {}  # world -> those of its visited starts
         self._rehearsed = False
         self._slow = False  # some world was
 
@@ -87,13 +88,16 @@ class Curiosity:
         statistics = _PoolStatistics(self.pool)
         share, size = -(-budget // len(seeds)), len(self.pool.tasks)
         left, passes, found = self.rounds, 0, False
+        worlds = {task.env for task in seeds}
         while left and (found or passes < self.rounds or passes * len(seeds) < _PATIENCE):
             found = bool(self._tried) or self._slow
             for task in self._order(seeds, rng):
                 if self.pool.is_over():
                     return
                 end = min(len(self.pool.tasks) + share, size + budget)
-                if left > 1 and self._is_served(task, budget, size):
+                unseen = worlds - self._tools_in.keys()
+                even = budget / max(len(set(self._tools.values())) + len(unseen), 1)
+                if left > 1 and self._is_served(task, even, size):
                     continue
                 for start, walk in self._walks(world, task, rng):
                     most = min(self.per_walk, end - len(self.pool.tasks))
@@ -119,13 +123,15 @@ class Curiosity:
                 break
         self._rehearsed = True
 
-    def _is_served(self, task: Task, budget: int, size: int) -> bool:
-        """Return True if the starts with the same tools as `task` have an even share of the tasks
-        since the pool had `size`. Tools are known of starts that were visited."""
+    def _is_served(self, task: Task, share: float, size: int) -> bool:
+        """Return True if the starts with the same tools as `task` have their share of the tasks
+        since the pool had `size`. A start that was not visited has any of the tools that its world
+        has shown elsewhere."""
         tools = self._tools.get(task.id)
         new = itertools.islice(self.pool.tasks.values(), size, None)
-        given = sum(self._tools.get(other.meta.get("source", "")) == tools for other in new)
-        return tools is not None and given >= budget / len(set(self._tools.values()))
+        given = Counter(self._tools.get(other.meta.get("source", "")) for other in new)
+        known = self._tools_in.get(task.env, []) if tools is None else [tools]
+        return bool(known) and all(given[each] >= share for each in known)
 
     def _walks(
         self, world: World, task: Task, rng: random.Random
@@ -138,7 +144,9 @@ class Curiosity:
             seen.values[kind] = dict.fromkeys(values)
         start = start_state(probe_of(task), world, self.walker.stats, rng, seen)
         start.load_state(kept.get("state", {}))
-        self._tools[task.id] = " ".join(start.operations)
+        self._tools[task.id] = tools = " ".join(start.operations)
+        shown = self._tools_in.setdefault(task.env, [])
+        shown += [tools] * (tools not in shown)
         first = self._beginning(start, task, rng)
         for walk in self.walker.walks(world, start.task, rng, seen, first, start.operations):
             start.learn_roles(walk)
@@ -216,6 +224,10 @@ class Curiosity:
         often = self._tried[name] >= _TRIALS and name not in self._made
         return not often or rng.random() < _RETRIED
 
+    def findings(self) -> str:
+        """Return what is known of the operations that were called."""
+        return self.walker.stats.summary()
+
     def state(self) -> Json:
         """Return what was learnt, as JSON values."""
         return {
@@ -225,6 +237,7 @@ class Curiosity:
             "made": sorted(self._made),
             "starts": self._starts,
             "tools": self._tools,
+            "tools_in": self._tools_in,
             "rehearsed": self._rehearsed,
             "slow": self._slow,
         }
@@ -235,7 +248,7 @@ class Curiosity:
         self.walker.beside = {value: set(others) for value, others in state["beside"].items()}
         self._tried, self._starts = Counter(state["tried"]), dict(state["starts"])
         self._made = set(state["made"])
-        self._tools = dict(state["tools"])
+        self._tools, self._tools_in = dict(state["tools"]), dict(state["tools_in"])
         self._rehearsed, self._slow = state["rehearsed"], state["slow"]
 
 

@@ -24,6 +24,7 @@ from evolver.questioning.start_state import (
 )
 from evolver.questioning.values import SeenValues, group_of
 
+_MOST_PROBES = 50  # of a test of an operation
 _FEW_PROBES = 8  # of a test of an operation, in slow worlds
 _FEW_EFFECTS = 3  # operations of a walk that are tested one by one in a code world
 _MOST_WITNESSES = 16  # operations that are tried as witnesses of a change there
@@ -60,6 +61,8 @@ class ToolStart(StartState):
             if form in tested or self.stats.is_clear(event):
                 continue
             role = self.stats.roles[event.name]
+            if role.effects[1] >= CLEAR_SOON and self.stats.is_surplus(event.name):
+                continue
             if role.is_echo and role.repeatable:
                 # What is set already for one thing may not be for another.
                 given = " ".join([self.task.id, *event.values])
@@ -132,11 +135,14 @@ class ToolStart(StartState):
         """Return the calls that may show an effect of an event, those with long answers first: a
         short one may confirm a change that is not known as one yet, and would undo the effect."""
         battery = [probe.event for probe in self.battery]
-        probes: dict[Key, Event] = {}
+        known: dict[Key, Event] = {}
         for call in (*candidates, *battery, *self.about(event), *self._looking_around()):
             if call.name != event.name and self.reads(call):
-                probes.setdefault(call.key, call)
-        return sorted(probes.values(), key=lambda call: -len(call.result))
+                known.setdefault(call.key, call)
+        probes = list(known.values())
+        if len(probes) > _MOST_PROBES:
+            probes = sorted(probes, key=lambda call: self.stats.roles[call.name].vain)
+        return sorted(probes[:_MOST_PROBES], key=lambda call: -len(call.result))
 
     def _looking_around(self) -> list[Event]:
         """Return the calls without arguments: a walk may not have looked around since it learnt how

@@ -12,6 +12,7 @@ from typing import Any
 from envs.probed import Cell, digest
 from evolver.questioning.calls import Event, has_digit
 from evolver.questioning.roles import (
+    BLANK,
     COMPARISONS,
     TESTS_PER_CHANGE,
     Rate,
@@ -39,6 +40,7 @@ _SAME_ANSWERS = 3  # calls with one answer, after which a reader says nothing by
 _SENTENCE = re.compile(r"[A-Z][\w'-]*(?: [^\n ]+)+[.!]")
 _SHORT = 120  # characters of a sentence that may be a refusal
 _CONFIRMATION = 60  # characters of an answer that may be given whatever is asked
+_MOST_BLANKS = 6  # in place of arguments that an answer repeats
 _ANSWERS_KEPT = 200  # of one operation
 _SENTENCES_KEPT = 2000
 _CALLERS = 2  # operations that may give an answer that is no refusal, with one call each
@@ -104,6 +106,7 @@ class OperationStats:
         self.words: dict[str, dict[str, int]] = {}  # kind -> value without digits -> times shown
         # sentence -> operation -> the values of some calls that gave it, which it does not mention
         self.sentences: dict[str, dict[str, list[str]]] = {}
+        self.crowded = False  # very many operations, of which some may tell nothing
         self.marked = 0  # refusals that a world of tools marked as such
         self.quiet: dict[str, Rate] = {}  # sentence given between two readings: they differ
         # operation -> call -> [start, its answer there, arguments]
@@ -224,7 +227,13 @@ class OperationStats:
         role = self.roles[event.name]
         if not event.arguments or _MEASURE.fullmatch(event.result):
             return False
+        if role.repeats or (self.crowded and role.is_monotonous):
+            return True
         return role.answers.get(event.result, 0) >= _SAME_ANSWERS and role.reads
+
+    def is_surplus(self, name: str) -> bool:
+        """Return True for one of very many operations whose answers tell nothing of the world."""
+        return self.crowded and self.roles[name].vain
 
     def refuses(self, answer: str) -> bool:
         """Return True if an answer in sentences means that the call was refused, although the world
@@ -250,6 +259,16 @@ class OperationStats:
             if other != failure and other.partition(": ")[2] == error:
                 found |= {name for name, (n, tried) in counts.items() if n > max(1, tried / 2)}
         return found
+
+    def summary(self) -> str:
+        """Return how many of the operations that were called do what, in one sentence."""
+        kinds: dict[str, list[str]] = {}
+        for name, role in self.roles.items():
+            if role.calls:
+                kinds.setdefault(role.kind, []).append(name)
+        parts = [f"{len(names)} {kind} ({', '.join(names[:3])})" for kind, names in kinds.items()]
+        called = sum(map(len, kinds.values()))
+        return f"of {called} operations that were called, {', '.join(parts) or 'none answered'}"
 
     # --- values -----------------------------------------------------------------------------------
 
@@ -369,6 +388,9 @@ class OperationStats:
             value = "" if cell.value in event.values else cell.value
             same = role.told.get(cell.label, value) == value
             role.told[cell.label] = value if same else None
+        if role.forms != []:
+            forms = _forms(answer, event.values)
+            role.forms = [form for form in forms if role.forms is None or form in role.forms]
 
     def _learn_sentence(self, event: Event) -> None:
         """Remember which calls gave an answer that may be a refusal, unless it names one of the
@@ -435,6 +457,16 @@ def _places(name: str, arguments: Any) -> list[tuple[str, str]]:
     for place, value in inner:
         found += _places(place, value)
     return found
+
+
+def _forms(answer: str, values: Sequence[str]) -> list[str]:
+    """Return an answer with blanks for some of the values in it, in every way."""
+    pattern = "|".join(map(re.escape, filter(None, values))) or BLANK
+    found = list(re.finditer(rf"(?<!\w)(?:{pattern})(?!\w)", answer))[-_MOST_BLANKS:]
+    forms = [answer]
+    for match in reversed(found):
+        forms += [form[: match.start()] + BLANK + form[match.end() :] for form in forms]
+    return forms
 
 
 def signature(event: Event) -> str:

@@ -56,6 +56,7 @@ class TaskPool:
         self._guessed = [0, 0]  # proposals dropped as guessable, and all, up to the last metrics
         self._constants: list[str] = []  # answers that need no call
         self._explorer_state: Any = None  # what Explorer.state() returned last
+        self._findings = ""  # what Explorer.findings() returned last
         self.refreshed = 0  # the step that the tasks were last refreshed for
         self.focus: Collection[str] = ()  # ids of the seeds to explore; () = all
         self.watch: Callable[[], None] = lambda: None  # called when something was counted
@@ -112,6 +113,8 @@ class TaskPool:
         finally:
             if hasattr(explorer, "state"):
                 self._explorer_state = explorer.state()
+            if hasattr(explorer, "findings"):
+                self._findings = explorer.findings()
         return kept
 
     def count(self, **times: int) -> None:
@@ -134,11 +137,14 @@ class TaskPool:
         return [*self._constants, *self._answers.get(template, ())]
 
     def rejections(self) -> str:
-        """Return a one-line summary of the proposals since the last call of `metrics`."""
+        """Return a one-line summary of the proposals since the last call of `metrics`, and of what
+        the explorer knows of the world."""
         counts = [(name.partition(_REJECTED)[2], n) for name, n in self._counts.most_common()]
         reasons = [f"{n} x {reason}" for reason, n in counts if reason]
         walks, kept = self._counts["walks"], self._counts["accepted"]
-        return f"{walks} walks, {kept} tasks kept, rejected: {', '.join(reasons) or 'none'}"
+        rejected = f"rejected: {', '.join(reasons)}" if reasons else "no other was proposed"
+        found = f"; {self._findings}" if self._findings else ""
+        return f"{walks} walks, {kept} tasks kept, {rejected}{found}"
 
     def _rejection(self, world: World, task: Task) -> str:
         """Return why a task is rejected, or "" if it is kept."""

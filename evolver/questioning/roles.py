@@ -14,6 +14,7 @@ _ENOUGH_TESTS = 10  # after which a role counts as clear whatever the results ar
 _ECHO_TESTS = 20  # the same of an operation that repeats its arguments, without any effect so far
 _ENOUGH_REPETITIONS = 20  # the same for repetitions at once
 COMPARISONS = 3  # calls at two starts, by which it is clear that an operation ignores the state
+BLANK = "\0"  # in place of an argument that an answer repeats
 _PRACTISED = 10  # an operation that has worked as often is well known
 _CONTRAST = 3  # refusals, without which a uniform answer does not show that a call was accepted
 
@@ -59,6 +60,8 @@ class Role:
     blocked: Rate = field(default_factory=_no_rate)  # later call with a value it changed: refused
     # label of a cell -> its value in all answers so far, "" = one of the arguments, None = several
     told: dict[str, str | None] = field(default_factory=dict)
+    # the texts, with blanks for its arguments, that all answers so far have; None = no answer yet
+    forms: list[str] | None = None
     tested: list[str] = field(default_factory=list)  # starts and arguments of tests of an echo
     changes_shown: int = 0  # by its answers
     witnesses: list[str] | None = None  # operations that have shown its changes; None = not sought
@@ -148,6 +151,32 @@ class Role:
         """True if its answers repeat what it was given, and what else they show is always the
         same."""
         return "" in self.told.values() and None not in self.told.values()
+
+    @property
+    def is_monotonous(self) -> bool:
+        """True if its answers are one text but for the arguments in it, and nothing was refused."""
+        return bool(self.forms) and not self.refusals
+
+    @property
+    def repeats(self) -> bool:
+        """True if its answers are one text with its arguments in it, and nothing was refused: it
+        confirms nothing that it is given."""
+        return self.is_monotonous and all(BLANK in form for form in self.forms or ())
+
+    @property
+    def vain(self) -> bool:
+        """True if nothing that it has answered depends on the world."""
+        same = self.is_monotonous and self.calls >= _CLEAR_TESTS
+        return not self.changes and (same or self.blind or self.hopeless)
+
+    @property
+    def kind(self) -> str:
+        """The verb phrase for a message about operations like this one."""
+        if self.changes:
+            return "change something"
+        if self.refusals == self.calls:
+            return "were always refused"
+        return "answer by their arguments alone" if self.vain else "show something"
 
     @property
     def only_confirms(self) -> bool:

@@ -318,7 +318,7 @@ class StartState:
         arguments accept."""
         calls = []
         for name, operation in self.operations.items():
-            if self.stats.roles[name].reads:
+            if self.stats.roles[name].reads and not self.stats.roles[name].repeats:
                 choices = [self._choices(operation, parameter) for parameter in operation.required]
                 for values in itertools.islice(itertools.product(*choices), _MOST_CALLS):
                     calls.append(self.event(name, dict(zip(operation.required, values))))
@@ -416,6 +416,8 @@ class StartState:
 
     def first_offers(self, calls: list[Event]) -> Events:
         """Return the calls that are tried first, as many as fit in."""
+        if len(calls) > self.most_offered:
+            calls = sorted(calls, key=lambda call: self.stats.roles[call.name].vain)
         return calls[: self.most_offered]
 
     def measure(self) -> None:
@@ -448,7 +450,7 @@ class StartState:
     def dullness(self, name: str) -> tuple[bool, bool]:
         """Return how unlikely an operation shows a change, for sorting."""
         role = self.stats.roles[name]
-        return not role.changes_shown, role.blind
+        return not role.changes_shown, role.blind or role.vain
 
     def second_readings(self, first: Readings) -> Readings:
         """Return the answers of the probes at the start once more."""

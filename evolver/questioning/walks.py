@@ -97,6 +97,7 @@ class Walker:
         """
         episode = Episode(world, task, self.stats.refuses, operations)
         kind = FocusedWalk if _is_grouped(episode.operations) else Walk
+        self.stats.crowded = kind is Walk and len(episode.operations) > _MANY
         trunk = kind(self, episode, rng, seen)
         for name, arguments in first:
             if not trunk.over:
@@ -167,7 +168,7 @@ class Walk:
         for name in names:
             expected = roles[name].novelty(roles[self.last].followed.get(name, 0))
             novelty.append(expected * (1 + min(wanted[name], _WANTED)))
-        k = max(_DRAWN, len(names) // _SHARE_DRAWN)
+        k = max(_DRAWN, (len(names) - sum(map(self.stats.is_surplus, names))) // _SHARE_DRAWN)
         several = self.rng.choices(names, self._weighed(names, novelty), k=k)
         draws = self._with_arguments(several, {})
         if draws:
@@ -183,16 +184,16 @@ class Walk:
         """Return the weights of operations, given their novelty."""
         bonus = [1 if self.stats.roles[n].practised else _HARDLY_PRACTISED for n in names]
         weights = [expected * times for expected, times in zip(novelty, bonus)]
-        return self._with_hope(names, weights) if len(names) > _MANY else weights
+        return self._with_hope(names, weights)
 
     def _with_hope(self, names: Sequence[str], weights: list[float]) -> list[float]:
-        """Return the weights, of which operations that were always refused get half at most,
-        however many they are."""
-        hopeless = [self.stats.roles[name].hopeless for name in names]
-        lost = sum(itertools.compress(weights, hopeless))
+        """Return the weights, of which surplus operations get half at most, however many they
+        are."""
+        surplus = list(map(self.stats.is_surplus, names))
+        lost = sum(itertools.compress(weights, surplus))
         rest = sum(weights) - lost
         scale = rest / lost if lost > rest > 0 else 1.0
-        return [w * scale if useless else w for w, useless in zip(weights, hopeless)]
+        return [w * scale if vain else w for w, vain in zip(weights, surplus)]
 
     def _with_arguments(self, names: Sequence[str], given: Given) -> list[Draw]:
         """Return calls, each operation once, with the chances that their arguments fit."""
@@ -246,7 +247,8 @@ class Walk:
             self._see(event.usable, event)
         elif not event.ok and not event.prose:
             found = tokens(event.result)[:_TOKENS]
-            self._see([Cell("", "", token, (f"!{name}",)) for token in found])
+            kind = "!" if self.stats.crowded else f"!{name}"
+            self._see([Cell("", "", token, (kind,)) for token in found])
         for value in event.values:
             refused = self.values.refused
             refused[value] = 0 if event.ok else refused.get(value, 0) + 1
@@ -350,7 +352,10 @@ class Walk:
         return self.rng.choices(drawn, [chance for _, _, chance in drawn])[0][:2]
 
     def _possible_remedies(self, event: Event, counts: dict[str, Rate]) -> list[str]:
-        return [name for name in self.operations if name != event.name]
+        surplus = self.stats.is_surplus
+        if surplus(event.name):
+            return []
+        return [name for name in self.operations if name != event.name and not surplus(name)]
 
     def _given(self, event: Event) -> Given:
         """Return the values of a refused call that its remedy may take too."""

@@ -1,0 +1,138 @@
+"""Exploring among tools that say nothing about the world, and in a mixture of unequal worlds."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from envs import make
+from envs.probed import probed
+from envs.toolcalls import parse, run_calls
+from envs.world import Proxy, StepResult, tool_of
+from evolver.questioning.calls import Event
+from evolver.questioning.curiosity import Curiosity
+from evolver.questioning.operation_stats import OperationStats
+from tests.evolver.explorers import Questioning
+
+BUDGET = 15
+ANSWERS = {
+    "echo": lambda name, given: (f"{name} of {given.get('key', '')}: nothing", True),
+    "record": lambda name, given: (f'{{"key": "{given.get("key", "")}", "found": 0}}', True),
+    "constant": lambda name, given: ("nothing", True),
+    "refuse": lambda name, given: ("error: no such key", False),
+}
+
+
+class Crowded(Proxy):
+    """A world with extra tools whose answers depend on nothing in it."""
+
+    def __init__(self, world, answer, extra):
+        self.world, self.name, self.answer = world, world.name, answer
+        names = [f"{'abcdefghij'[n % 10] * 3}_{n}" for n in range(extra)]
+        self.extra = [
+            tool_of(name, f"Report {name}.", {"key": {"type": "string"}}, ["key"]) for name in names
+        ]
+
+    def _playing(self):
+        return self.world
+
+    def reset(self, task, seed=0):
+        seen = self.world.reset(task, seed)
+        return replace(seen, tools=[*self.extra, *seen.tools])
+
+    def step(self, action):
+        turn = parse(action)
+        if turn.calls and turn.calls[0].name in [tool["function"]["name"] for tool in self.extra]:
+            messages, info = run_calls(turn, self.answer, 1)
+            return StepResult(messages, info=info)
+        return self.world.step(action)
+
+
+def crowded(answer, extra, *, steps, world="travel", rounds=4, **options):
+    """Return the questioning of a world with extra tools after at most so many steps, and its
+    tasks."""
+
+    def make_world():
+        return Crowded(make(world, **options), ANSWERS[answer], extra)
+
+    starts = make_world().tasks("train")
+    made = Questioning(Curiosity, lambda: probed(make_world()), starts, rounds=rounds, most=8)
+    made.pool.is_over = lambda: made.pool.counted("env_steps") > steps
+    return made, made.explore(0, BUDGET)
+
+
+@pytest.mark.parametrize(
+    "answer, extra", [("echo", 5), ("record", 5), ("constant", 30), ("refuse", 30)]
+)
+def test_tools_that_say_nothing_do_not_hide_those_that_do(answer, extra):
+    _, tasks = crowded(answer, extra, steps=60_000, rules=0)
+    assert len(tasks) >= 0.8 * BUDGET
+    names = [task.meta["template"] for task in tasks]
+    assert not any("_" in name for name in names)
+
+
+def test_an_exploration_without_tasks_names_what_was_tried():
+    made, tasks = crowded("refuse", 5, steps=200, rules=0)
+    said = made.pool.rejections()
+    assert not tasks and "none" not in said
+    assert "walks, 0 tasks kept, no other was proposed; of 25 operations" in said
+    assert "were always refused (aaa_0" in said
+
+
+def test_an_answer_that_only_repeats_the_arguments_says_nothing():
+    def told(*answers):
+        stats = OperationStats()
+        for key, answer in answers:
+            event = Event("look", {"key": key}, "", answer, ok=True)
+            stats.learn(event, "", lambda value: ())
+        return stats.says_nothing(event), stats.roles["look"].forms
+
+    # "nothing" and "of" are arguments and words of the answer, too.
+    echoed = ("nothing", "look of nothing: nothing"), ("of", "look of of: nothing")
+    assert told(*echoed) == (True, ["look of \0: nothing"])
+    assert told(("x", "x"), ("red ball", "red ball"))[0]
+    assert not told(("x", "x 1"), ("y", "y 2"))[0]
+    assert not told(("x", "x"))[0]  # it may be about anything
+
+
+def test_a_tool_that_refuses_what_it_does_not_know_confirms_what_it_repeats():
+    stats = OperationStats()
+    for key, ok in (("x", True), ("y", True), ("z", False)):
+        event = Event("look", {"key": key}, "", f"{key} is here", ok=ok)
+        stats.learn(event, "", lambda value: ())
+    assert not stats.roles["look"].repeats
+
+
+MIXED = {"travel": {"args": {"rules": 0}}, "home": {"args": {"rules": 1}}}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_unequal_worlds_give_an_even_share_of_a_small_budget(seed):
+    def make_world():
+        return make("mixture", worlds=MIXED)
+
+    starts = make_world().tasks("train")
+    made = Questioning(Curiosity, make_world, starts, most=8)
+    given = Counter(task.env for task in made.explore(seed, BUDGET))
+    assert set(given.values()) == {7, 8} and len(starts) > BUDGET
+
+
+def test_one_world_fills_the_budget_where_the_other_gives_nothing():
+    class Silent(Crowded):
+        """A mixture of which one world refuses everything."""
+
+        def reset(self, task, seed=0):
+            self.mute = task.env == "travel"
+            return self.world.reset(task, seed)
+
+        def step(self, action):
+            if self.mute:
+                return StepResult(*run_calls(parse(action), self.answer, 1)[:1], info={"errors": 1})
+            return self.world.step(action)
+
+    def make_world():
+        return Silent(make("mixture", worlds=MIXED), ANSWERS["refuse"], 0)
+
+    starts = make_world().tasks("train")[::4]
+    made = Questioning(Curiosity, make_world, starts, most=8)
+    assert [task.env for task in made.explore(0, BUDGET)] == ["home"] * BUDGET
