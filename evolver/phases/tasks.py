@@ -175,8 +175,6 @@ def invent(run: Run, pool: TaskPool, explorer: Explorer, step: int) -> None:
                 f"exploring ended after {minutes:g} minutes with {found} of {budget} tasks"
                 " (config.questioning.minutes)"
             )
-        elif found < budget:
-            run.progress.say(f"exploring found {found} of {budget} tasks: {pool.rejections()}")
     except NotExplorable as error:
         raise RunError(str(error)) from None
     except Interrupted:

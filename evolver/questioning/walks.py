@@ -188,8 +188,12 @@ class Walk:
 
     def _with_hope(self, names: Sequence[str], weights: list[float]) -> list[float]:
         """Return the weights, of which surplus operations get half at most, however many they
-        are."""
+        are, and those that are refused alike together as much as one."""
+        roles = self.stats.roles
         surplus = list(map(self.stats.is_surplus, names))
+        usual = [roles[n].usual_outcome if vain else n for n, vain in zip(names, surplus)]
+        alike = Counter(usual)
+        weights = [weight / alike[outcome] for weight, outcome in zip(weights, usual)]
         lost = sum(itertools.compress(weights, surplus))
         rest = sum(weights) - lost
         scale = rest / lost if lost > rest > 0 else 1.0
