@@ -77,7 +77,14 @@ def assert_same(got, want):
     "count, mesh",
     [
         (2, ["--config.mesh.fsdp=2"]),
-        (4, ["--config.mesh.data=2", "--config.mesh.fsdp=2", "--config.recipe.name=critic"]),
+        (
+            4,
+            [
+                "--config.mesh.data=2",
+                "--config.mesh.fsdp=2",
+                "--config.recipe.name=separate_critic",
+            ],
+        ),
     ],
 )
 def test_several_processes_give_the_result_of_one(tmp_path, tiny, count, mesh):
