@@ -14,7 +14,7 @@
 | tree | 2509.21240 | rollouts that branch |
 | critic | 1506.02438 | PPO: turns are compared with what a critic expected of their states |
 | actor_critic | 1707.06347 | the same, and the critic's loss changes the layers that it shares |
-| separate_critic | 1707.06347 | the same, and the critic is a network of its own |
+| separate_critic | 1707.06347 | as `critic`, which is a network of its own here |
 | coevolve | 2604.15840 | new tasks are looked for where rollouts are weak |
 | evolutionary | 2506.13131 | tasks of the best of many kinds have children |
 | dual_role | 2505.03335 | the policy also proposes tasks, by acting, and trains on that |

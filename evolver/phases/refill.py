@@ -16,8 +16,8 @@ def refill(
     rounds.
 
     This is DAPO's dynamic sampling (arXiv 2503.14476, section 3.2). Groups without signal stay in
-    the ledger, and do not train. Returns all trajectories of the step and its
-    metrics, with the judges' figures; `metrics` are those of the first round.
+    the ledger, and do not train. Returns all trajectories of the step and its metrics, with the
+    judges' figures; `metrics` are those of the first round.
     """
     c, rounds = run.config.rollout, 0
     seed = seed_of(run.config.seed, "refill", step)

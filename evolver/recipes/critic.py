@@ -5,7 +5,8 @@ is compared with what was expected before it.
 The first paper reports that PPO does better than other methods of online policy gradients. There
 the critic is a network of its own, or shares its layers with the policy; here its layers are the
 policy's, which its loss changes only with the loss `actor_critic`, and its head is fitted in closed
-form: no second model in memory, and no learning rate. `separate_critic` is the network of its own.
+form: no second model in memory, and no learning rate. In `separate_critic` the critic is a network
+of its own.
 
     config.recipe.name = "critic"
     config.loss.name = "actor_critic"  # or another, which leaves the critic's loss out
