@@ -66,9 +66,9 @@ class Env(Plug):
     mode: Literal["inprocess", "worker", "http"] = "inprocess"
     """In this process, in workers, on a service."""
     url: str = ""
-    """URL of the service, for env.mode=http."""
+    """URL of the service, for env.mode=http; served = the run starts one on its machine."""
     python: str = ""
-    """Interpreter of the workers; "" = this one."""
+    """Interpreter of the workers, also of those of a service that the run starts; "" = this one."""
     workers: Several = 2
     """Worker processes."""
     memory_mb: Literal[0] | Annotated[int, Interval(ge=64, le=2**24)] = 0

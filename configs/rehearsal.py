@@ -4,10 +4,10 @@
     experiments/launch/here.sh 2 4 --config=configs/rehearsal.py
     experiments/launch/here.sh 2 4 --config=configs/appworld_14b.py:rehearsal    # the same
 
-Two learner processes of four simulated devices each, a vLLM server and a judge beside each, and
-AppWorld with our own data. Two parts differ in more than size, because no model of this size can
-play them: the built-in explorer invents the tasks, which a language model words, and the policy
-embeds.
+Two learner processes of four simulated devices each, and beside each a vLLM server, a judge and a
+service of AppWorld with our own data. Three parts differ in more than size: the worlds are behind a
+service, and because no model of this size can do it, the built-in explorer invents the tasks, which
+a language model words, and the policy embeds.
 """
 
 from ml_collections import ConfigDict
@@ -28,6 +28,7 @@ def get_config() -> ConfigDict:
     )
     config.engine.vllm.start_timeout = 1800.0
     config.env.args.data = "mini"
+    config.env.mode, config.env.url = "http", "served"
     config.env.workers = config.rollout.concurrency = 4
     config.env.timeout = 600.0
 

@@ -386,8 +386,8 @@ class Pool:
         instance = self._instances.get(id)
         if instance is None:
             raise UnknownInstance(
-                f"there is no instance '{id}'; it may have been released after {self.lease_s:g} "
-                "idle seconds"
+                f"there is no instance '{id}': it was released after {self.lease_s:g} idle seconds,"
+                " or the service has been started again since"
             )
         instance.last_used = time.monotonic()
         return instance

@@ -17,6 +17,7 @@ from envs.process import DEADLINES, MAX_MESSAGE, Deadlines
 from envs.values import Json
 from envs.world import WorldError, WorldTimeout
 
+RETRIES = 4  # of a request
 FIRST_WAIT_S = 0.1  # before the first retry; doubles with each further one
 
 
@@ -181,7 +182,7 @@ class RemoteWorld(HostedWorld):
         *,
         env: str = "",
         deadlines: Deadlines = DEADLINES,
-        retries: int = 4,
+        retries: int = RETRIES,
     ):
         """Worlds that are given the same `Connections` share its sockets."""
         connections = url if isinstance(url, Connections) else Connections(url)

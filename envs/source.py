@@ -11,7 +11,7 @@ from typing import Any
 from envs import make
 from envs.pool import Pool
 from envs.process import DEADLINES, Deadlines, Piped, child_environment, end
-from envs.remote import Connections, RemoteWorld
+from envs.remote import RETRIES, Connections, RemoteWorld
 from envs.values import Json
 from envs.world import World, WorldError
 
@@ -36,10 +36,11 @@ class Source(contextlib.AbstractContextManager["Source"]):
         mode: str = "inprocess",
         url: str = "",
         deadlines: Deadlines = DEADLINES,
+        retries: int = RETRIES,
         **pool: Any,
     ):
-        """`pool` holds further arguments of `Pool`: workers, python, per_worker, memory_mb,
-        lease_s, recycle."""
+        """retries: of requests that the service does not answer. `pool` holds further arguments of
+        `Pool`: workers, python, per_worker, memory_mb, lease_s, recycle."""
         if mode not in MODES:
             raise ValueError(
                 f"the mode of an environment is one of {', '.join(MODES)}, not '{mode}'"
@@ -49,6 +50,7 @@ class Source(contextlib.AbstractContextManager["Source"]):
         if mode != "http" and url:
             raise ValueError(f"mode '{mode}' takes no url")
         self._env, self._kwargs, self._deadlines = env, kwargs or {}, deadlines
+        self._retries = retries
         self._pool = Pool(env, kwargs, deadlines=deadlines, **pool) if mode == "worker" else None
         self._connections = Connections(url) if url else None
 
@@ -57,7 +59,8 @@ class Source(contextlib.AbstractContextManager["Source"]):
         if self._pool:
             return self._pool.world()
         if self._connections:
-            return RemoteWorld(self._connections, env=self._env, deadlines=self._deadlines)
+            about: Json = {"env": self._env, "deadlines": self._deadlines, "retries": self._retries}
+            return RemoteWorld(self._connections, **about)
         return make(self._env, **self._kwargs)
 
     def close(self) -> None:

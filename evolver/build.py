@@ -11,13 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from ml_collections import ConfigDict
-
 from envs import boundary
-from envs.mixture import MixedSource, Mixture
 from envs.probed import probed
-from envs.process import Deadlines
-from envs.source import Source
 from envs.world import Task, World, WorldError
 from evolver import grading
 from evolver.config.checks.world import evaluated, held_out_tasks, leaks, shared_ids
@@ -42,6 +37,7 @@ from evolver.processes.interrupt import Stop
 from evolver.questioning import Explorer, TaskPool, is_verified
 from evolver.questioning.words import Words
 from evolver.sampling import Sampler
+from evolver.worlds import open_source
 from models import hf, qwen
 from models.files import BrokenFile
 from models.mesh import make_mesh
@@ -153,7 +149,8 @@ def build(
     """Build the parts of a run, before anything is resumed. `closing` closes them, also if a later
     part fails."""
     c = config
-    source = closing.enter_context(make_source(c))
+    opened = open_source(c, workdir.path, say=progress.say, check=stop.check)
+    source = closing.enter_context(opened)
 
     def make_world() -> World:
         return probed(source.world())
@@ -267,35 +264,6 @@ def make_recipe(config: Any, parts: Parts) -> Any:
 def plugged(config: Any, key: str) -> Callable[[Any], Any]:
     """Return the plug that the config names under `key`, bound to its arguments."""
     return plug(*chosen(config, key))
-
-
-def make_source(config: Any) -> Source:
-    """Return the source of the config's worlds: this process, worker processes, or a service. In
-    workers, each world of a mixture has some of its own."""
-    env = config.env
-    if env.name != Mixture.name or env.mode != "worker":
-        return source_of(env)
-    worlds = env.args.worlds.to_dict()
-
-    def open_source(name: str) -> Source:
-        return source_of(ConfigDict(env.to_dict() | {"name": name, "args": {}} | worlds[name]))
-
-    return MixedSource(worlds, open_source)
-
-
-def source_of(env: Any) -> Source:
-    """Return the source of one world. env: `config.env`."""
-    return Source(
-        env.name,
-        env.args.to_dict(),
-        mode=env.mode,
-        url=env.url,
-        deadlines=Deadlines(start=env.timeout, reset=env.timeout, step=env.timeout),
-        workers=env.workers,
-        python=str(resolve(env.python)) if env.python else None,
-        recycle=env.recycle,
-        memory_mb=env.memory_mb or None,
-    )
 
 
 def read_all_tasks(

@@ -34,7 +34,7 @@ from envs.probed import probed
 from envs.renamed import renamed
 from envs.world import Task, World
 from evolver import loop, modes
-from evolver.build import RunError, load_tokenizer, make_source, plugged
+from evolver.build import RunError, load_tokenizer, plugged
 from evolver.config.checks.workdir import RESUMABLE, expanded
 from evolver.config.checks.world import TASK_FILE, held_out_tasks
 from evolver.config.paths import model_folder
@@ -50,6 +50,7 @@ from evolver.questioning.split import split
 from evolver.questioning.tried import TRIED, as_tried, solution_of
 from evolver.replaying import calls_of, play
 from evolver.rough_time import seconds
+from evolver.worlds import make_source, open_source
 from models import hf
 from models.files import write_atomically
 from models.tokenizer import Tokenizer
@@ -92,7 +93,7 @@ def run_stages(config: Any, folder: Path) -> None:
     exploring = f"at most {limit:g} minutes of exploring" if limit else "exploring"
     tell(f"{clock(seconds(config))} besides {exploring}, if nothing else runs on this machine.")
     checked(config, folder)
-    with make_source(config) as source, contextlib.closing(probed(source.world())) as world:
+    with open_source(config, folder) as source, contextlib.closing(probed(source.world())) as world:
         start(config, folder, world)
         check_room(config, world)
         explored(config, folder, world)

@@ -12,7 +12,7 @@ from evolver.processes.interrupt import RunEnds
 
 CURRENT_POLICY, INITIAL_POLICY = "policy", "policy:initial"
 CUT = ("content_filter", "abort", "error")  # why an answer is not whole, besides "length"
-SERVED = "served"  # url of roles whose model the run serves: see evolver/llm/served.py
+SERVED = "served"  # url of a role, or of the world, that the run serves itself
 POLICY_URLS = (CURRENT_POLICY, INITIAL_POLICY)  # urls of roles that an engine of this run answers
 Json = dict[str, Any]  # a JSON object
 # What is cached of an answer: prompt_tokens, completion_tokens, estimated=True where they are, and

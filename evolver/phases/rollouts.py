@@ -133,7 +133,7 @@ def show_faults(run: Run, trajectories: Sequence[Trajectory], step: int) -> None
             raise RunEnds(f"step {step}: {fault} in every rollout: {t.error}")
         reason = "env_error" if t.failed else "cancelled"
         run.progress.once(
-            t.error.partition(":")[0],
+            t.error.partition(":")[0].rstrip("0123456789"),  # without the number of the turn
             f"step {step}: {fault} in {counts[fault]} of {total} rollouts, for example {t.error}."
             f" They do not train (ledger/{reason}); later ones are counted, but not shown",
         )

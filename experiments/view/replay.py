@@ -17,6 +17,7 @@ from envs.source import Source
 from envs.world import Evaluation, Task
 from evolver.attributing.replay import ReplayJudge
 from evolver.files.formats import found
+from evolver.llm.questions import SERVED
 from evolver.parts import Parts
 from experiments.view.runs import Run
 from models.files import write_atomically
@@ -87,13 +88,11 @@ def source_of(run: Run, trust: bool, python: str) -> Source:
             " run any code or ask any server. If you trust whoever made this folder, add --trust."
             f" Without it, only {', '.join(PLAIN)} are played"
         )
-    pool: dict[str, Any] = {}
-    if python or mode == "worker":
-        pool = {"workers": 1, "python": python or None}
+    url, pool = env.get("url", ""), dict[str, Any]()
+    if python or mode == "worker" or url == SERVED:
+        pool, url, mode = {"workers": 1, "python": python or None}, "", "worker"
     try:
-        return Source(
-            name, env.get("args"), mode="worker" if pool else mode, url=env.get("url", ""), **pool
-        )
+        return Source(name, env.get("args"), mode=mode, url=url, **pool)
     except (TypeError, ValueError) as error:
         raise NoReplay(f"{run.workdir.path}: the world of config.json: {error}") from None
 

@@ -9,7 +9,7 @@ import pytest
 from configs import base
 from envs.world import Evaluation, Task
 from evolver import grading
-from evolver.build import make_source, make_template
+from evolver.build import make_template
 from evolver.config import checks, derived
 from evolver.config.checks.workdir import differences
 from evolver.config.checks.world import evaluated
@@ -18,6 +18,7 @@ from evolver.files.workdir import Workdir
 from evolver.llm.roles import roles_of
 from evolver.metrics import rollout_metrics
 from evolver.phases.tasks import trained_in
+from evolver.worlds import make_source
 from rl.contexts import Context, Opening
 from tests.evolver.runs import figures, go, rollouts_of
 from tests.rl.test_samples import trajectory, turn

@@ -1,8 +1,8 @@
-"""A language model that the run serves itself: the whole program with our server, and a server that
-dies."""
+"""What a run serves itself, a language model or its world: the whole program, and servers that die."""
 
 import os
 import re
+import signal
 import socket
 import sys
 import time
@@ -13,7 +13,9 @@ import pytest
 
 from evolver.llm import served
 from evolver.llm.store import ledger_lines
-from tests.evolver.runs import go
+from evolver.recipes import Recipe
+from tests.evolver.runs import go, rollouts_of
+from tests.faults.stage import command_of, descendants
 from tests.tiny import tiny_policy
 
 JUDGED = (
@@ -118,3 +120,52 @@ def test_a_run_that_is_interrupted_leaves_no_server(tmp_path, monkeypatch):
             pass
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
+
+
+class KillsTheService(Recipe):
+    """Kills the run's service after the first step's rollouts, when no episode is open."""
+
+    def learn(self, run, batches, step):
+        if step == 1:
+            (service,) = [
+                pid for pid in descendants(os.getpid()) if command_of(pid).startswith(SERVICE)
+            ]
+            os.kill(service, signal.SIGKILL)
+        return super().learn(run, batches, step)
+
+
+SERVICE = f"{sys.executable} -m envs.service"
+WORLD = (
+    "--config.env.mode=http", "--config.env.url=served", "--config.env.workers=1",
+    "--config.steps=2",
+)  # fmt: skip
+
+
+def test_a_run_serves_its_world_plays_it_as_its_own_and_ends_the_service(tiny, tmp_path, capsys):
+    recipe = f"--config.recipe.name={__name__}:KillsTheService"
+    assert go(tiny, tmp_path / "run", *WORLD, recipe) == 0
+    said = capsys.readouterr().out
+    assert said.count("serving the world tests.tiny:Parity; log: ") == 2
+    assert said.count("the server of the world tests.tiny:Parity: it ended, and is started") == 1
+    # The same rollouts as without a service, so that none was lost with it.
+    assert go(tiny, tmp_path / "here", "--config.steps=2") == 0
+    assert scores(tmp_path / "run") == scores(tmp_path / "here")
+    addresses = re.findall("running on (http.*)", (tmp_path / "run/env_server.log").read_text())
+    assert len(addresses) == 2 and not any(map(is_up, addresses))
+
+
+def scores(workdir):
+    """Return the outcome of each rollout, in order."""
+    return [
+        (record["task"], record["rollout"], record["turns"][0]["action"], record["score"])
+        for step in (1, 2)
+        for record in rollouts_of(workdir, step)
+    ]
+
+
+def test_a_world_that_cannot_be_served_is_one_message(tiny, tmp_path, capsys):
+    assert go(tiny, tmp_path / "run", *WORLD, "--config.env.name=no.such:World") == 1
+    said = capsys.readouterr()
+    text = said.out + said.err
+    assert "the server of the world no.such:World: it ended while starting: " in text
+    assert "Traceback" not in text

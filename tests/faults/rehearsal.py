@@ -4,6 +4,7 @@ It plays `configs/rehearsal.py` with a smaller model in the roles, whose answers
 matter here. It needs what `make rehearsal` installs.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,17 +15,22 @@ from pathlib import Path
 from evolver.files.workdir import Workdir
 from evolver.processes.hosts import LOST
 from tests.faults.long import steps_done
-from tests.faults.stage import children, command_of
+from tests.faults.stage import command_of, descendants, isolate
 
 ROOT = Path(__file__).parents[2]
+SHARED = "all room in /dev/shm"
+BALLAST = Path("/dev/shm/ballast")
 # {what is killed after the step of its place: (process of the run that has it, words of its
-# command line)}
+# command line)}; None: not killed, but taken until the next step is done
 PARTS = {
     "a worker of AppWorld": (0, "envs.worker"),
+    "the service of AppWorld": (0, "envs.service"),
     "a vLLM server": (1, "vllm.entrypoints"),
     "the judge": (0, "rl.engines.serve"),
+    SHARED: None,
     "a learner process": (1, "run.py"),
 }
+LAUNCHER = "launch.py"  # of a server, which ends when it is killed itself
 STEPS = len(PARTS) + 2
 ROLLOUTS = 16  # in a step
 LIMIT = 3600.0  # seconds of a step on a busy machine
@@ -33,6 +39,8 @@ GONE = 120.0  # seconds within which everything has ended
 
 def rehearsal(folder):
     """Play the run, kill its parts, start it again, and return the exit code."""
+    if not isolate():
+        PARTS.pop(SHARED)  # nobody else's /dev/shm is filled
     workdir, faults = folder / "run", []
     for number, kills in enumerate((PARTS, {})):
         code, left = played(workdir, folder / f"log_{number}", kills)
@@ -68,20 +76,23 @@ def played(workdir, log, kills):
         )  # fmt: skip
     started: set[int] = set()
     try:
-        for step, (name, (process, words_of_it)) in enumerate(kills.items(), 1):
+        for step, (name, part) in enumerate(kills.items(), 1):
             until = time.monotonic() + LIMIT
             while run.poll() is None and steps_done(workdir) < step and time.monotonic() < until:
                 time.sleep(1.0)
+            BALLAST.unlink(missing_ok=True)
             learners = [pid for pid in descendants(run.pid) if "run.py" in command_of(pid)]
             started |= set(descendants(run.pid))
             if run.poll() is not None or len(learners) < 2:
                 break
-            found = [pid for pid in (learners[process], *descendants(learners[process]))
-                     if words_of_it in command_of(pid)]  # fmt: skip
-            print(f"after step {step}: {name} is killed ({len(found)} processes)", flush=True)
-            os.kill(found[0], signal.SIGKILL)
+            print(f"after step {step}: {name}", flush=True)
+            if part is None:
+                fill(BALLAST)
+            else:
+                kill(learners[part[0]], part[1])
         code = run.wait(STEPS * LIMIT)
     finally:
+        BALLAST.unlink(missing_ok=True)
         run.terminate()
     until = time.monotonic() + GONE
     while (left := [pid for pid in started if command_of(pid)]) and time.monotonic() < until:
@@ -89,9 +100,18 @@ def played(workdir, log, kills):
     return code, [command_of(pid) for pid in left]
 
 
-def descendants(pid):
-    """Return the processes that a process has started, and those that they have started."""
-    found: list[int] = []
-    for child in children(pid):
-        found += [child, *descendants(child)]
-    return found
+def fill(path):
+    """Write a file until there is no room left."""
+    with contextlib.suppress(OSError), open(path, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 20))
+
+
+def kill(learner, words):
+    """Kill the first process of a learner whose command line has some words."""
+    found = [
+        pid
+        for pid in (learner, *descendants(learner))
+        if words in command_of(pid) and LAUNCHER not in command_of(pid)
+    ]
+    os.kill(found[0], signal.SIGKILL)

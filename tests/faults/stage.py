@@ -378,6 +378,14 @@ def children(pid):
     return [int(child) for path in found for child in path.read_text().split()]
 
 
+def descendants(pid):
+    """Return the processes that a process has started, and those that they have started."""
+    found: list[int] = []
+    for child in children(pid):
+        found += [child, *descendants(child)]
+    return found
+
+
 def command_of(pid):
     """Return the command line of a process, "" if it has ended."""
     try:

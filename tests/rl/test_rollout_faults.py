@@ -18,7 +18,8 @@ from envs.pool import Pool
 from envs.process import ROOT, Deadlines
 from envs.remote import RemoteWorld
 from envs.world import Task, WorldTimeout
-from evolver.build import make_actor, make_source
+from evolver.build import make_actor
+from evolver.worlds import make_source
 from rl.rollout import Actor, Job, Worlds, rollouts
 from rl.trajectory import StopReason
 from tests.envs.test_process import COUNTER, FAULTY, is_running, wait_until

@@ -4,6 +4,8 @@ them."""
 import asyncio
 import base64
 import ctypes
+import errno
+import os
 import time
 
 import numpy as np
@@ -134,6 +136,25 @@ def test_directories_of_killed_runs_are_deleted_and_those_of_running_ones_are_ke
     assert {path for path in tmp_path.iterdir()} == {alive.folder, late.folder}
     alive.close()
     late.close()
+
+
+def test_memory_that_fills_up_leaves_no_half_of_the_weights(tmp_path, monkeypatch):
+    params, allocate, sizes = random_params(SHAPE, 0), os.posix_fallocate, []
+
+    def limited(file, offset, size):
+        sizes.append(size)
+        if len(sizes) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(file, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", limited)
+    transfer = SharedMemory(SHAPE, dtype="float32", folder=tmp_path, bucket=1 / 1024)
+    assert len(transfer.buckets) > 2
+    with pytest.raises(TransferError, match=r"cannot hold the weights: .*No space left"):
+        transfer.stage(params)
+    assert transfer.stage(params) == transfer.size
+    assert len(list(transfer.updates())) == len(transfer.buckets)
+    transfer.close()
 
 
 def test_without_nccl_the_message_says_so():

@@ -18,10 +18,11 @@ import pytest
 
 from models import hf, qwen
 from rl.engines import ContextFull, EngineFault, RequestFault
+from rl.engines.child import PLUGIN, first_error
 from rl.engines.vllm.check import compare
 from rl.engines.vllm.client import COMPLETIONS, GENERATE, Schemas, Server, ServerBusy
 from rl.engines.vllm.engine import Patience, VllmEngine, WeightsNotLoaded
-from rl.engines.vllm.servers import PLUGIN, OwnServers, Servers, ServerStartError, first_error
+from rl.engines.vllm.servers import OwnServers, Servers, ServerStartError
 from rl.engines.vllm.transfer import MIB, UPDATE, SharedMemory, TransferError, buckets_of
 from rl.trajectory import Completion, Sampling
 from tests.rl.fake_vllm import CONTEXT, VOCAB, Fake, logp_of, token_of

@@ -203,7 +203,7 @@ def test_kill_9_of_a_replica_loses_nothing_and_it_is_readmitted_with_the_current
 
     async def scenario():
         prompts = [PROMPTS[i % 6] for i in range(96)]
-        group = group_of(engine._servers._processes[0].pid)
+        group = group_of(engine._servers._children[0]._process.pid)
         running = asyncio.create_task(all_of(engine, Sampling(max_tokens=200, seed=9), prompts))
         await asyncio.sleep(0.1)
         os.killpg(group, signal.SIGKILL)

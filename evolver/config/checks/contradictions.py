@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from envs.remote import Connections
 from evolver.config import plugs
 from evolver.config.derived import needs_reference, replaces_outcome, synthetic_tasks
-from evolver.llm.questions import CURRENT_POLICY
+from evolver.llm.questions import CURRENT_POLICY, SERVED
 
 TRAINING = ("train", "plan")  # a plan is of a training run, and refuses what that would refuse
 
@@ -129,13 +129,13 @@ def machine_contradictions(c: ConfigDict) -> Iterator[str]:
     """Yield conflicts of services, of kernels and of the processes of a run."""
     if (c.env.mode == "http") != bool(c.env.url):
         yield "config.env.mode=http and config.env.url belong together: set both or neither"
-    elif c.env.url:
+    elif c.env.url not in ("", SERVED):
         try:
             Connections(c.env.url)
         except ValueError as error:
             yield (
                 f"config.env.url={c.env.url} is not the url of a service, such as"
-                f" http://127.0.0.1:8080 ({error})"
+                f" http://127.0.0.1:8080 or {SERVED} ({error})"
             )
     kernel = c.model.attention
     if c.mesh.sequence > 1 and kernel not in ("auto", "ring"):

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from envs.packages import how_to_install
 from evolver.config.paths import model_folder, resolve
+from evolver.llm.questions import SERVED
 
 # The backend that a kernel of `model.attention` is for; the others run on any.
 KERNELS = {"cudnn": "gpu", "cudnn_packed": "gpu", "pallas": "gpu", "splash": "tpu"}
@@ -25,6 +26,8 @@ def install_problems(config: ConfigDict, mode: str) -> Iterator[str]:
         if importlib.util.find_spec(package) is None:
             how = how_to_install(package.lower().removesuffix("x"))
             yield f"config.log needs {package}, which is not installed: {how}"
+    if config.env.url == SERVED and importlib.util.find_spec("starlette") is None:
+        yield f"config.env.url={SERVED} needs starlette: {how_to_install('service')}"
     pool, python = config.navigating.pool, config.env.python
     if pool and not resolve(pool).is_dir():
         yield f"config.navigating.pool={pool}: there is no such directory"

@@ -248,10 +248,10 @@ class VllmEngine:
                 await self._on_all(self._up, self._verify)
                 self.version = version
                 return
-            self._stats["bytes"] += await asyncio.to_thread(self.transfer.stage, params)
-            self._stats["stage_seconds"] += time.monotonic() - began
-            began = time.monotonic()
             try:
+                self._stats["bytes"] += await asyncio.to_thread(self.transfer.stage, params)
+                self._stats["stage_seconds"] += time.monotonic() - began
+                began = time.monotonic()
                 done = await self._update([r for r in self._replicas if r.up or r.waits], version)
             except TransferError as error:
                 raise EngineFault(str(error)) from error

@@ -4,22 +4,17 @@ stops."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import re
 import shlex
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from envs.http import listen
+from rl.engines.child import PLUGIN, Child, free_ports
 from rl.engines.vllm.client import Server
 
-PLUGIN = Path(__file__).parent / "vllm_plugin"  # code that runs under vLLM's interpreter
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 512)  # values that --max-lora-rank accepts
 BACKEND = "evolver_shm"  # weight-transfer backend, registered by vllm_plugin/evolver_vllm.py
 
@@ -105,12 +100,9 @@ class OwnServers(Servers):
             self._flags += ["--worker-extension-cls", "evolver_vllm.Worker"]
         self._flags += shlex.split(flags)
         self._start_timeout, self._restarts, self._say = start_timeout, restarts, say
-        self._processes: list[subprocess.Popen[bytes] | None] = [None] * len(self._devices)
-        # size of each log when its server was last started
-        self._log_starts = [0] * len(self._devices)
+        self._children: list[Child | None] = [None] * len(self._devices)
 
     async def start(self) -> list[str]:
-        self._logs.mkdir(parents=True, exist_ok=True)
         self._urls = [f"http://127.0.0.1:{port}" for port in free_ports(len(self._devices))]
         self._say(f"starting {len(self._urls)} vLLM server(s); log: {self._log(0)}")
         try:
@@ -125,18 +117,18 @@ class OwnServers(Servers):
         return self._restarts > 0
 
     def ended(self, number: int) -> bool:
-        process = self._processes[number]
-        return process is None or process.poll() is not None
+        child = self._children[number]
+        return child is None or child.ended
 
     async def restart(self, number: int) -> None:
         self._restarts -= 1
-        await _end([self._processes[number]])
+        await _end([self._children[number]])
         self._say(f"engine: starting replica {number} again; log: {self._log(number)}")
         await self._spawn(number)
 
     async def stop(self) -> None:
-        await _end(self._processes)
-        self._processes = [None] * len(self._processes)
+        await _end(self._children)
+        self._children = [None] * len(self._children)
 
     def _log(self, number: int) -> Path:
         return self._logs / f"vllm-{number}.log"
@@ -149,59 +141,23 @@ class OwnServers(Servers):
         parallel = len([device for device in devices.split(",") if device])
         if parallel > 1:
             command += ["--tensor-parallel-size", str(parallel)]
-        with open(self._log(number), "ab") as log:
-            self._log_starts[number] = log.tell()
-            process = self._processes[number] = subprocess.Popen(
-                [sys.executable, str(PLUGIN / "launch.py"), *command],
-                stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
-                env=_environment(devices),
-            )  # fmt: skip
+        child = self._children[number] = Child(command, self._log(number), _environment(devices))
         client, ends = self.client(url), time.monotonic() + self._start_timeout
         try:
             while not await client.healthy(2.0):
-                if process.poll() is not None:
-                    raise self._fault(number, "vLLM ended while starting")
+                if child.ended:
+                    raise ServerStartError(child.fault("vLLM ended while starting"))
                 if time.monotonic() > ends:
-                    raise self._fault(number, f"vLLM was not ready after {self._start_timeout:g} s")
+                    late = f"vLLM was not ready after {self._start_timeout:g} s"
+                    raise ServerStartError(child.fault(late))
                 await asyncio.sleep(0.5)
         finally:
             await client.close()
 
-    def _fault(self, number: int, what: str) -> ServerStartError:
-        log = self._log(number).read_bytes()[self._log_starts[number] :]
-        error = first_error(log[-200_000:].decode(errors="replace"))
-        return ServerStartError(f"{what}: {error}\n  log: {self._log(number)}")
 
-
-async def _end(processes: Sequence[subprocess.Popen[bytes] | None]) -> None:
-    running = [process for process in processes if process is not None]
-    for process in running:
-        if process.stdin is not None:
-            process.stdin.close()  # launch.py then stops the server
-    for process in running:
-        try:
-            await asyncio.to_thread(process.wait, 20.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-
-def first_error(log: str) -> str:
-    """Return the likely fault in a server's log: the last line of the first traceback, else the
-    first error line."""
-    lines = [
-        re.sub(r"^(\([^)]*\) )?(ERROR [\d-]+ [\d:]+ \[[^\]]*\] ?)?", "", line)
-        for line in log.splitlines()
-    ]
-    exception = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)\b.*: ?\S").match
-    for found in (exception, re.compile(r"\berror\b", re.IGNORECASE).search):
-        for number, line in enumerate(lines):
-            if found(line):
-                # pydantic gives the details on the next lines
-                more = 3 if found is exception and "validation error" in line else 1
-                return " ".join(" ".join(lines[number : number + more]).split())[:400]
-    return next(
-        (line.strip()[:400] for line in reversed(lines) if line.strip()), "its log is empty"
-    )
+async def _end(children: Sequence[Child | None]) -> None:
+    running = [child for child in children if child is not None]
+    await asyncio.gather(*(asyncio.to_thread(child.end) for child in running))
 
 
 def _environment(devices: str) -> dict[str, Any]:
@@ -221,10 +177,3 @@ def _environment(devices: str) -> dict[str, Any]:
     if devices:
         environment["CUDA_VISIBLE_DEVICES"] = devices
     return environment
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that are free at the moment."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(listen("127.0.0.1", 0)) for _ in range(count)]
-        return [held.getsockname()[1] for held in sockets]

@@ -149,12 +149,10 @@ class SharedMemory(Tensors):
 
     def stage(self, params: qwen.Params) -> int:
         if not self._maps:
-            for number, bucket in enumerate(self.buckets):
-                path = self.folder / f"bucket_{number:03}.bin"
-                with open(path, "wb") as file:
-                    # Allocate now: running out of memory later would kill the process.
-                    os.posix_fallocate(file.fileno(), 0, bucket.size)
-                self._maps.append(np.memmap(path, np.uint8, mode="r+", shape=(bucket.size,)))
+            try:
+                self._maps = [self._allocated(*numbered) for numbered in enumerate(self.buckets)]
+            except OSError as error:
+                raise TransferError(f"{self.folder} cannot hold the weights: {error}") from None
         tensors = hf.to_hf(self.shape, params)
         for held, bucket in zip(self._maps, self.buckets):
             for expected, offset in zip(bucket.names, bucket.offsets):
@@ -162,6 +160,14 @@ class SharedMemory(Tensors):
                 assert name == expected, f"expected the tensor {expected}, got {name}"
                 np.ndarray(array.shape, self.dtype, held.data, offset)[...] = array
         return self.size
+
+    def _allocated(self, number: int, bucket: Bucket) -> np.memmap:
+        """Return the memory of a bucket. Raises OSError if there is too little."""
+        path = self.folder / f"bucket_{number:03}.bin"
+        with open(path, "wb") as file:
+            # Allocate now: running out of memory later would kill the process.
+            os.posix_fallocate(file.fileno(), 0, bucket.size)
+        return np.memmap(path, np.uint8, mode="r+", shape=(bucket.size,))
 
     def updates(self) -> Iterator[dict[str, Any]]:
         """Yield the bodies of the /update_weights requests, in order."""
