@@ -70,9 +70,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     "dual_role": {"recipe.name": "dual_role"},
     "multi_agent": {
         "recipe.name": "multi_agent",
-        "recipe.args.analysis": 40,
+        "recipe.args.analysis": 8,
         "questioning.judge.name": "naive",
-        "questioning.judge.args.analysis": 40,
+        "questioning.judge.args.analysis": 8,
         "llm.url": "policy",
         "llm.context": 2048,
         "llm.shown": 200,

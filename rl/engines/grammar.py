@@ -11,8 +11,8 @@ import numpy as np
 from envs.packages import how_to_install
 from models.tokenizer import Tokenizer
 
-# between the parts of a JSON text; without a limit, a policy may write spaces for ever
-WHITESPACE = r"[ \n]{0,8}"
+# Between the parts of a JSON text. More would be room that a small policy fills.
+WHITESPACE = " ?"
 MAX_SCHEMA = 2**15  # characters of a schema's JSON text
 KNOWN = 16  # compiled grammars that are kept
 
