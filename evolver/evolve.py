@@ -164,12 +164,12 @@ def checked(config: Any, folder: Path) -> None:
 def starts_missing(config: Any) -> bool:
     """Return True if the world has no tasks to start from, as a server of tools has none."""
     with make_source(config) as source, contextlib.closing(source.world()) as world:
-        return not config.env.tasks and not world.tasks(config.env.split)
+        return not starts_of(config, world)
 
 
 def start(config: Any, folder: Path, world: World) -> None:
     """Give a world without tasks one to start from, which demands nothing."""
-    if not config.env.tasks and not world.tasks(config.env.split):
+    if not starts_of(config, world):
         config.env.tasks = str(folder / "starts.jsonl")
         write_tasks(config.env.tasks, [Task("start/0", world.name, START, config.env.split)])
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 from evolver import alarms
 from evolver.build import Run, RunError, remembering
 from evolver.config.derived import mechanisms_of, updates, warmup, worlds
+from evolver.config.keys import arguments
 from evolver.files.rollout_files import record_of
 from evolver.files.sinks import Sinks
 from evolver.files.workdir import plain
@@ -38,7 +39,7 @@ class Recorder:
         planned = before["config"].get("steps", c.steps) if before else c.steps
         states(run)  # a fault shows now
         run.workdir.claim(c.to_dict(), c.seed)
-        kept = {"keep": c.checkpoint.keep, "milestones": c.checkpoint.milestones}
+        kept = arguments(Checkpoints, c.checkpoint)
         self.checkpoints = Checkpoints(run.workdir / "checkpoints", **kept)
         self.manifest: dict[str, Any] = {"pending_metrics": None, "wandb": "", "clock": 0.0}
         self.system = ""  # message with which the policy trains, "" if it is not one
@@ -136,15 +137,17 @@ class Recorder:
     def numbers(self, metrics: Metrics) -> Metrics:
         """Return the metrics that are numbers, of which a file of metrics consists, and say which
         are not: those of a plug."""
-        found = plain(metrics)
-        wrong = {name: x for name, x in found.items() if not isinstance(x, float | int | None)}
-        for name, value in wrong.items():
+        numbers = Metrics()
+        for name, value in plain(metrics).items():
+            if isinstance(value, float | int | None):
+                numbers[name] = value
+                continue
             self.run.progress.once(
                 f"metric {name}",
                 f"the metric {name} is left out: a plug gave {reprlib.repr(value)}, and metrics are"
                 " numbers",
             )
-        return Metrics({name: x for name, x in found.items() if name not in wrong})
+        return numbers
 
     def finish_step(self, synced: Metrics | None = None) -> None:
         """Evaluate if it is time, write the pending metrics, and save if it is time. synced: the
@@ -186,7 +189,7 @@ class Recorder:
     def overdue(self) -> bool:
         """Return True if the last checkpoint is `checkpoint.minutes` old."""
         minutes = self.run.config.checkpoint.minutes
-        late = minutes > 0 and time.monotonic() - self._saved_at >= 60 * minutes
+        late = 0 < 60 * minutes <= time.monotonic() - self._saved_at
         return hosts.gather(late)[0]
 
     def rescue(self, ending: Exception) -> str:
@@ -222,8 +225,7 @@ class Recorder:
             run.workdir.log_card(pool.card())
             tasks += pool.tasks.values()
         run.workdir.log_tasks(tasks)
-        checkpoint = run.step, arrays(run), self.manifest
-        self.checkpoints.save(*checkpoint, metric=metric, replace=replace)
+        self.checkpoints.save(run.step, arrays(run), self.manifest, metric=metric, replace=replace)
         self._saved_at = time.monotonic()
 
     def write_rollouts(

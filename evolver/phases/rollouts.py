@@ -46,14 +46,15 @@ def gather_rollouts(run: Run, jobs: Sequence[Job], phase: str) -> list[Trajector
     on all of them.
     """
     mine = hosts.share(jobs)
-
-    def show(done: int, total: int, _: Trajectory) -> None:
-        run.progress.phase(phase, done, total)
-
     run.progress.phase(phase, 0, len(mine))
     clear_caches(run)
-    concurrency = run.config.rollout.concurrency
-    played = rollouts(mine, run.actor, run.worlds, concurrency=concurrency, progress=show)
+    played = rollouts(
+        mine,
+        run.actor,
+        run.worlds,
+        concurrency=run.config.rollout.concurrency,
+        progress=lambda done, total, _: run.progress.phase(phase, done, total),
+    )
     return hosts.gather_shares(hosts.together(lambda: run.stop.run(played)))
 
 
@@ -81,9 +82,7 @@ def roll_out(
 def groups_of_jobs(run: Run, chosen: Sequence[Task], step: int) -> list[list[Job]]:
     """Return the jobs of each task's group, drawn for `step`."""
     seed, count = run.config.seed, run.config.rollout.group
-    jobs = jobs_of(chosen, count, sampling_of(run.config), seed, "rollout", step)
-    for job in jobs:
-        job.draw = step
+    jobs = jobs_of(chosen, count, sampling_of(run.config), seed, "rollout", step, draw=step)
     if run.navigating:
         guide = partial(run.navigating.guide, chosen, count, seed_of(seed, "guide", step))
         guidance = hosts.on_first(run.navigating.pool, guide)

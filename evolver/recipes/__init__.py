@@ -81,10 +81,7 @@ class Recipe:
     ) -> tuple[list[Packed], list[str | None], Metrics]:
         """Return the mini-batches, why each trajectory does not train (None if it does; those of
         `extra` come last), and metrics."""
-        version = run.actor.engine.version
-        chosen = learning.select(run.config, trajectories, version, extra=extra, trains=self.trains)
-        learning.warn_of_extra(run, chosen[-1], step)
-        return chosen
+        return learning.select(run, trajectories, extra, step, self.trains)
 
     def remember(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics:
         """Keep what the rollouts say about tasks and experience. Return metrics."""

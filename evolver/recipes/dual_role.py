@@ -75,9 +75,8 @@ class DualRole(Recipe):
             query = self.query.replace("{example}", example.query)
             probe = probe_of(starts[example.meta["source"]])
             asked[example.id] = replace(probe, id=f"proposal/{example.id}", query=query)
-        jobs = jobs_of(asked.values(), self.proposals, sampling_of(run.config), seed, "proposal")
-        for job in jobs:
-            job.draw = step
+        sampling = sampling_of(run.config)
+        jobs = jobs_of(asked.values(), self.proposals, sampling, seed, "proposal", draw=step)
         played = gather_rollouts(run, jobs, "proposals")
         acting = [n for n, t in enumerate(played) if actions_of(t)]
         proposals = [(starts[played[n].task.meta["entry"]], actions_of(played[n])) for n in acting]

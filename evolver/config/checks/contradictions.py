@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from ml_collections import ConfigDict
 
@@ -32,7 +33,7 @@ def plug_contradictions(c: ConfigDict) -> Iterator[str]:
     """Yield conflicts between plugs, such as an estimator that needs labels while nothing makes
     them, and between arguments of one plug."""
     estimator, judge = c.advantage.name, c.attributing.judge.name
-    needs_labels = getattr(plugs.load("advantage", estimator), "needs_labels", None)
+    needs_labels = plugs.trait(c, "advantage", "needs_labels", None)
     if needs_labels and not c.attributing.enabled:
         yield (
             f"config.advantage.name={estimator} needs labels of turns: set"
@@ -44,7 +45,7 @@ def plug_contradictions(c: ConfigDict) -> Iterator[str]:
             f"config.attributing.enabled makes labels, but config.advantage.name={estimator}"
             " ignores them: set config.advantage.name=adca, or config.attributing.enabled=False"
         )
-    reproduces = getattr(plugs.load("attributing.judge", judge), "reproduces_outcome", False)
+    reproduces = plugs.trait(c, "attributing.judge", "reproduces_outcome")
     judged = c.questioning.enabled and replaces_outcome(c)
     if c.attributing.enabled and reproduces and judged:
         yield (
@@ -213,35 +214,34 @@ def token_contradictions(c: ConfigDict, mode: str) -> Iterator[str]:
 
 def recipe_contradictions(c: ConfigDict) -> Iterator[str]:
     """Yield conflicts with a recipe that demonstrates, or that works on invented tasks."""
-    recipe = plugs.load("recipe", c.recipe.name)
-    if getattr(recipe, "refreshes", False) and not (c.questioning.enabled and c.questioning.every):
+    recipe = partial(plugs.trait, c, "recipe")
+    if recipe("refreshes") and not (c.questioning.enabled and c.questioning.every):
         yield (
             f"config.recipe.name={c.recipe.name} refreshes invented tasks: set"
             " config.questioning.enabled=True and config.questioning.every above 0"
         )
-    if getattr(recipe, "needs_tasks", False) and not c.questioning.enabled:
+    if recipe("needs_tasks") and not c.questioning.enabled:
         yield (
             f"config.recipe.name={c.recipe.name} makes new tasks of invented ones: set"
             " config.questioning.enabled=True"
         )
-    if getattr(recipe, "in_step", False) and c.rollout.async_depth:
+    if recipe("in_step") and c.rollout.async_depth:
         yield (
             f"config.recipe.name={c.recipe.name} makes the tasks of a step within it: set"
             " config.rollout.async_depth=0"
         )
-    needs = getattr(plugs.load("loss", c.loss.name), "needs_values", False)
-    if needs and not getattr(recipe, "gives_values", False):
+    if plugs.trait(c, "loss", "needs_values") and not recipe("gives_values"):
         yield (
             f"config.loss.name={c.loss.name} needs the values of a critic: set"
             " config.recipe.name=critic"
         )
-    for role in getattr(recipe, "trained_roles", ()):
+    for role in recipe("trained_roles", ()):
         if (c.llm[role].url or c.llm.url) != CURRENT_POLICY:
             yield (
                 f"config.recipe.name={c.recipe.name} trains the {role}: set"
                 f" config.llm.{role}.url={CURRENT_POLICY}"
             )
-    if not getattr(recipe, "demonstrates", False):
+    if not recipe("demonstrates"):
         return
     if c.loss.guided_prompt != "stripped":
         yield (

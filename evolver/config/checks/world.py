@@ -116,9 +116,7 @@ def name_problems(
     worlds are those of the mixture, or of the tasks as far as these are known."""
     known = dict.fromkeys(task.env for task in [*itertools.chain(*tasks.values()), *held_out])
     mixed = config.env.name == mixture.Mixture.name
-    if mixed and mixture.problems(config.env.args.to_dict().get("worlds")):
-        return  # what is wrong with the worlds themselves is said already
-    names = [*worlds(config)] if mixed else [*known]
+    names = list(worlds(config) if mixed else known)
     if not names:
         return
     there = f"there are {', '.join(names)}"
@@ -126,7 +124,7 @@ def name_problems(
         yield f"tasks of {', '.join(strangers)} are given, which the mixture does not have; {there}"
     given = {f"{group}.worlds": config[group].worlds for group in ("template", "advantage", "eval")}
     with contextlib.suppress(plugs.PlugError):
-        argument = getattr(plugs.load("sampler", config.sampler.name), "of_worlds", "")
+        argument = plugs.trait(config, "sampler", "of_worlds", "")
         if isinstance(weights := config.sampler.args.get(argument), ConfigDict):
             given[f"sampler.args.{argument}"] = weights
     for key, named in given.items():
