@@ -100,7 +100,7 @@ def run_stages(config: Any, folder: Path) -> None:
         fit(config, solved, world)
         probes = measured(config, folder / "pretrained-probes", probing(folder))
         if config.evolve.rounds and best(probes) < config.evolve.enough:
-            measured(config, folder / "pretrained", at(temperature(probes)))
+            measured(config, folder / "pretrained", at_best(probes))
             probes = taught(config, folder, solved, world, probes)
         trained(config, folder, probes)
         policy, why = better(config, folder, probes)
@@ -357,9 +357,9 @@ def probing(folder: Path) -> dict[str, Any]:
     return {"split": str(folder / f"probes{TASK_FILE}"), "tasks": 0, "rollouts": 2}
 
 
-def at(degrees: float) -> dict[str, Any]:
-    """Return the settings of an evaluation at one temperature."""
-    return {"temperature": degrees, "temperatures": ()}
+def at_best(probes: Scores) -> dict[str, Any]:
+    """Return the settings of an evaluation at the temperature that is best on probes."""
+    return {"temperature": temperature(probes), "temperatures": ()}
 
 
 def measured(config: Any, folder: Path, settings: dict[str, Any]) -> Scores:
@@ -493,7 +493,7 @@ def trained(config: Any, folder: Path, probes: Scores) -> None:
     if c.evolve.renames:
         c.questioning.tasks = str(folder / f"renamed{TASK_FILE}")
         write_tasks(c.questioning.tasks, [renamed(task, task.id) for task in solved])
-    c.eval.update(at(temperature(probes)))
+    c.eval.update(at_best(probes))
     c.rollout.temperature = hottest(probes)
     c.rollout.tasks = min(c.rollout.tasks, len(solved))
     tell(f"\ntraining for {c.steps} steps at temperature {c.rollout.temperature:g}")

@@ -34,14 +34,10 @@ class NotServed(EngineFault):
 def serving(
     config: Any, workdir: Path, *, say: Callable[[str], None], check: Callable[[], None]
 ) -> Iterator[str]:
-    """Serve config.llm.serve.path while the context lasts, and yield the url, "" if there is
-    nothing to serve.
+    """Serve config.llm.serve.path while the context lasts, and yield the url.
 
     check: called while the server starts; raises what ends the run. Raises NotServed.
     """
-    if not config.llm.serve.path:
-        yield ""
-        return
     server = _Server(config, workdir / hosts.own_name("llm_server.log"), say)
     try:
         server.start(check)

@@ -83,11 +83,11 @@ def remember(run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics
     # A branch begins where another rollout led it, so it says less about its task.
     whole = [t for t in trajectories if not t.branched]
     run.sampler.record(whole)
-    if pool is not None:
+    if pool:
         unguided = [t for t in whole if not (t.broken or t.guided)]
         pool.record((t.task.id, t.evaluation.success) for t in unguided)
         metrics |= pool.metrics()
-    if navigating is not None:
+    if navigating:
         navigating.record(trajectories)
         if every and step % every == 0:
             with timed("memory") as seconds:

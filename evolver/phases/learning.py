@@ -146,8 +146,7 @@ def learn(
     metrics |= seconds | merged(measured)
     if learner.renews and step % c.loss.renew_reference == 0:
         learner.renew_reference()
-    warning = learner.alarm.check(metrics)
-    if warning:
+    if warning := learner.alarm.check(metrics):
         run.progress.say(f"step {step}: {warning}")
     return metrics | {"alarm/weights": float(bool(warning))}
 

@@ -108,9 +108,9 @@ class Recorder:
         run.step, self.system = manifest["step"], manifest["system"]
         self._updates = learner.updates(run.learner.state)
         run.learner.alarm.baseline = list(manifest["alarm"])
-        if run.tasks.pool is not None:
+        if run.tasks.pool:
             run.tasks.pool.load_state(manifest["questioning"])
-        if run.navigating is not None:
+        if run.navigating:
             run.navigating.pool.load_state(manifest["navigating"])
         for key, plug in remembering(run).items():
             plug.load_state(manifest["plugs"][key])
@@ -125,8 +125,8 @@ class Recorder:
         self.manifest = plain({
             "step": step,
             "pending_metrics": metrics,
-            "questioning": pool.state() if pool is not None else None,
-            "navigating": run.navigating.pool.state() if run.navigating is not None else None,
+            "questioning": pool.state() if pool else None,
+            "navigating": run.navigating.pool.state() if run.navigating else None,
             "plugs": states(run),
             "alarm": run.learner.alarm.baseline,
             "wandb": self.sinks.id,
@@ -218,7 +218,7 @@ class Recorder:
         """Save a checkpoint of the last complete step, and write both pools as files of the
         workdir. replace: also if the step has one."""
         run = self.run
-        if run.navigating is not None and hosts.first():
+        if run.navigating and hosts.first():
             run.navigating.pool.save(run.workdir / "experience")
         tasks = list(run.tasks.originals)
         if pool := run.tasks.pool:

@@ -19,6 +19,8 @@ from rl.rollout import Job, jobs_of, rollouts
 from rl.seeds import seed_of
 from rl.trajectory import Sampling, StopReason, Trajectory
 
+Chosen = dict[int, list[Task]]  # the tasks of steps, by the number of the step
+
 
 def sampling_of(config: Any, temperature: float | None = None) -> Sampling:
     """Return how the policy samples: as in training, or at another temperature."""
@@ -58,9 +60,7 @@ def gather_rollouts(run: Run, jobs: Sequence[Job], phase: str) -> list[Trajector
     return hosts.gather_shares(hosts.together(lambda: run.stop.run(played)))
 
 
-def roll_out(
-    run: Run, chosen: dict[int, list[Task]], step: int
-) -> tuple[list[Trajectory], Metrics]:
+def roll_out(run: Run, chosen: Chosen, step: int) -> tuple[list[Trajectory], Metrics]:
     """Return `rollout.group` graded rollouts of each task of `step`, some of them guided.
 
     With `rollout.async_depth`, rollouts of later steps are started too and continue while this step
@@ -92,7 +92,7 @@ def groups_of_jobs(run: Run, chosen: Sequence[Task], step: int) -> list[list[Job
 
 
 def collect(
-    run: Run, pipeline: Pipeline, chosen: dict[int, list[Task]], step: int
+    run: Run, pipeline: Pipeline, chosen: Chosen, step: int
 ) -> tuple[list[Trajectory], Metrics]:
     """Start the rollouts of `chosen`, and wait for the groups that `step` trains on, which are
     graded as they end. Each host plays its share of the groups, and all get all trajectories."""

@@ -15,7 +15,7 @@ from evolver.config.derived import originals_needed, synthetic_tasks, worlds
 from evolver.config.paths import model_folder
 from evolver.llm.roles import policy_prompts, question_context
 from evolver.metrics import Metrics, timed
-from evolver.phases.rollouts import gather_rollouts, sampling_of
+from evolver.phases.rollouts import Chosen, gather_rollouts, sampling_of
 from evolver.processes import hosts
 from evolver.processes.interrupt import Interrupted
 from evolver.questioning import Explorer, TaskPool, is_verified
@@ -227,7 +227,7 @@ def try_out(run: Run, pool: TaskPool, new: Sequence[Task], step: int) -> Metrics
     return metrics
 
 
-def choose(run: Run, step: int) -> tuple[dict[int, list[Task]], Metrics]:
+def choose(run: Run, step: int) -> tuple[Chosen, Metrics]:
     """Return {step: its tasks}; with `rollout.async_depth`, also those of later steps that are to
     be started now.
 
@@ -281,4 +281,4 @@ def for_experience(run: Run) -> list[Task]:
 
 def share_of(run: Run) -> float:
     """Return the share of synthetic tasks in a step."""
-    return run.config.questioning.share if run.tasks.pool is not None else 0.0
+    return run.config.questioning.share if run.tasks.pool else 0.0

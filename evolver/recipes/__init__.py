@@ -7,7 +7,6 @@ of `evolver.phases` do; a subclass overrides those that its idea changes, in one
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from envs.world import Task
 from evolver import grading
 from evolver.build import Run
 from evolver.metrics import Metrics
@@ -32,7 +31,7 @@ RECIPES = {
     "demonstrated": "evolver.recipes.demonstrated:Demonstrated",
 }
 
-Chosen = dict[int, list[Task]]  # the tasks of a step, by its number
+Chosen = rollouts.Chosen
 
 
 class Recipe:

@@ -37,12 +37,11 @@ class Proposer:
                 task = verified_task(world, start, actions, rng, walker=walker)
             except Rejected as reason:
                 self.pool.reject(str(reason))
-                continue
             except WorldError:
                 self.pool.reject("the world broke")
-                continue
-            self.first.setdefault(task.id, number)
-            yield task
+            else:
+                self.first.setdefault(task.id, number)
+                yield task
 
 
 def grow(run: Run, propose: Propose, most: int, *purpose: int | str) -> dict[int, Task]:

@@ -54,7 +54,7 @@ def plug_contradictions(c: ConfigDict) -> Iterator[str]:
             " outcome: set attributing.judge.name=llm or questioning.judge.name=verifier"
         )
     # A plug of the user may lack these arguments.
-    values = {key: plugs.values(key, name, args) for key, name, args in plugs.in_config(c)}
+    values = {plug[0]: plugs.values(*plug) for plug in plugs.in_config(c)}
     weight, clip, calls = values["advantage"], values["loss"], values["questioning.explorer"]
     if weight.get("alpha_min", 0) > weight.get("alpha", math.inf):
         yield (
