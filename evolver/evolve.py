@@ -132,7 +132,7 @@ def claim(config: Any, folder: Path) -> None:
     )
     if other:
         raise RunError(f"--workdir={folder} holds another config:\n{other}choose a new directory")
-    files.claim(config.to_dict(), config.seed, "evolve")
+    files.claim(config.to_dict(), "evolve")
 
 
 # --- the world and its tasks ----------------------------------------------------------------------
@@ -377,22 +377,16 @@ def best(scores: Scores) -> float:
     return float(scores.best_temperature()[1].mean())
 
 
-def by_temperature(scores: Scores) -> dict[float, float]:
-    """Return {temperature above 0: success}."""
-    success = {float(name): float(np.mean(value)) for name, value in scores.sweep.items()}
-    return success | {scores.temperature: float(np.mean(scores.success_NR))}
-
-
 def temperature(scores: Scores) -> float:
     """Return the best temperature above 0, among equals the lowest."""
-    success = by_temperature(scores)
-    return max(success, key=lambda degrees: (success[degrees], -degrees))
+    return replace(scores, greedy_N=[]).best_temperature()[0]
 
 
 def hottest(scores: Scores) -> float:
     """Return the highest temperature at which the policy does nearly as well as at its best: there
     the rollouts of a group differ, and some succeed."""
-    success = by_temperature(scores)
+    success = {float(name): float(np.mean(value)) for name, value in scores.sweep.items()}
+    success[scores.temperature] = float(np.mean(scores.success_NR))
     return max(t for t, value in success.items() if value >= NEARLY * max(success.values()))
 
 

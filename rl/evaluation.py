@@ -241,7 +241,7 @@ def scores_of(
         )
     tasks = [group[0].task for group in groups]
     worlds = [task.env for task in tasks]
-    greedily = {trajectory.task.id: int(trajectory.evaluation.success) for trajectory in greedy}
+    greedily = {trajectory.task.id: int(trajectory.success) for trajectory in greedy}
     return Scores(
         tasks=[task.id for task in tasks],
         difficulty_N=[task.difficulty for task in tasks],
@@ -258,7 +258,7 @@ def scores_of(
 def _successes(trajectories: Sequence[Trajectory]) -> list[list[int]]:
     """Return success, 0 or 1, of the rollouts of each task."""
     groups = groups_of(trajectories).values()
-    return [[int(t.evaluation.success) for t in group] for group in groups]
+    return [[int(t.success) for t in group] for group in groups]
 
 
 def measures(*scores: Scores) -> Iterator[tuple[str, float]]:

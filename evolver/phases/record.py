@@ -38,7 +38,7 @@ class Recorder:
         before = run.workdir.config()
         planned = before["config"].get("steps", c.steps) if before else c.steps
         states(run)  # a fault shows now
-        run.workdir.claim(c.to_dict(), c.seed)
+        run.workdir.claim(c.to_dict())
         kept = arguments(Checkpoints, c.checkpoint)
         self.checkpoints = Checkpoints(run.workdir / "checkpoints", **kept)
         self.manifest: dict[str, Any] = {"pending_metrics": None, "wandb": "", "clock": 0.0}

@@ -58,8 +58,8 @@ def look_at(run: Run, task: Task) -> None:
     """Say what will make the rollouts of a task fail, as far as its first prompt shows it. Raises
     RunError if it leaves no room for a turn."""
     c, actor = run.config, run.actor
-    world_of, shown = worlds(c).get(task.env, c.env.name), actor.show_tools
-    shown = c.template.worlds.get(task.env, {}).get("show_tools", shown)
+    world_of = worlds(c).get(task.env, c.env.name)
+    shown = c.template.worlds.get(task.env, {}).get("show_tools", actor.show_tools)
 
     def tokens(seen: Observation) -> int:
         opening = Opening(actor.tokenizer, seen, (), shown, actor.limits, actor.chat, task.env)
@@ -82,9 +82,8 @@ def look_at(run: Run, task: Task) -> None:
     if prompt >= c.rollout.context:
         raise RunError(found[0])
     for role, question in policy_prompts(c):
-        needed = len(chat.opening(actor.tokenizer, question.empty()))
-        needed += bare + c.rollout.max_tokens
-        needed += min(ANSWER, c.llm[role].max_tokens)
+        needed = len(chat.opening(actor.tokenizer, question.empty())) + bare
+        needed += c.rollout.max_tokens + min(ANSWER, c.llm[role].max_tokens)
         if needed > question_context(c):
             found.append(
                 f"the policy plays the {role}, whose questions with one turn have, with an answer,"
@@ -219,9 +218,9 @@ def try_out(run: Run, pool: TaskPool, new: Sequence[Task], step: int) -> Metrics
         played = gather_rollouts(run, jobs, "attempts")
     tried = [t for t in played[: n * len(new)] if not t.broken]
     misleading = [t for t in played[n * len(new) :] if not t.broken]
-    solved = {t.task.id for t in tried if t.evaluation.success}
-    misled = {t.task.id for t in misleading if t.evaluation.success}
-    pool.record((t.task.id, t.evaluation.success) for t in tried)
+    solved = {t.task.id for t in tried if t.success}
+    misled = {t.task.id for t in misleading if t.success}
+    pool.record((t.task.id, t.success) for t in tried)
     pool.remove({t.task.id for t in tried} - solved, "no attempt solves it")
     pool.remove(solved & misled, "solved from another query")
     return metrics

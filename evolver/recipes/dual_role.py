@@ -93,7 +93,7 @@ class DualRole(Recipe):
         super().credit(run, trajectories, step)
         solved: dict[str, list[float]] = {}
         for t in grading.counted(run.config, trajectories):
-            solved.setdefault(t.task.id, []).append(float(t.evaluation.success))
+            solved.setdefault(t.task.id, []).append(float(t.success))
         # A task that was left out, or whose attempts all broke off, says nothing of its proposal.
         self.proposed = [(t, id) for t, id in self.proposed if not id or id in solved]
         for t, id in self.proposed:

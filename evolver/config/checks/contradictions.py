@@ -163,7 +163,8 @@ def machine_contradictions(c: ConfigDict) -> Iterator[str]:
             f"config.learner.most_segments={c.learner.most_segments} is for samples that do not"
             " share a prompt: set it to 0, or config.learner.share_prompts to False"
         )
-    count, urls = c.hosts.count, c.engine.vllm.urls
+    hosts, urls = c.hosts, c.engine.vllm.urls
+    count = hosts.count
     if 0 < len(urls) < count:
         yield (
             f"config.engine.vllm.urls has {len(urls)} servers for config.hosts.count={count}"
@@ -176,17 +177,16 @@ def machine_contradictions(c: ConfigDict) -> Iterator[str]:
         )
     if c.lora.rank and not c.lora.targets:
         yield f"config.lora.rank={c.lora.rank} adapts nothing: config.lora.targets is empty"
-    hosts = c.hosts
     port = re.fullmatch(r"\S+:(\d{1,5})", hosts.coordinator)
-    if hosts.count > 1 and not (port and 0 < int(port[1]) < 2**16):
+    if count > 1 and not (port and 0 < int(port[1]) < 2**16):
         yield (
-            f"config.hosts.count={hosts.count} needs config.hosts.coordinator=host:port of process"
+            f"config.hosts.count={count} needs config.hosts.coordinator=host:port of process"
             f" 0; it is {hosts.coordinator!r}"
         )
-    if 0 < hosts.count <= hosts.index:
+    if 0 < count <= hosts.index:
         yield (
             f"config.hosts.index={hosts.index}: processes are numbered from 0 to"
-            f" config.hosts.count - 1 = {hosts.count - 1}"
+            f" config.hosts.count - 1 = {count - 1}"
         )
 
 
