@@ -233,7 +233,7 @@ class Recorder:
         step: int,
         trajectories: Sequence[Trajectory],
         reasons: Sequence[str | None],
-        extra: Sequence[Trajectory] = (),
+        extra: Sequence[Trajectory],
     ) -> None:
         """Write one line per rollout, every `log.trajectories` steps, and those of `extra` to a
         file of their own. reasons: why each does not train. Note their system message."""
