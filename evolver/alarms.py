@@ -62,7 +62,7 @@ def figures(trajectories: Sequence[Trajectory]) -> Metrics:
         agreed = [e.success == bool(e.components["verified"]) for e in checked]
         metrics["questioning/judge/agreed_rate"] = mean(agreed)
         metrics["questioning/judge/compared"] = len(agreed)
-    successes = [t for t in played if t.tools and t.evaluation.success]
+    successes = [t for t in played if t.tools and t.success]
     if successes:
         callless = [not any(map(_calls, t.turns)) for t in successes]
         metrics["alarm/no_call/share"] = mean(callless)

@@ -100,12 +100,8 @@ class Run:
     # answers for language models with the current policy, if a role needs it
     responder: PolicyResponder | None
     recipe: Any  # what a step is, see evolver/recipes
-    initial: Engine | None  # samples from the initial policy, if it plays a role
+    engines: list[Engine]  # of the policy and, if it plays a role, of the initial policy
     step: int = -1
-
-    @property
-    def engines(self) -> list[Engine]:
-        return [self.actor.engine, *([self.initial] if self.initial else [])]
 
 
 @contextlib.contextmanager
@@ -194,7 +190,7 @@ def build(
         chat=chat,
         responder=responder,
         recipe=recipe,
-        initial=initial,
+        engines=[engine, initial] if initial else [engine],
     )
     if c.engine.name == "vllm" and c.engine.vllm.transfer == "lora":
         cast(Any, engine).transfer.source = lambda: hosts.local(run.learner.state["params"])
@@ -379,8 +375,7 @@ def make_actor(config: Any, engine: Engine, tokenizer: Tokenizer, chat: Chat | N
 def make_template(config: Any) -> Callable[[Opening], Context]:
     """Return what makes the context of an episode: the template of its world."""
     common, worlds = plugged(config, "template"), config.template.worlds.to_dict()
-    found = templates_of_worlds(config.template)
-    own = {key: plug(key, name, args) for key, name, args in found}
+    own = {given[0]: plug(*given) for given in templates_of_worlds(config.template)}
 
     def context(opening: Opening) -> Context:
         shown = worlds.get(opening.world, {}).get("show_tools", opening.show_tools)

@@ -16,11 +16,11 @@ import numpy as np
 from evolver.config.derived import weight_dtype
 from evolver.config.keys import arguments
 from evolver.config.paths import model_folder
+from evolver.learner import make_layout
 from evolver.llm.roles import engine_context
 from evolver.processes import hosts
 from evolver.processes.interrupt import Stop
 from models import hf, qwen
-from models.lora import LoRA
 from models.tokenizer import Tokenizer
 from rl import learner
 from rl.engines import Engine, EngineFault
@@ -142,7 +142,8 @@ def _transfer(config: Any, shape: qwen.Config) -> Transfer | None:
     if v.transfer == "nccl":
         return NcclBroadcast(shape, dtype=dtype, bucket=v.bucket)
     if v.transfer == "lora":
-        adapters = LoRA(config.lora.rank, config.lora.alpha, tuple(config.lora.targets))
+        adapters = make_layout(config).lora
+        assert adapters  # the config is checked for it
         return AdapterFiles(adapters, folder=v.shared)
     return None
 

@@ -101,7 +101,7 @@ def run_stages(config: Any, folder: Path) -> None:
         fit(config, solved, world)
         probes = measured(config, folder / "pretrained-probes", probing(folder))
         if config.evolve.rounds and best(probes) < config.evolve.enough:
-            measured(config, folder / "pretrained", at(temperature(probes)))
+            measured(config, folder / "pretrained", at_best(probes))
             probes = taught(config, folder, solved, world, probes)
         trained(config, folder, probes)
         policy, why = better(config, folder, probes)
@@ -133,7 +133,7 @@ def claim(config: Any, folder: Path) -> None:
     )
     if other:
         raise RunError(f"--workdir={folder} holds another config:\n{other}choose a new directory")
-    files.claim(config.to_dict(), config.seed, "evolve")
+    files.claim(config.to_dict(), "evolve")
 
 
 # --- the world and its tasks ----------------------------------------------------------------------
@@ -165,12 +165,12 @@ def checked(config: Any, folder: Path) -> None:
 def starts_missing(config: Any) -> bool:
     """Return True if the world has no tasks to start from, as a server of tools has none."""
     with make_source(config) as source, contextlib.closing(source.world()) as world:
-        return not config.env.tasks and not world.tasks(config.env.split)
+        return not starts_of(config, world)
 
 
 def start(config: Any, folder: Path, world: World) -> None:
     """Give a world without tasks one to start from, which demands nothing."""
-    if not config.env.tasks and not world.tasks(config.env.split):
+    if not starts_of(config, world):
         config.env.tasks = str(folder / "starts.jsonl")
         write_tasks(config.env.tasks, [Task("start/0", world.name, START, config.env.split)])
 
@@ -358,9 +358,9 @@ def probing(folder: Path) -> dict[str, Any]:
     return {"split": str(folder / f"probes{TASK_FILE}"), "tasks": 0, "rollouts": 2}
 
 
-def at(degrees: float) -> dict[str, Any]:
-    """Return the settings of an evaluation at one temperature."""
-    return {"temperature": degrees, "temperatures": ()}
+def at_best(probes: Scores) -> dict[str, Any]:
+    """Return the settings of an evaluation at the temperature that is best on probes."""
+    return {"temperature": temperature(probes), "temperatures": ()}
 
 
 def measured(config: Any, folder: Path, settings: dict[str, Any]) -> Scores:
@@ -378,22 +378,16 @@ def best(scores: Scores) -> float:
     return float(scores.best_temperature()[1].mean())
 
 
-def by_temperature(scores: Scores) -> dict[float, float]:
-    """Return {temperature above 0: success}."""
-    success = {float(name): float(np.mean(value)) for name, value in scores.sweep.items()}
-    return success | {scores.temperature: float(np.mean(scores.success_NR))}
-
-
 def temperature(scores: Scores) -> float:
     """Return the best temperature above 0, among equals the lowest."""
-    success = by_temperature(scores)
-    return max(success, key=lambda degrees: (success[degrees], -degrees))
+    return replace(scores, greedy_N=[]).best_temperature()[0]
 
 
 def hottest(scores: Scores) -> float:
     """Return the highest temperature at which the policy does nearly as well as at its best: there
     the rollouts of a group differ, and some succeed."""
-    success = by_temperature(scores)
+    success = {float(name): float(np.mean(value)) for name, value in scores.sweep.items()}
+    success[scores.temperature] = float(np.mean(scores.success_NR))
     return max(t for t, value in success.items() if value >= NEARLY * max(success.values()))
 
 
@@ -494,7 +488,7 @@ def trained(config: Any, folder: Path, probes: Scores) -> None:
     if c.evolve.renames:
         c.questioning.tasks = str(folder / f"renamed{TASK_FILE}")
         write_tasks(c.questioning.tasks, [renamed(task, task.id) for task in solved])
-    c.eval.update(at(temperature(probes)))
+    c.eval.update(at_best(probes))
     c.rollout.temperature = hottest(probes)
     c.rollout.tasks = min(c.rollout.tasks, len(solved))
     tell(f"\ntraining for {c.steps} steps at temperature {c.rollout.temperature:g}")

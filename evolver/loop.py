@@ -105,12 +105,11 @@ def finish(run: Run, recorder: Recorder) -> None:
             " `python -m rl.engines.serve` gives it to conversations without one; elsewhere clients"
             " have to send it.\n"
         )
-    tokenizer = run.actor.tokenizer
     hf.save(
         policy,
         trained.shape,
         trained.policy,
-        tokenizer=tokenizer,
+        tokenizer=run.actor.tokenizer,
         card=card,
         system=recorder.system,
     )

@@ -90,7 +90,7 @@ def rollout_metrics(
     for suffix, members in kinds.items():
         metrics[f"rollout/count{suffix}"] = len(members)
         if members:
-            metrics[f"rollout/success{suffix}"] = mean(t.evaluation.success for t in members)
+            metrics[f"rollout/success{suffix}"] = mean(t.success for t in members)
             metrics[f"rollout/score{suffix}"] = mean(t.outcome for t in members)
     if shaped := [t.reward for t in trajectories if t.reward is not None]:
         metrics["rollout/reward"] = mean(shaped)

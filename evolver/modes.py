@@ -21,7 +21,7 @@ def evaluate(config: Any, workdir: str | Path) -> None:
     """
     c, policy = config.eval, config.model.path
     with open_run(for_evaluation(config), workdir, alone=False) as run:
-        run.workdir.claim(config.to_dict(), config.seed, "eval")
+        run.workdir.claim(config.to_dict(), "eval")
         scores = [evaluation.evaluate(run, keep="eval", sweep=True)]
         for n in range(1, c.seeds):
             scores.append(evaluation.evaluate(run, keep=f"eval_{n}", repetition=n))
@@ -37,7 +37,7 @@ def explore(config: Any, workdir: str | Path) -> None:
         pool = run.tasks.pool
         if pool is None:
             raise RunError("--mode=explore needs config.questioning.enabled=True")
-        run.workdir.claim(config.to_dict(), config.seed, "explore")
+        run.workdir.claim(config.to_dict(), "explore")
         try:
             metrics = tasks.explore(run)
         finally:  # keep the tasks that were paid for
@@ -52,7 +52,7 @@ def pool(config: Any, workdir: str | Path) -> None:
     with open_run(config, workdir) as run:
         if run.navigating is None:
             raise RunError("--mode=pool needs config.navigating.enabled=True")
-        run.workdir.claim(config.to_dict(), config.seed, "pool")
+        run.workdir.claim(config.to_dict(), "pool")
         metrics = tasks.explore(run) | extraction.fill(run)
         pool, folder = run.navigating.pool, run.workdir / "experience"
         if hosts.first():

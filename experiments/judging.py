@@ -69,7 +69,7 @@ def measure(
     episodes = [t for t in gather_rollouts(run, jobs, "episodes") if t.turns and not t.broken]
     if not episodes:
         raise RunError(f"none of the {len(jobs)} episodes ended without a fault of its world")
-    solved = np.mean([t.evaluation.success for t in episodes])
+    solved = np.mean([t.success for t in episodes])
     text = f"{len(episodes)} episodes of {len(chosen)} tasks, {solved:.1%} solved"
     text += turn_table(run, judges, episodes) if judges else ".\n"
     return text + (outcome_table(run, outcomes, episodes) if outcomes else "")
@@ -120,7 +120,7 @@ def outcome_table(run: Run, judges: Sequence[str], episodes: Sequence[Trajectory
 
 def truth_of(episodes: Sequence[Trajectory]) -> np.ndarray:
     """Return what the world says of each episode, GOOD or BAD."""
-    return np.array([GOOD if t.evaluation.success else BAD for t in episodes])
+    return np.array([GOOD if t.success else BAD for t in episodes])
 
 
 def shuffled(run: Run, label_n: np.ndarray) -> np.ndarray:
@@ -156,7 +156,7 @@ def write_labels(path: Path, episodes: Sequence[Trajectory], labels: dict[str, n
     """Write a line for every turn."""
     lines: list[dict[str, Any]] = []
     for t in episodes:
-        head = {"task": t.task.id, "rollout": t.rollout, "success": bool(t.evaluation.success)}
+        head = {"task": t.task.id, "rollout": t.rollout, "success": bool(t.success)}
         for n, turn in enumerate(t.turns):
             found = {name: int(label_n[len(lines)]) for name, label_n in labels.items()}
             lines.append(head | {"turn": n, "action": turn.action, "labels": found})

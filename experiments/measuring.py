@@ -75,7 +75,7 @@ def main(
         return refused(found)
     try:
         with open_run(config, workdir) as run:
-            run.workdir.claim(config.to_dict(), config.seed, name)
+            run.workdir.claim(config.to_dict(), name)
             text = measure(run, **values)
             run.progress.close()
     except (RunError, RunEnds) as error:

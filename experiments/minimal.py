@@ -140,9 +140,9 @@ async def main(
         # 9 memory: attempts become experience, and results show which tasks can still teach
         # something.
         experience.learn(trajectories, step=step)
-        pool.record((t.task.id, t.evaluation.success) for t in trajectories)
+        pool.record((t.task.id, t.success) for t in trajectories)
         # 10 books
-        rates.append(float(np.mean([t.evaluation.success for t in trajectories])))
+        rates.append(float(np.mean([t.success for t in trajectories])))
         print(
             f"step {step}: success {rates[-1]:.0%}, "
             f"{len(trained)} of {len(trajectories)} rollouts train, "

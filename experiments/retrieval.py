@@ -245,7 +245,7 @@ def paired_rollouts(
     key = {task.id: (task.id, experience.id if experience else "") for task, experience in batch}
     success: Pairs = {pair: [None] * rollouts for pair in key.values()}
     for t in attempts:
-        success[key[t.task.id]][t.rollout] = None if t.broken else bool(t.evaluation.success)
+        success[key[t.task.id]][t.rollout] = None if t.broken else bool(t.success)
     return success
 
 

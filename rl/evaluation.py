@@ -102,7 +102,7 @@ def interval(value_N: ArrayLike) -> tuple[float, float]:
     return _middle(value_N[pick_DN].mean(axis=1))
 
 
-def interval_over_seeds(value_SN: ArrayLike, *, draws: int = DRAWS) -> tuple[float, float]:
+def interval_over_seeds(value_SN: ArrayLike) -> tuple[float, float]:
     """Return the 95% percentile bootstrap interval of the mean of (S, N), S training runs on the
     same N tasks.
 
@@ -119,8 +119,8 @@ def interval_over_seeds(value_SN: ArrayLike, *, draws: int = DRAWS) -> tuple[flo
     if runs > 1:
         value_SN = mean_N + math.sqrt(runs / (runs - 1)) * (value_SN - mean_N)
     rng = np.random.default_rng(0)
-    runs_DS = rng.multinomial(runs, np.full(runs, 1 / runs), size=draws) / runs
-    tasks_DN = rng.multinomial(tasks, np.full(tasks, 1 / tasks), size=draws) / tasks
+    runs_DS = rng.multinomial(runs, np.full(runs, 1 / runs), size=DRAWS) / runs
+    tasks_DN = rng.multinomial(tasks, np.full(tasks, 1 / tasks), size=DRAWS) / tasks
     return _middle(((runs_DS @ value_SN) * tasks_DN).sum(axis=1))
 
 
@@ -241,7 +241,7 @@ def scores_of(
         )
     tasks = [group[0].task for group in groups]
     worlds = [task.env for task in tasks]
-    greedily = {trajectory.task.id: int(trajectory.evaluation.success) for trajectory in greedy}
+    greedily = {trajectory.task.id: int(trajectory.success) for trajectory in greedy}
     return Scores(
         tasks=[task.id for task in tasks],
         difficulty_N=[task.difficulty for task in tasks],
@@ -258,7 +258,7 @@ def scores_of(
 def _successes(trajectories: Sequence[Trajectory]) -> list[list[int]]:
     """Return success, 0 or 1, of the rollouts of each task."""
     groups = groups_of(trajectories).values()
-    return [[int(t.evaluation.success) for t in group] for group in groups]
+    return [[int(t.success) for t in group] for group in groups]
 
 
 def measures(*scores: Scores) -> Iterator[tuple[str, float]]:

@@ -16,6 +16,9 @@ import numpy as np
 from rl.samples import Sample
 from rl.trajectory import Turn
 
+# Samples that share a beginning: (its tokens, the indices of the samples).
+Families = list[tuple[int, list[int]]]
+
 
 class SampleTooLong(ValueError):
     """A sample that does not fit into a row. `rl.samples.drop_reasons` excludes such rollouts
@@ -165,7 +168,7 @@ def pack(samples: Sequence[Sample], row: int, *, share: bool = False, most: int 
     return packed
 
 
-def _families(samples: Sequence[Sample], row: int) -> list[tuple[int, list[int]]]:
+def _families(samples: Sequence[Sample], row: int) -> Families:
     """Return (tokens of what they share, indices of the samples), each of at most `row` tokens, in
     order.
 
@@ -181,11 +184,9 @@ def _families(samples: Sequence[Sample], row: int) -> list[tuple[int, list[int]]
     return min(choices, key=lambda families: _tokens(families, samples))
 
 
-def _in_rows(
-    families: list[tuple[int, list[int]]], samples: Sequence[Sample], row: int
-) -> list[tuple[int, list[int]]]:
+def _in_rows(families: Families, samples: Sequence[Sample], row: int) -> Families:
     """Cut families of more than `row` tokens, each part with the shared tokens of its own."""
-    cut: list[tuple[int, list[int]]] = []
+    cut: Families = []
     for shared, items in families:
         room = 0
         for i in items:
@@ -198,7 +199,7 @@ def _in_rows(
     return [(shared if len(items) > 1 else 0, items) for shared, items in cut]
 
 
-def _tokens(families: list[tuple[int, list[int]]], samples: Sequence[Sample]) -> int:
+def _tokens(families: Families, samples: Sequence[Sample]) -> int:
     """Return the tokens of all families."""
     return sum(s + sum(len(samples[i]) - s for i in items) for s, items in families)
 

@@ -57,12 +57,17 @@ class Job:
 
 
 def jobs_of(
-    tasks: Iterable[Task], count: int, sampling: Sampling, seed: int, *purpose: int | str
+    tasks: Iterable[Task],
+    count: int,
+    sampling: Sampling,
+    seed: int,
+    *purpose: int | str,
+    draw: int = 0,
 ) -> list[Job]:
     """Return `count` jobs of each task, one task after the other. Each has a seed of its own, which
     depends on `seed`, the purpose, the task's id and the index of the rollout."""
     return [
-        Job(task, index, seed_of(seed, *purpose, task.id, index), sampling)
+        Job(task, index, seed_of(seed, *purpose, task.id, index), sampling, draw=draw)
         for task in tasks
         for index in range(count)
     ]

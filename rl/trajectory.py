@@ -172,6 +172,10 @@ class Trajectory:
         return self.evaluation.score
 
     @property
+    def success(self) -> bool:
+        return self.evaluation.success
+
+    @property
     def compared(self) -> float:
         """The number that estimators compare: the reward, or the score where none shaped it."""
         return self.outcome if self.reward is None else self.reward

@@ -46,7 +46,7 @@ def test_books_that_do_not_add_up_are_told(tmp_path):
     workdir, whole = Workdir(tmp_path), {"ledger/rollouts": ROLLOUTS, "rollout/count": ROLLOUTS}
     whole |= dict.fromkeys((f"ledger/{fate}" for fate in FATES), 0) | {"stop/cancelled": 0}
     config = {"env": {"timeout": 1.0}, "rollout": {"timeout": 1.0}, "llm": {"deadline": 1.0}}
-    workdir.claim(config, 0)
+    workdir.claim(config)
     workdir.log_metrics(0, {"time/elapsed": 0.0})
     ledger = {"ledger/trained": ROLLOUTS, "stop/done": ROLLOUTS, "time/elapsed": 1.0}
     workdir.log_metrics(1, whole | ledger)

@@ -256,7 +256,7 @@ def test_workdirs_that_cannot_be_used(call, tmp_path):
 
 
 def test_a_run_is_not_replaced_by_what_another_mode_finds(call, tmp_path):
-    Workdir(tmp_path).claim({}, 0)
+    Workdir(tmp_path).claim({})
     for mode, lost in (("explore", "tasks.jsonl"), ("pool", "experience/")):
         err = call(f"--workdir={tmp_path}", mode=mode)[2]
         assert f"holds a run, whose {lost} --mode={mode} would replace" in err
@@ -264,7 +264,7 @@ def test_a_run_is_not_replaced_by_what_another_mode_finds(call, tmp_path):
 
 def of_another_run(before, config, workdir) -> list[str]:
     """Return what is wrong with a config in the workdir of a run with an earlier one."""
-    Workdir(workdir).claim(before, 0)
+    Workdir(workdir).claim(before)
     return list(workdir_problems(config, workdir, "train", base.Config))
 
 

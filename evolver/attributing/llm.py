@@ -67,7 +67,7 @@ class LlmJudge(TurnJudge):
     def question(self, trajectory: Trajectory) -> Question:
         """Return the question about one trajectory."""
         limit = self.max_chars
-        won = trajectory.evaluation.success or trajectory.outcome > 0.5
+        won = trajectory.success or trajectory.outcome > 0.5
         return prompt("step_judge").question(
             "step_judge",
             record(steps=array(_STEP, len(trajectory.turns))),

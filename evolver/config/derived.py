@@ -15,11 +15,12 @@ def mechanisms_of(config: ConfigDict) -> list[str]:
 
 def worlds(config: ConfigDict) -> dict[str, str]:
     """Return {the `env` of a world's tasks, as far as the config says it: the world's name}: of
-    each world of a mixture, or of the one that there is."""
-    given = config.env.args.to_dict().get("worlds")
-    if config.env.name != Mixture.name or problems(given):
+    each world of a mixture, {} if there is something wrong with them, or of the one that there
+    is."""
+    if config.env.name != Mixture.name:
         return {config.env.name: config.env.name}
-    return {name: own.get("name", name) for name, own in given.items()}
+    given = config.env.args.to_dict().get("worlds")
+    return {} if problems(given) else {name: own.get("name", name) for name, own in given.items()}
 
 
 def weight_dtype(config: ConfigDict) -> str:
@@ -59,21 +60,20 @@ def originals_needed(config: ConfigDict) -> int:
 def needs_reference(config: ConfigDict) -> bool:
     """Return True if the log-probabilities of a reference policy are needed: by a KL penalty, or by
     a loss or a recipe with the attribute `needs_reference`."""
-    used = [plugs.load(key, config[key].name) for key in ("loss", "recipe")]
-    return bool(config.loss.kl_coef) or any(getattr(p, "needs_reference", False) for p in used)
+    needed = [plugs.trait(config, key, "needs_reference") for key in ("loss", "recipe")]
+    return bool(config.loss.kl_coef) or any(needed)
 
 
 def networks(config: ConfigDict) -> int:
     """Return how many networks train: one, or two with a critic of its own."""
-    return getattr(plugs.load("recipe", config.recipe.name), "networks", 1)
+    return plugs.trait(config, "recipe", "networks", 1)
 
 
 def state_passes(config: ConfigDict) -> int:
     """Return the passes over a step's rows that its recipe adds, such as those of a critic."""
-    return getattr(plugs.load("recipe", config.recipe.name), "passes", 0)
+    return plugs.trait(config, "recipe", "passes", 0)
 
 
 def replaces_outcome(config: ConfigDict) -> bool:
     """Return True if a judge scores attempts at synthetic tasks, False if the world does."""
-    judge = plugs.load("questioning.judge", config.questioning.judge.name)
-    return getattr(judge, "replaces_outcome", True)
+    return plugs.trait(config, "questioning.judge", "replaces_outcome", True)

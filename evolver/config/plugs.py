@@ -280,6 +280,12 @@ def chosen(config: Any, key: str) -> Chosen:
     return key, group.name, group.args.to_dict()
 
 
+def trait(config: Any, key: str, attribute: str, default: Any = False) -> Any:
+    """Return what the plug of a config under `key` says of itself in an attribute, the default if
+    it does not have it. Raises PlugError."""
+    return getattr(load(*chosen(config, key)[:2]), attribute, default)
+
+
 def in_config(config: Any) -> Iterator[Chosen]:
     """Yield (key, name, args) of every plug of a config."""
     yield from (chosen(config, key) for key in KINDS)

@@ -31,12 +31,11 @@ def summary(folder: Path, rules: Mapping[tuple[str, str], int], solutions: int) 
         values += [scores.per_task("greedy"), scores.per_task("avg@")]
     head.append(f"trained ({max(runs)} steps), greedy")
     values.append(after.per_task("greedy"))
-    difficulty_N = np.asarray(after.difficulty_N)
     rows = [(f"{len(after.tasks)} held-out tasks", *map(with_interval, values))]
-    for level in sorted(set(after.difficulty_N)):
-        chosen_N = difficulty_N == level
-        cells = [f"{100 * value_N[chosen_N].mean():.1f}" for value_N in values]
-        rows.append((f"  difficulty {level} ({chosen_N.sum()})", *cells))
+    for kind, level, chosen_N in after.parts:
+        if kind == "difficulty":
+            cells = [f"{100 * value_N[chosen_N].mean():.1f}" for value_N in values]
+            rows.append((f"  difficulty {level} ({chosen_N.sum()})", *cells))
     *_, greedy_N, sampled_N, trained_N = values
     best_N = max(greedy_N, sampled_N, key=np.mean)
     at, best = "by training, greedily", "its best temperature"

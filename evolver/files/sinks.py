@@ -69,7 +69,7 @@ class Sinks:
                 "origin": t.task.origin,
                 "query": t.task.query,
                 "episode": episode(t)[:MAX_CHARS],
-                "success": t.evaluation.success,
+                "success": t.success,
                 "outcome": t.outcome,
                 "stop": t.stop.value,
                 "fate": fate,

@@ -146,12 +146,12 @@ class Workdir:
 
     # --- written and read back --------------------------------------------------------------------
 
-    def claim(self, config: Record, seed: int, mode: str = "train") -> None:
+    def claim(self, config: Record, mode: str = "train") -> None:
         """Write `config.json`. A resumed run replaces the config, whose resumable keys may differ,
         keeps the first revision and adds its own. Other modes, which may share the workdir of a
         run, write `config.<mode>.json`."""
         now, given = provenance(), {"config": plain(config)}
-        record = given | {"seed": seed} | now
+        record = given | {"seed": config.get("seed")} | now
         if mode == "train" and (before := self.config()):
             if before | now | given == before:
                 return

@@ -212,8 +212,8 @@ class Chat:
         body |= role.sampling(question.seed)
         free = question.role in self.free and question.schema is not None
         for held in (False, True) if free else (True,):
-            weights, asked = self._weights(role), (body, question.schema, question.version)
-            call = Call(question.role, role, *asked, weights, held)
+            weights, version = self._weights(role), question.version
+            call = Call(question.role, role, body, question.schema, version, weights, held)
             record, cached = await self._record(call)
             if self.keeps and role.url == CURRENT_POLICY and record.get("tokens"):
                 self._keep(question, call, record)

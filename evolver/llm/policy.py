@@ -77,15 +77,13 @@ class PolicyResponder:
             raise ChatError("request", str(error)) from None
         finally:
             await self.engine.release(session)
-        tokens, stop = completion.tokens, completion.stop
-        text = self.tokenizer.decode(tokens[:-1] if stop == "stop" else tokens)
         own = not held and (sampling.temperature or 1.0) == self._temperature
         return {
-            "text": text,
-            "finish": stop,
+            "text": self.tokenizer.decode(completion.text_tokens),
+            "finish": completion.stop,
             "prompt_tokens": len(ids),
-            "completion_tokens": len(tokens),
-            "tokens": tokens,
+            "completion_tokens": len(completion.tokens),
+            "tokens": completion.tokens,
             "logprobs": [float(value) for value in completion.logprobs if own],
             "version": completion.version,
         }

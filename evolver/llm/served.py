@@ -18,12 +18,9 @@ from evolver.processes.server import Server, own_code
 def serving(
     config: Any, workdir: Path, *, say: Callable[[str], None], check: Callable[[], None]
 ) -> Iterator[str]:
-    """Serve config.llm.serve.path while the context lasts, and yield the url, "" if there is
-    nothing to serve. check, and what is raised: as for `Server.running`."""
+    """Serve config.llm.serve.path while the context lasts, and yield the url. check, and what is
+    raised: as for `Server.running`."""
     s = config.llm.serve
-    if not s.path:
-        yield ""
-        return
     # vLLM imports nothing of ours.
     environment = {"PYTHONPATH": ""} if s.python else own_code()
     if s.devices:

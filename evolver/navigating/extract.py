@@ -70,8 +70,8 @@ class Contrast(Extractor):
         """Return the new experiences. Raises ValueError for a task of another split."""
         experiences = []
         for id, group in learnable_groups(trajectories, self.splits).items():
-            failed = [t for t in group if not t.evaluation.success]
-            solved = [t for t in group if t.evaluation.success]
+            failed = [t for t in group if not t.success]
+            solved = [t for t in group if t.success]
             solved.sort(key=lambda t: (len(_useful(t)), t.rollout))
             if solved and _useful(solved[0]) and self._succeeds_again(solved[0]):
                 query, content = solved[0].task.query, self._render(_compare(solved, failed))
@@ -85,7 +85,7 @@ class Contrast(Extractor):
     def _succeeds_again(self, trajectory: Trajectory) -> bool:
         actions = [turn.action for turn in executed_turns(trajectory)]
         with closing(self._make_world()) as world:
-            return attempt(world, trajectory.task, actions).evaluation.success
+            return attempt(world, trajectory.task, actions).success
 
 
 def _function(argument: str, name: str) -> Callable[..., str]:

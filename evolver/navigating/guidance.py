@@ -85,10 +85,10 @@ class Navigating:
         """
         for group in groups_of(t for t in trajectories if not t.broken).values():
             unguided = [t for t in group if not t.guided] or group
-            expected = mean(t.evaluation.success for t in unguided)
+            expected = mean(t.success for t in unguided)
             for trajectory in group:
                 if trajectory.guided:
-                    won = trajectory.evaluation.success
+                    won = trajectory.success
                     self.pool.record(trajectory.experience, success=won, expected=expected)
                     self._meter.average("win_rate", won)
                     self._meter.average("expected_rate", expected)

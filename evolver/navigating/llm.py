@@ -135,7 +135,7 @@ class LlmExtractor(Extractor):
     ) -> Question:
         attempts = []
         for number, trajectory in enumerate(contrast, 1):
-            result = "success" if trajectory.evaluation.success else "failure"
+            result = "success" if trajectory.success else "failure"
             attempts.append(
                 f"=== ATTEMPT {number}: {result}, score {trajectory.outcome:.2f}\n"
                 + transcript(without_experience(trajectory), limit)
@@ -158,8 +158,8 @@ def listed(experiences: Sequence[Experience]) -> str:
 def _extremes(group: Sequence[Trajectory]) -> list[Trajectory]:
     """Return the success in the fewest turns and the failure with the lowest outcome, if there are
     any."""
-    solved = [t for t in group if t.evaluation.success]
-    failed = [t for t in group if not t.evaluation.success]
+    solved = [t for t in group if t.success]
+    failed = [t for t in group if not t.success]
     solved.sort(key=lambda t: (len(t.turns), t.rollout))
     failed.sort(key=lambda t: (t.outcome, -len(t.turns), t.rollout))
     return [*solved[:1], *failed[:1]]

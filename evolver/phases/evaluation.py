@@ -52,5 +52,5 @@ def evaluate(run: Run, *, keep: str = "", repetition: int = 0, sweep: bool = Fal
         records = [record_of(t, fate="sampled") for t in sampled]
         records += [record_of(t, fate="greedy") for t in greedy]
         run.workdir.log_trajectories(keep, records)
-    by_temperature = dict(zip(temperatures, others))
-    return scores_of(sampled, greedy, temperature=c.temperature, sweep=by_temperature)
+    swept = dict(zip(temperatures, others))
+    return scores_of(sampled, greedy, temperature=c.temperature, sweep=swept)

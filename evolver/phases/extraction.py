@@ -67,7 +67,7 @@ def solutions(run: Run) -> tuple[list[Trajectory], Metrics]:
         for task in invented:
             with contextlib.suppress(WorldError):
                 trajectory = attempt(world, task, task.reference, rollout=c.rollouts)
-                if trajectory.evaluation.success:
+                if trajectory.success:
                     solved.append(trajectory)
     return solved, {
         "navigating/solutions": len(solved),
@@ -83,11 +83,11 @@ def remember(run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics
     # A branch begins where another rollout led it, so it says less about its task.
     whole = [t for t in trajectories if not t.branched]
     run.sampler.record(whole)
-    if pool is not None:
+    if pool:
         unguided = [t for t in whole if not (t.broken or t.guided)]
-        pool.record((t.task.id, t.evaluation.success) for t in unguided)
+        pool.record((t.task.id, t.success) for t in unguided)
         metrics |= pool.metrics()
-    if navigating is not None:
+    if navigating:
         navigating.record(trajectories)
         if every and step % every == 0:
             with timed("memory") as seconds:

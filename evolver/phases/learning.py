@@ -38,22 +38,21 @@ COMMON_STATS = ("version", "loads", "stage_seconds", "update_seconds", "gap", "s
 
 
 def select(
-    config: Any,
+    run: Run,
     trajectories: Sequence[Trajectory],
-    version: int,
-    *,
-    extra: Sequence[Trajectory] = (),
+    extra: Sequence[Trajectory],
+    step: int,
     trains: Callable[[Trajectory], bool] | None = None,
 ) -> tuple[list[Packed], list[str | None], Metrics]:
     """Return packed mini-batches of nearly equal numbers of groups, the reason why each rollout
     does not train (None if it does), and the counts of both.
 
-    version: the version of the weights that are about to be updated. extra: rollouts that train in
-    groups of their own and are counted apart; their reasons come last. trains: False for a rollout
-    that has no signal although others of its group may have some; None = True for all.
+    extra: rollouts that train in groups of their own and are counted apart; their reasons come
+    last. trains: False for a rollout that has no signal although others of its group may have some;
+    None = True for all.
     """
-    c = config.learner
-    gates = {"version": version, **arguments(drop_reasons, c)}
+    c = run.config.learner
+    gates = {"version": run.actor.engine.version, **arguments(drop_reasons, c)}
     reason_N, extra_reasons = (drop_reasons(part, **gates) for part in (trajectories, extra))
     if trains:
         pairs = zip(trajectories, reason_N)
@@ -64,19 +63,20 @@ def select(
     if extra:
         metrics |= {"ledger/extra": len(extra), "ledger/extra_trained": extra_reasons.count(None)}
         metrics |= {f"ledger/extra_{reason}": extra_reasons.count(reason) for reason in REASONS}
+        warn_of_extra(run, extra_reasons, step)
     groups: list[list[Trajectory]] = []
     for rollouts, reasons in ((trajectories, reason_N), (extra, extra_reasons)):
         trained = [t for t, reason in zip(rollouts, reasons) if reason is None]
         groups += groups_of(trained).values()
     batches = [
-        mini_batch(config, list(itertools.chain(*groups[i :: c.updates])))
+        mini_batch(run.config, list(itertools.chain(*groups[i :: c.updates])))
         for i in range(min(c.updates, len(groups)))
     ]
     names = {name for batch in batches for name in batch.channels}
     # All alike, so that one program serves them.
-    for part in itertools.chain(batches, filter(None, (batch.guided_alone for batch in batches))):
-        missing = names - part.channels.keys()
-        part.channels |= {name: np.zeros_like(part.logp_RT) for name in missing}
+    for part in [*batches, *(batch.guided_alone for batch in batches if batch.guided_alone)]:
+        for name in names:
+            part.channels.setdefault(name, np.zeros_like(part.logp_RT))
     if batches:
         rows = [batch.rows for batch in batches]
         fill = np.average([batch.fill for batch in batches], weights=rows)
@@ -84,17 +84,16 @@ def select(
     return batches, [*reason_N, *extra_reasons], metrics
 
 
-def warn_of_extra(run: Run, metrics: Metrics, step: int) -> None:
+def warn_of_extra(run: Run, reasons: Sequence[str | None], step: int) -> None:
     """Tell the user the first time that one reason keeps all further rollouts of a step from
-    training. metrics: those of `select`."""
-    count = metrics.get("ledger/extra", 0)
-    for reason in REASONS:
-        if count and metrics[f"ledger/extra_{reason}"] == count:
-            run.progress.once(
-                f"extra/{reason}",
-                f"step {step}: none of the {count:g} extra rollouts of the recipe trains"
-                f" (ledger/extra_{reason}): {REMEDIES[reason].format(c=run.config.learner)}",
-            )
+    training."""
+    reason, *others = set(reasons)
+    if reason and not others:
+        run.progress.once(
+            f"extra/{reason}",
+            f"step {step}: none of the {len(reasons)} extra rollouts of the recipe trains"
+            f" (ledger/extra_{reason}): {REMEDIES[reason].format(c=run.config.learner)}",
+        )
 
 
 def mini_batch(config: Any, trajectories: Sequence[Trajectory]) -> Packed:
@@ -121,7 +120,7 @@ def learn(
     run: Run,
     batches: Sequence[Packed],
     step: int,
-    weigh: Callable[[Sequence[Packed]], Metrics] = lambda batches: {},
+    weigh: Callable[[Sequence[Packed]], Metrics],
 ) -> Metrics:
     """Make one optimizer step per mini-batch and epoch. This must not be interrupted: the old state
     is consumed.
@@ -147,8 +146,7 @@ def learn(
     metrics |= seconds | merged(measured)
     if learner.renews and step % c.loss.renew_reference == 0:
         learner.renew_reference()
-    warning = learner.alarm.check(metrics)
-    if warning:
+    if warning := learner.alarm.check(metrics):
         run.progress.say(f"step {step}: {warning}")
     return metrics | {"alarm/weights": float(bool(warning))}
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 from evolver import alarms
 from evolver.build import Run, RunError, remembering
 from evolver.config.derived import mechanisms_of, updates, warmup, worlds
+from evolver.config.keys import arguments
 from evolver.files.rollout_files import record_of
 from evolver.files.sinks import Sinks
 from evolver.files.workdir import plain
@@ -37,8 +38,8 @@ class Recorder:
         before = run.workdir.config()
         planned = before["config"].get("steps", c.steps) if before else c.steps
         states(run)  # a fault shows now
-        run.workdir.claim(c.to_dict(), c.seed)
-        kept = {"keep": c.checkpoint.keep, "milestones": c.checkpoint.milestones}
+        run.workdir.claim(c.to_dict())
+        kept = arguments(Checkpoints, c.checkpoint)
         self.checkpoints = Checkpoints(run.workdir / "checkpoints", **kept)
         self.manifest: dict[str, Any] = {"pending_metrics": None, "wandb": "", "clock": 0.0}
         self.system = ""  # message with which the policy trains, "" if it is not one
@@ -107,9 +108,9 @@ class Recorder:
         run.step, self.system = manifest["step"], manifest["system"]
         self._updates = learner.updates(run.learner.state)
         run.learner.alarm.baseline = list(manifest["alarm"])
-        if run.tasks.pool is not None:
+        if run.tasks.pool:
             run.tasks.pool.load_state(manifest["questioning"])
-        if run.navigating is not None:
+        if run.navigating:
             run.navigating.pool.load_state(manifest["navigating"])
         for key, plug in remembering(run).items():
             plug.load_state(manifest["plugs"][key])
@@ -124,8 +125,8 @@ class Recorder:
         self.manifest = plain({
             "step": step,
             "pending_metrics": metrics,
-            "questioning": pool.state() if pool is not None else None,
-            "navigating": run.navigating.pool.state() if run.navigating is not None else None,
+            "questioning": pool.state() if pool else None,
+            "navigating": run.navigating.pool.state() if run.navigating else None,
             "plugs": states(run),
             "alarm": run.learner.alarm.baseline,
             "wandb": self.sinks.id,
@@ -136,15 +137,17 @@ class Recorder:
     def numbers(self, metrics: Metrics) -> Metrics:
         """Return the metrics that are numbers, of which a file of metrics consists, and say which
         are not: those of a plug."""
-        found = plain(metrics)
-        wrong = {name: x for name, x in found.items() if not isinstance(x, float | int | None)}
-        for name, value in wrong.items():
+        numbers = Metrics()
+        for name, value in plain(metrics).items():
+            if isinstance(value, float | int | None):
+                numbers[name] = value
+                continue
             self.run.progress.once(
                 f"metric {name}",
                 f"the metric {name} is left out: a plug gave {reprlib.repr(value)}, and metrics are"
                 " numbers",
             )
-        return Metrics({name: x for name, x in found.items() if name not in wrong})
+        return numbers
 
     def finish_step(self, synced: Metrics | None = None) -> None:
         """Evaluate if it is time, write the pending metrics, and save if it is time. synced: the
@@ -186,7 +189,7 @@ class Recorder:
     def overdue(self) -> bool:
         """Return True if the last checkpoint is `checkpoint.minutes` old."""
         minutes = self.run.config.checkpoint.minutes
-        late = minutes > 0 and time.monotonic() - self._saved_at >= 60 * minutes
+        late = 0 < 60 * minutes <= time.monotonic() - self._saved_at
         return hosts.gather(late)[0]
 
     def rescue(self, ending: Exception) -> str:
@@ -215,15 +218,14 @@ class Recorder:
         """Save a checkpoint of the last complete step, and write both pools as files of the
         workdir. replace: also if the step has one."""
         run = self.run
-        if run.navigating is not None and hosts.first():
+        if run.navigating and hosts.first():
             run.navigating.pool.save(run.workdir / "experience")
         tasks = list(run.tasks.originals)
         if pool := run.tasks.pool:
             run.workdir.log_card(pool.card())
             tasks += pool.tasks.values()
         run.workdir.log_tasks(tasks)
-        checkpoint = run.step, arrays(run), self.manifest
-        self.checkpoints.save(*checkpoint, metric=metric, replace=replace)
+        self.checkpoints.save(run.step, arrays(run), self.manifest, metric=metric, replace=replace)
         self._saved_at = time.monotonic()
 
     def write_rollouts(
@@ -231,7 +233,7 @@ class Recorder:
         step: int,
         trajectories: Sequence[Trajectory],
         reasons: Sequence[str | None],
-        extra: Sequence[Trajectory] = (),
+        extra: Sequence[Trajectory],
     ) -> None:
         """Write one line per rollout, every `log.trajectories` steps, and those of `extra` to a
         file of their own. reasons: why each does not train. Note their system message."""

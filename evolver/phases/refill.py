@@ -27,7 +27,7 @@ def refill(
         silent = grading.alike(run.config, run.estimator, trajectories)
         missing = c.tasks - len(groups) + len(silent)
         drawn = {id for id, _ in groups}
-        more = tasks.draw(run, rounds, missing, seed, drawn) if missing else []
+        more = tasks.draw(run, rounds, missing, seed, fewer=True, without=drawn) if missing else []
         if not more:
             break
         played, measured = rollouts.roll_out(run, {step: more}, step)

@@ -19,6 +19,8 @@ from rl.rollout import Job, jobs_of, rollouts
 from rl.seeds import seed_of
 from rl.trajectory import Sampling, StopReason, Trajectory
 
+Chosen = dict[int, list[Task]]  # the tasks of steps, by the number of the step
+
 
 def sampling_of(config: Any, temperature: float | None = None) -> Sampling:
     """Return how the policy samples: as in training, or at another temperature."""
@@ -46,20 +48,19 @@ def gather_rollouts(run: Run, jobs: Sequence[Job], phase: str) -> list[Trajector
     on all of them.
     """
     mine = hosts.share(jobs)
-
-    def show(done: int, total: int, _: Trajectory) -> None:
-        run.progress.phase(phase, done, total)
-
     run.progress.phase(phase, 0, len(mine))
     clear_caches(run)
-    concurrency = run.config.rollout.concurrency
-    played = rollouts(mine, run.actor, run.worlds, concurrency=concurrency, progress=show)
+    played = rollouts(
+        mine,
+        run.actor,
+        run.worlds,
+        concurrency=run.config.rollout.concurrency,
+        progress=lambda done, total, _: run.progress.phase(phase, done, total),
+    )
     return hosts.gather_shares(hosts.together(lambda: run.stop.run(played)))
 
 
-def roll_out(
-    run: Run, chosen: dict[int, list[Task]], step: int
-) -> tuple[list[Trajectory], Metrics]:
+def roll_out(run: Run, chosen: Chosen, step: int) -> tuple[list[Trajectory], Metrics]:
     """Return `rollout.group` graded rollouts of each task of `step`, some of them guided.
 
     With `rollout.async_depth`, rollouts of later steps are started too and continue while this step
@@ -81,9 +82,7 @@ def roll_out(
 def groups_of_jobs(run: Run, chosen: Sequence[Task], step: int) -> list[list[Job]]:
     """Return the jobs of each task's group, drawn for `step`."""
     seed, count = run.config.seed, run.config.rollout.group
-    jobs = jobs_of(chosen, count, sampling_of(run.config), seed, "rollout", step)
-    for job in jobs:
-        job.draw = step
+    jobs = jobs_of(chosen, count, sampling_of(run.config), seed, "rollout", step, draw=step)
     if run.navigating:
         guide = partial(run.navigating.guide, chosen, count, seed_of(seed, "guide", step))
         guidance = hosts.on_first(run.navigating.pool, guide)
@@ -93,7 +92,7 @@ def groups_of_jobs(run: Run, chosen: Sequence[Task], step: int) -> list[list[Job
 
 
 def collect(
-    run: Run, pipeline: Pipeline, chosen: dict[int, list[Task]], step: int
+    run: Run, pipeline: Pipeline, chosen: Chosen, step: int
 ) -> tuple[list[Trajectory], Metrics]:
     """Start the rollouts of `chosen`, and wait for the groups that `step` trains on, which are
     graded as they end. Each host plays its share of the groups, and all get all trajectories."""

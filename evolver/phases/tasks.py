@@ -15,7 +15,7 @@ from evolver.config.derived import originals_needed, synthetic_tasks, worlds
 from evolver.config.paths import model_folder
 from evolver.llm.roles import policy_prompts, question_context
 from evolver.metrics import Metrics, timed
-from evolver.phases.rollouts import gather_rollouts, sampling_of
+from evolver.phases.rollouts import Chosen, gather_rollouts, sampling_of
 from evolver.processes import hosts
 from evolver.processes.interrupt import Interrupted
 from evolver.questioning import Explorer, TaskPool, is_verified
@@ -58,8 +58,8 @@ def look_at(run: Run, task: Task) -> None:
     """Say what will make the rollouts of a task fail, as far as its first prompt shows it. Raises
     RunError if it leaves no room for a turn."""
     c, actor = run.config, run.actor
-    world_of, shown = worlds(c).get(task.env, c.env.name), actor.show_tools
-    shown = c.template.worlds.get(task.env, {}).get("show_tools", shown)
+    world_of = worlds(c).get(task.env, c.env.name)
+    shown = c.template.worlds.get(task.env, {}).get("show_tools", actor.show_tools)
 
     def tokens(seen: Observation) -> int:
         opening = Opening(actor.tokenizer, seen, (), shown, actor.limits, actor.chat, task.env)
@@ -82,9 +82,8 @@ def look_at(run: Run, task: Task) -> None:
     if prompt >= c.rollout.context:
         raise RunError(found[0])
     for role, question in policy_prompts(c):
-        needed = len(chat.opening(actor.tokenizer, question.empty()))
-        needed += bare + c.rollout.max_tokens
-        needed += min(ANSWER, c.llm[role].max_tokens)
+        needed = len(chat.opening(actor.tokenizer, question.empty())) + bare
+        needed += c.rollout.max_tokens + min(ANSWER, c.llm[role].max_tokens)
         if needed > question_context(c):
             found.append(
                 f"the policy plays the {role}, whose questions with one turn have, with an answer,"
@@ -122,11 +121,9 @@ def explore(run: Run, step: int = 0) -> Metrics:
     if explorer and (step or not c.tasks):
         run.progress.phase("exploring")
         with timed("explore") as metrics:
-            known = set(pool.tasks)
-            hosts.on_first(pool, lambda: invent(run, pool, explorer, step))
+            new = hosts.on_first(pool, lambda: invent(run, pool, explorer, step))
         if run.tasks.words is not None:
             metrics |= run.tasks.words.metrics()
-        new = [task for id, task in pool.tasks.items() if id not in known]
         metrics |= try_out(run, pool, new, step)
         # Only now: what was not tried would displace what is known to be solved, and may go itself.
         pool.shrink()
@@ -145,17 +142,17 @@ def explore(run: Run, step: int = 0) -> Metrics:
     return metrics if step else metrics | pool.metrics()
 
 
-def invent(run: Run, pool: TaskPool, explorer: Explorer, step: int) -> None:
-    """Let the explorer fill the pool, and word the new tasks. Interrupted in a refresh, the pool is
-    as before, because a run that resumes explores again. Raises RunError for a world that cannot be
-    explored."""
-    c, known = run.config, set(pool.tasks)
+def invent(run: Run, pool: TaskPool, explorer: Explorer, step: int) -> list[Task]:
+    """Let the explorer fill the pool, and word the new tasks, which are returned. Interrupted in a
+    refresh, the pool is as before, because a run that resumes explores again. Raises RunError for a
+    world that cannot be explored."""
+    c, known = run.config, len(pool.tasks)
     budget = c.questioning.refresh if step else c.questioning.budget
     before, started, minutes = pool.state(), time.monotonic(), c.questioning.minutes
 
     def show() -> None:
         walks, steps = pool.counted("walks"), pool.counted("env_steps")
-        took, found = time.monotonic() - started, len(pool.tasks) - len(known)
+        took, found = time.monotonic() - started, len(pool.tasks) - known
         name = f"exploring · {walks:,} walks, {steps:,} steps, {steps / max(took, 1e-3):,.0f}/s"
         run.progress.phase(f"{name} · tasks", found, budget)
 
@@ -168,11 +165,10 @@ def invent(run: Run, pool: TaskPool, explorer: Explorer, step: int) -> None:
     pool.watch, pool.is_over = show, is_over
     try:
         with run.stop.at_once():
-            pool.grow(explorer, run.make_world, budget, seed_of(c.seed, "explore", step))
-        found = len(pool.tasks) - len(known)
-        if found < budget and pool.is_over():
+            new = pool.grow(explorer, run.make_world, budget, seed_of(c.seed, "explore", step))
+        if len(new) < budget and pool.is_over():
             run.progress.say(
-                f"exploring ended after {minutes:g} minutes with {found} of {budget} tasks"
+                f"exploring ended after {minutes:g} minutes with {len(new)} of {budget} tasks"
                 " (config.questioning.minutes)"
             )
     except NotExplorable as error:
@@ -184,8 +180,7 @@ def invent(run: Run, pool: TaskPool, explorer: Explorer, step: int) -> None:
     finally:
         # A recipe may begin explorations of its own.
         pool.watch, pool.is_over = lambda: None, lambda: False
-    new = [id for id in pool.tasks if id not in known]
-    poor = [pool.tasks[id].query for id in new if pool.tasks[id].meta.get("undescribed")]
+    poor = [task.query for task in new if task.meta.get("undescribed")]
     if c.questioning.words.name == "plain" and 2 * len(poor) > len(new):
         run.progress.once(
             "words",
@@ -196,7 +191,8 @@ def invent(run: Run, pool: TaskPool, explorer: Explorer, step: int) -> None:
     if run.tasks.words is not None and new:
         with closing(run.make_world()) as world:
             tools = tool_list(tools_of(world, pool.seeds[:8]), c.llm.shown)
-        pool.reword(run.tasks.words, new, tools)
+        pool.reword(run.tasks.words, [task.id for task in new], tools)
+    return [pool.tasks[task.id] for task in new]
 
 
 def try_out(run: Run, pool: TaskPool, new: Sequence[Task], step: int) -> Metrics:
@@ -222,15 +218,15 @@ def try_out(run: Run, pool: TaskPool, new: Sequence[Task], step: int) -> Metrics
         played = gather_rollouts(run, jobs, "attempts")
     tried = [t for t in played[: n * len(new)] if not t.broken]
     misleading = [t for t in played[n * len(new) :] if not t.broken]
-    solved = {t.task.id for t in tried if t.evaluation.success}
-    misled = {t.task.id for t in misleading if t.evaluation.success}
-    pool.record((t.task.id, t.evaluation.success) for t in tried)
+    solved = {t.task.id for t in tried if t.success}
+    misled = {t.task.id for t in misleading if t.success}
+    pool.record((t.task.id, t.success) for t in tried)
     pool.remove({t.task.id for t in tried} - solved, "no attempt solves it")
     pool.remove(solved & misled, "solved from another query")
     return metrics
 
 
-def choose(run: Run, step: int) -> tuple[dict[int, list[Task]], Metrics]:
+def choose(run: Run, step: int) -> tuple[Chosen, Metrics]:
     """Return {step: its tasks}; with `rollout.async_depth`, also those of later steps that are to
     be started now.
 
@@ -249,17 +245,19 @@ def choose(run: Run, step: int) -> tuple[dict[int, list[Task]], Metrics]:
     return chosen, metrics
 
 
-def draw(run: Run, place: int, n: int, seed: int, without: Collection[str] = ()) -> list[Task]:
+def draw(
+    run: Run, place: int, n: int, seed: int, *, fewer: bool = False, without: Collection[str] = ()
+) -> list[Task]:
     """Return n tasks in the mixture of the run, the `place`-th of a sequence of draws.
 
-    Tasks whose ids are in `without` are left out; where too few others remain, fewer tasks are
-    returned.
+    Tasks whose ids are in `without` are left out. fewer: return fewer tasks where there are too few
+    of one kind for the mixture.
     """
     pool, share = run.tasks.pool, share_of(run)
     originals = [task for task in run.tasks.originals if task.id not in without]
     synthetic = [task for task in pool.tasks.values() if task.id not in without] if pool else []
-    if without:
-        n = possible(n, share, len(originals), len(synthetic))
+    while fewer and (round(share * n) > len(synthetic) or n - round(share * n) > len(originals)):
+        n -= 1
     learnable = run.config.questioning.learnable
     return drawn(run.sampler, Draw(originals, synthetic, n, share, place, seed, learnable))
 
@@ -273,22 +271,13 @@ def for_experience(run: Run) -> list[Task]:
     tasks are returned.
     """
     n, share = run.config.navigating.tasks, share_of(run)
+    if n:
+        return draw(run, 0, n, seed_of(run.config.seed, "pool"), fewer=True)
     originals = run.tasks.originals if share < 1 else []
-    synthetic = list(run.tasks.pool.tasks.values()) if run.tasks.pool and share > 0 else []
-    if not n:
-        return [*originals, *synthetic]
-    n = possible(n, share, len(originals), len(synthetic))
-    return draw(run, 0, n, seed_of(run.config.seed, "pool"))
+    synthetic = run.tasks.pool.tasks.values() if run.tasks.pool and share > 0 else []
+    return [*originals, *synthetic]
 
 
 def share_of(run: Run) -> float:
     """Return the share of synthetic tasks in a step."""
-    return run.config.questioning.share if run.tasks.pool is not None else 0.0
-
-
-def possible(n: int, share: float, originals: int, synthetic: int) -> int:
-    """Return the most tasks, at most n, that so many original and synthetic ones make in the given
-    mixture."""
-    while round(share * n) > synthetic or n - round(share * n) > originals:
-        n -= 1
-    return n
+    return run.config.questioning.share if run.tasks.pool else 0.0

@@ -104,8 +104,7 @@ def _counts(config: Any, originals: int, held_out: int) -> dict[str, Count]:
     if n.every:
         learnt += c.steps // n.every * (1 + c.rollout.refill) * c.rollout.tasks
     given = plugs.values(*plugs.chosen(c, "navigating.extractor"))
-    extractor = plugs.load("navigating.extractor", n.extractor.name)
-    labelled = first if getattr(extractor, "reads_labels", True) else 0
+    labelled = first if plugs.trait(c, "navigating.extractor", "reads_labels", True) else 0
     queries = _retrievals(c, groups, held_out)
     # The embedder gets one text to learn the length of vectors, then queries and experiences.
     folder = resolve(n.pool)

@@ -221,11 +221,7 @@ def share(items: Sequence[T]) -> list[T]:
 
 def gather_shares(part: Sequence[T]) -> list[T]:
     """Return all items in their original order, from the parts that `share` made."""
-    return interleaved(gather(list(part)))
-
-
-def interleaved(parts: Sequence[Sequence[T]]) -> list[T]:
-    """Return the items of all parts in their original order: the inverse of `share`."""
+    parts = gather(list(part))
     return [parts[i % len(parts)][i // len(parts)] for i in range(sum(map(len, parts)))]
 
 

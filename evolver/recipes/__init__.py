@@ -7,7 +7,6 @@ of `evolver.phases` do; a subclass overrides those that its idea changes, in one
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from envs.world import Task
 from evolver import grading
 from evolver.build import Run
 from evolver.metrics import Metrics
@@ -32,7 +31,7 @@ RECIPES = {
     "demonstrated": "evolver.recipes.demonstrated:Demonstrated",
 }
 
-Chosen = dict[int, list[Task]]  # the tasks of a step, by its number
+Chosen = rollouts.Chosen
 
 
 class Recipe:
@@ -81,10 +80,7 @@ class Recipe:
     ) -> tuple[list[Packed], list[str | None], Metrics]:
         """Return the mini-batches, why each trajectory does not train (None if it does; those of
         `extra` come last), and metrics."""
-        version = run.actor.engine.version
-        chosen = learning.select(run.config, trajectories, version, extra=extra, trains=self.trains)
-        learning.warn_of_extra(run, chosen[-1], step)
-        return chosen
+        return learning.select(run, trajectories, extra, step, self.trains)
 
     def remember(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics:
         """Keep what the rollouts say about tasks and experience. Return metrics."""

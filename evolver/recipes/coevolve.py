@@ -62,7 +62,7 @@ class CoEvolve(Recipe):
     def remember(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics:
         for (id, _), group in groups_of([t for t in trajectories if not t.broken]).items():
             signal = self.signal(id, group)
-            won = [float(t.evaluation.success) for t in group]
+            won = [float(t.success) for t in group]
             self.history[id] = [*self.history.get(id, ()), sum(won) / len(won)][-self.window :]
             self.pairs.update(pair for t in group for pair in pairs_of(t))
             for name in SIGNALS:
@@ -75,7 +75,7 @@ class CoEvolve(Recipe):
     def signal(self, id: str, group: Sequence[Trajectory]) -> str:
         """Return which weakness a group shows, "" if none: a task that was known fails, some of its
         rollouts succeed and others fail, or one fails with a pair of calls that is rare."""
-        failed = [t for t in group if not t.evaluation.success]
+        failed = [t for t in group if not t.success]
         before, share = self.history.get(id, []), len(failed) / len(group)
         if not failed:
             return ""

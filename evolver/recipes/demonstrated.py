@@ -67,7 +67,7 @@ class Demonstrated(Recipe):
 
     def extra(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> list[Trajectory]:
         """Return the demonstrations."""
-        solved = {t.task.id for t in trajectories if t.evaluation.success}
+        solved = {t.task.id for t in trajectories if t.success}
         failed = {t.task.id: t.task for t in trajectories if t.task.id not in solved}
         pool = run.tasks.pool.tasks if run.tasks.pool else {}
         rng = random.Random(seed_of(run.config.seed, "demonstrations", step))
@@ -77,9 +77,9 @@ class Demonstrated(Recipe):
         known = [task for task in drawn if task.origin == "synthetic" and task.reference]
         mine = hosts.share(known[: self.solutions])
         shown = hosts.gather_shares(hosts.together(lambda: self.demonstrations(run, mine, step)))
-        found = [t for t in shown if t.evaluation.success]
+        found = [t for t in shown if t.success]
         for t in shown:
-            if not t.evaluation.success:
+            if not t.success:
                 run.progress.once("demonstrations", f"step {step}: a solution fails: {t.error}")
         self.figures["demonstrated/failed"] = len(failed)
         self.figures["demonstrated/lost"] = len(shown) - len(found)

@@ -75,9 +75,8 @@ class DualRole(Recipe):
             query = self.query.replace("{example}", example.query)
             probe = probe_of(starts[example.meta["source"]])
             asked[example.id] = replace(probe, id=f"proposal/{example.id}", query=query)
-        jobs = jobs_of(asked.values(), self.proposals, sampling_of(run.config), seed, "proposal")
-        for job in jobs:
-            job.draw = step
+        sampling = sampling_of(run.config)
+        jobs = jobs_of(asked.values(), self.proposals, sampling, seed, "proposal", draw=step)
         played = gather_rollouts(run, jobs, "proposals")
         acting = [n for n, t in enumerate(played) if actions_of(t)]
         proposals = [(starts[played[n].task.meta["entry"]], actions_of(played[n])) for n in acting]
@@ -94,7 +93,7 @@ class DualRole(Recipe):
         super().credit(run, trajectories, step)
         solved: dict[str, list[float]] = {}
         for t in grading.counted(run.config, trajectories):
-            solved.setdefault(t.task.id, []).append(float(t.evaluation.success))
+            solved.setdefault(t.task.id, []).append(float(t.success))
         # A task that was left out, or whose attempts all broke off, says nothing of its proposal.
         self.proposed = [(t, id) for t, id in self.proposed if not id or id in solved]
         for t, id in self.proposed:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from envs.world import Task, World, WorldError
 from evolver.build import Run
@@ -16,6 +17,7 @@ Proposal = tuple[Task, Sequence[str]]  # an original task, and actions from its 
 Propose = Callable[[Starts, int, random.Random], Iterable[Proposal]]
 
 
+@dataclass
 class Proposer:
     """An explorer that makes a verified task of each proposal, where one can be made. `pool` counts
     the others by the reason.
@@ -24,9 +26,9 @@ class Proposer:
     randomness. first: {task id: number of the first proposal that the task was made of}.
     """
 
-    def __init__(self, propose: Propose, pool: TaskPool):
-        self.propose, self.pool = propose, pool
-        self.first: dict[str, int] = {}
+    propose: Propose
+    pool: TaskPool
+    first: dict[str, int] = field(default_factory=dict)
 
     def explore(
         self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random
@@ -37,19 +39,18 @@ class Proposer:
                 task = verified_task(world, start, actions, rng, walker=walker)
             except Rejected as reason:
                 self.pool.reject(str(reason))
-                continue
             except WorldError:
                 self.pool.reject("the world broke")
-                continue
-            self.first.setdefault(task.id, number)
-            yield task
+            else:
+                self.first.setdefault(task.id, number)
+                yield task
 
 
 def grow(run: Run, propose: Propose, most: int, *purpose: int | str) -> dict[int, Task]:
     """Add at most `most` tasks to the pool of the run, which has one, and return them by the
     numbers of their proposals. purpose: what the seed is derived from."""
     pool, seed = run.tasks.pool, seed_of(run.config.seed, *purpose)
-    assert pool is not None
+    assert pool
     proposer = Proposer(propose, pool)
 
     def kept() -> dict[int, Task]:

@@ -27,7 +27,7 @@ from rl.trajectory import Trajectory
 
 def succeeded(trajectory: Trajectory) -> bool:
     """Return True for a whole rollout that succeeded."""
-    return trajectory.evaluation.success and not trajectory.broken
+    return trajectory.success and not trajectory.broken
 
 
 class Sirius(Recipe):

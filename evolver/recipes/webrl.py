@@ -79,13 +79,13 @@ class WebRL(Recipe):
                 turn.advantage = 1.0
         self.figures |= {"webrl/buffer": len(self.buffer.kept), "webrl/replayed": len(kept)}
         row = run.config.learner.row
-        solved = [t for t in trajectories if t.evaluation.success and not t.broken]
+        solved = [t for t in trajectories if t.success and not t.broken]
         self.buffer.add(t for t in solved if all(len(s) <= row for s in samples(t)))
         return kept
 
     def remember(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics:
         for t in trajectories:
-            if not (t.broken or t.evaluation.success):
+            if not (t.broken or t.success):
                 start = t.task.meta.get("source", t.task.id)
                 self.failed.append([start, [turn.action for turn in t.turns]])
         return super().remember(run, trajectories, step)

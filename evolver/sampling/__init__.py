@@ -83,11 +83,11 @@ def drawn(sampler: Sampler, draw: Draw) -> list[Task]:
     """Return what a sampler draws. Raises ValueError, with its name, unless these are `draw.n`
     different tasks out of the given ones."""
     tasks = sampler.draw(draw)
-    known = {task.id for task in (*draw.originals, *draw.synthetic)}
-    ids = [task.id for task in tasks]
-    if len(ids) != draw.n or len(set(ids)) < draw.n or not known.issuperset(ids):
+    given = {task.id for task in (*draw.originals, *draw.synthetic)}
+    right = given.intersection(task.id for task in tasks)
+    if not len(tasks) == len(right) == draw.n:
         raise ValueError(
-            f"{type(sampler).__name__}.draw returned {len(ids)} tasks, {len(known & set(ids))} of"
+            f"{type(sampler).__name__}.draw returned {len(tasks)} tasks, {len(right)} of"
             f" them different tasks that it was given; a draw needs {draw.n}"
         )
     return tasks

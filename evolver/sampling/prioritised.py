@@ -37,7 +37,7 @@ class Prioritised(Sampler):
         for t in trajectories:
             if not (t.broken or t.guided):
                 counts = self.results.setdefault(t.task.id, [0, 0])
-                counts[0] += t.evaluation.success
+                counts[0] += t.success
                 counts[1] += 1
 
     def state(self) -> Any:

@@ -1,13 +1,13 @@
 """A sampler that gives each world its share of a step."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 
 from envs.world import Task
 from evolver.parts import Parts
-from evolver.questioning.pool import mixture
-from evolver.sampling import Draw, Sampler
+from evolver.sampling import Draw, Sampler, mixed
 from rl.bounds import NotNegative
 from rl.seeds import seed_of
 
@@ -23,22 +23,20 @@ class Quotas(Sampler):
 
     def draw(self, draw: Draw) -> list[Task]:
         n_synthetic = round(draw.share * draw.n)
-        chosen = self._of_worlds(draw, draw.originals, draw.n - n_synthetic, "original")
-        chosen += self._of_worlds(draw, draw.synthetic, n_synthetic, "synthetic")
+        kinds = (
+            ("original", draw.originals, draw.n - n_synthetic),
+            ("synthetic", draw.synthetic, n_synthetic),
+        )
+        chosen = []
+        for kind, tasks, n in kinds:
+            sizes = Counter(task.env for task in tasks)
+            weights = {world: self.weights.get(world, 1) for world in sizes}
+            for world, number in apportioned(n, weights, sizes).items():
+                own = [task for task in tasks if task.env == world]
+                seed = seed_of(draw.seed, kind, world)
+                chosen += mixed(Draw(own, [], number, 0.0, draw.place, seed))
         seed = seed_of(draw.seed, "order", draw.place)
         return [chosen[i] for i in np.random.default_rng(seed).permutation(len(chosen))]
-
-    def _of_worlds(self, draw: Draw, tasks: Sequence[Task], n: int, kind: str) -> list[Task]:
-        by_world: dict[str, list[Task]] = {}
-        for task in tasks:
-            by_world.setdefault(task.env, []).append(task)
-        sizes = {world: len(own) for world, own in by_world.items()}
-        numbers = apportioned(n, {world: self.weights.get(world, 1) for world in by_world}, sizes)
-        chosen = []
-        for world, number in numbers.items():
-            own, seed = by_world[world], seed_of(draw.seed, kind, world)
-            chosen += mixture(own, [], step=draw.place, n=number, share=0.0, seed=seed)
-        return chosen
 
 
 def apportioned(n: int, weights: Mapping[str, float], sizes: Mapping[str, int]) -> dict[str, int]:
@@ -51,11 +49,10 @@ def apportioned(n: int, weights: Mapping[str, float], sizes: Mapping[str, int]) 
             raise ValueError(f"{n} tasks are needed, and there are {sum(sizes.values())}")
         total = sum(weights[world] for world in free)
         exact = {w: rest * weights[w] / total if total else rest / len(free) for w in free}
-        floors = {world: int(exact[world]) for world in free}
         # The order of `weights` breaks ties, and somebody gets a task in every round.
-        largest = sorted(free, key=lambda world: floors[world] - exact[world])
-        rounded_up = largest[: rest - sum(floors.values())]
+        largest = sorted(free, key=lambda world: int(exact[world]) - exact[world])
+        rounded_up = largest[: rest - sum(map(int, exact.values()))]
         for world in free:
-            number = given[world] + floors[world] + (world in rounded_up)
-            given[world] = min(number, sizes[world])
+            more = int(exact[world]) + (world in rounded_up)
+            given[world] = min(given[world] + more, sizes[world])
     return given

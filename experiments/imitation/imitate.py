@@ -40,7 +40,7 @@ def imitate(config: Any, workdir: str | Path, command: str) -> None:
     Raises NothingFits, Diverged, and CheckpointError if no checkpoint there can be read.
     """
     c, started, place = config, time.monotonic(), Workdir(workdir)
-    place.claim(c.to_dict(), c.seed, "imitation")
+    place.claim(c.to_dict(), "imitation")
     made, folder, policy = place / "demonstrations", place / "checkpoints", place / "policy"
     made.mkdir(exist_ok=True)
     if c.model.path:

@@ -11,8 +11,6 @@ import numpy as np
 
 from rl.trajectory import Trajectory
 
-PER_TURN = ("label_NK", "reward_NK")  # the fields of a batch that hold a value for each turn
-
 
 @dataclass(frozen=True, eq=False)
 class Batch:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rl.advantages import attribution, outcome
-from rl.advantages.batch import PER_TURN, Batch, Estimator, estimate, unbound
+from rl.advantages.batch import Batch, Estimator, estimate, unbound
 
 
 class OfArrays:
@@ -50,16 +50,16 @@ def tells_apart(estimator: Estimator, batch: Batch) -> bool:
 
     A world may give the score as the reward of the last turn: that says no more than the score.
     """
-    function = unbound(estimator)
-    fields = function.fields if isinstance(function, OfArrays) else PER_TURN
     reward_NK = batch.reward_NK.copy()
     for n, trajectory in enumerate(batch.trajectories):
         last = max(0, len(trajectory.turns) - 1)
         if reward_NK[n, last] == trajectory.outcome:
             reward_NK[n, last] = 0.0
-    own = {"label_NK": batch.label_NK, "reward_NK": reward_NK}
-    per_turn = [own[field][batch.on_NK] for field in PER_TURN if field in fields]
-    return any(x.size and np.ptp(x) > 1e-6 for x in (batch.outcome_N, *per_turn))
+    per_turn = {"label_NK": batch.label_NK, "reward_NK": reward_NK}
+    function = unbound(estimator)
+    read = function.fields if isinstance(function, OfArrays) else per_turn
+    compared = [x_NK[batch.on_NK] for field, x_NK in per_turn.items() if field in read]
+    return any(x.size and np.ptp(x) > 1e-6 for x in (batch.outcome_N, *compared))
 
 
 def of_outcomes(estimator: Estimator, batch: Batch) -> np.ndarray | None:

@@ -53,13 +53,10 @@ def guarded(loss: TokenLoss, tokens: Tokens) -> tuple[Array, Stats]:
     arguments would still reach the gradient.
     """
     on_RT = tokens.mask_RT > 0
-    logp_RT, old_logp_RT, advantage_RT = (jnp.where(on_RT, x, 0) for x in tokens[:3])
-    guided_RT = on_RT & (tokens.guided_RT > 0)
-    channels = {name: jnp.where(on_RT, x, 0) for name, x in tokens.channels.items()}
-    channels = terms.Channels(channels)
-    clean = Tokens(
-        logp_RT, old_logp_RT, advantage_RT, guided_RT, tokens.segments_RT, on_RT, channels
-    )
+    logp_RT, old_RT, advantage_RT = (jnp.where(on_RT, x, 0) for x in tokens[:3])
+    guided_RT, segments_RT = on_RT & (tokens.guided_RT > 0), tokens.segments_RT
+    channels = terms.Channels({n: jnp.where(on_RT, x, 0) for n, x in tokens.channels.items()})
+    clean = Tokens(logp_RT, old_RT, advantage_RT, guided_RT, segments_RT, on_RT, channels)
     result = loss(clean)
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(

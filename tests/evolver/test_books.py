@@ -97,13 +97,13 @@ def test_rewinding_forgets_what_comes_after_a_step(tmp_path):
 
 def test_the_config_is_kept_with_its_origin(tmp_path):
     workdir = Workdir(tmp_path / "new")
-    workdir.claim({"seed": 3, "x": (1, 2)}, 3)
+    workdir.claim({"seed": 3, "x": (1, 2)})
     record = workdir.config()
     assert record["config"] == {"seed": 3, "x": [1, 2]} and record["seed"] == 3
     assert record["versions"]["jax"] and record["python"]
-    workdir.claim({"seed": 3, "x": (1, 2)}, 3)
+    workdir.claim({"seed": 3, "x": (1, 2)})
     assert "resumed" not in workdir.config()
-    workdir.claim({"seed": 4}, 4, "eval")  # of another mode, beside the run
+    workdir.claim({"seed": 4}, "eval")  # of another mode, beside the run
     assert workdir.config()["seed"] == 3
     record = json.loads((tmp_path / "new/config.eval.json").read_text())
     assert record["config"] == {"seed": 4} and record["versions"]["jax"]
@@ -311,7 +311,7 @@ def test_wandb_writes_offline_and_goes_on_in_the_same_run(tmp_path):
 def fill(workdir: Workdir, evaluations: int) -> None:
     groups = {name: {"enabled": True} for name in ("questioning", "navigating", "attributing")}
     groups |= {"model": {"path": "p"}, "advantage": {"name": "adca"}, "eval": {"split": "dev"}}
-    workdir.claim({"env": {"name": "toy"}} | groups, 0)
+    workdir.claim({"env": {"name": "toy"}} | groups)
     for step in range(4):
         ledger = {"ledger/rollouts": 8, "ledger/trained": 6, "ledger/no_signal": 2}
         ledger["rollout/success/original"] = 0.5

@@ -192,7 +192,7 @@ def test_samples_of_guided_rollouts_hold_no_experience(stage, guided):
     for ours, same in zip(samples(guided), samples(plain), strict=True):
         assert SECRET not in tokenizer().decode(ours.tokens.tolist())
         assert ours.guided and not same.guided
-        for name in ("tokens", "mask", "turn_ids", "logp"):
+        for name in ("tokens", "mask", "logp"):
             np.testing.assert_array_equal(getattr(ours, name), getattr(same, name))
     assert SECRET not in json.dumps(guided.task.to_dict())
 

@@ -143,10 +143,12 @@ def test_settings_of_processes_are_checked():
     assert "config.rollout.tasks=3 gives some" in found
 
 
-def test_parts_are_interleaved_in_order():
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_parts_are_gathered_in_order(count, monkeypatch):
     items = list(range(11))
-    for count in (1, 2, 3, 4):
-        assert hosts.interleaved([items[i::count] for i in range(count)]) == items
+    parts = [items[i::count] for i in range(count)]
+    monkeypatch.setattr(hosts, "gather", lambda part: parts)
+    assert hosts.gather_shares(parts[0]) == items
 
 
 def test_an_error_of_all_processes_is_known_by_what_it_stands_for():

@@ -19,6 +19,13 @@ from tests.rl.test_learner import batch
 from tests.rl.test_samples import trajectory, turn
 
 
+def run_at(config, version):
+    """Return what stands in for a run whose engine has the weights of a version."""
+    run = mock.Mock(config=config)
+    run.actor.engine.version = version
+    return run
+
+
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_a_decaying_schedule_ends_with_the_run_however_few_updates_were_made(monkeypatch, epochs):
     """Steps whose groups give signal for one mini-batch, or for none, make fewer updates."""
@@ -34,11 +41,11 @@ def test_a_decaying_schedule_ends_with_the_run_however_few_updates_were_made(mon
         return state, {"logp_RT": 0, "tokens": 1}
 
     update.weights = lambda packed: packed.mask_RT
-    run = mock.Mock(config=config)
-    run.learner.update, run.learner.renews, run.actor.engine.version = update, False, 0
+    run = run_at(config, 0)
+    run.learner.update, run.learner.renews = update, False
     run.learner.alarm.check.return_value = ""
     for step, made in enumerate((2, 0, 1, 1), 1):
-        learning.learn(run, [batch(rows=1)] * made, step)
+        learning.learn(run, [batch(rows=1)] * made, step, lambda batches: {})
     planned = 2 * epochs
     first, *_, last = np.split(np.array(positions), [planned, planned + epochs])
     np.testing.assert_allclose(first, np.arange(planned))
@@ -111,7 +118,7 @@ def test_guided_rollouts_are_packed_apart_where_they_alone_are_scored(old_logp, 
         trajectory(turn([1, 2], [3, 4], 1.0 - n, version=0), experience=["e"] * (n % 2))
         for n in range(4)
     ]
-    (packed,), _, _ = learning.select(config, played, 0)
+    (packed,), _, _ = learning.select(run_at(config, 0), played, [], 1)
     found = packed.guided_alone
     assert (0 if found is None else found.sample_RT.max() + 1) == alone
     assert found is None or found.guided_RT[found.mask_RT].all()
@@ -138,8 +145,7 @@ def test_tokens_of_unknown_log_probability_have_that_of_the_policy(monkeypatch):
 
 def test_rollouts_of_a_recipe_that_do_not_train_are_counted_and_told_by_their_reason():
     config = base.get_config()
-    run = mock.Mock(config=config)
-    run.actor.engine.version, recipe, told = 9, Recipe(Parts()), {}
+    run, recipe, told = run_at(config, 9), Recipe(Parts()), {}
     run.progress.once = told.setdefault
     old, flat = ([trajectory(turn([1], [2], a, v))] for a, v in ((1.0, 3), (0.0, 9)))
     fine = trajectory(turn([1], [2], 1.0, 9), task="b")

@@ -147,7 +147,8 @@ def test_poor_words_are_said_once_and_a_language_model_is_offered():
     poor = synthetic_task(pool.seeds[0], "Act 1.", identity=[1], meta={"undescribed": True})
     run = mock.Mock(config=base.get_config(), make_world=Numbers, stop=Stop())
     run.tasks.words = None
-    pool.grow = lambda *args: pool.tasks.update({poor.id: poor})
+    pool.tasks[poor.id] = poor
+    pool.grow = lambda *args: [poor]
     invent(run, pool, None, 0)
     _, said = run.progress.once.call_args.args
     assert "'Act 1.'" in said and "config.questioning.words.name=model" in said

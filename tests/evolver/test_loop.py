@@ -386,7 +386,7 @@ def test_the_policy_before_training_is_evaluated_at_every_temperature(capsys, fi
 def test_a_file_in_the_way_is_one_message(tiny, tmp_path, capsys, mode):
     workdir = tmp_path / "run"
     words = command(tiny, workdir, "--config.steps=1")
-    Workdir(workdir).claim(cli.parse(words).config.to_dict(), 0)
+    Workdir(workdir).claim(cli.parse(words).config.to_dict())
     (workdir / "trajectories").write_text("")
     assert runs.go(tiny, workdir, "--config.steps=1", f"--mode={mode}") == 1
     err = capsys.readouterr().err

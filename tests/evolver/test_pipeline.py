@@ -97,7 +97,8 @@ def test_a_late_group_shares_no_baseline_with_the_next_steps_group_of_its_task()
     assert [t.turns[0].outcome_advantage for t in trajectories] == [first, second, 0, 0]  # adca's
     skipped = reasons_to_skip(trajectories, skip_flat=True)
     assert skipped[1:3] == ["", "the group's outcomes are equal"]
-    batches, reasons, _ = learning.select(config, trajectories, 1)
+    run = SimpleNamespace(config=config, actor=SimpleNamespace(engine=SimpleNamespace(version=1)))
+    batches, reasons, _ = learning.select(run, trajectories, [], 2)
     assert reasons == [None, None, "no_signal", "no_signal"] and len(batches) == 1
     scores_NR = scores_of(trajectories, [], temperature=1.0, sweep={}).score_NR
     assert scores_NR == [[1.0, 0.5], [0.0, 0.0]]

@@ -156,7 +156,7 @@ class TestFiles:
     def test_a_run_that_died_before_its_first_checkpoint_starts_over(self, tiny, tmp_path):
         workdir = tmp_path / "run"
         config = cli.parse(command(tiny, workdir)).config
-        Workdir(workdir).claim(config.to_dict(), config.seed)
+        Workdir(workdir).claim(config.to_dict())
         Workdir(workdir).log_metrics(0, {})
         (workdir / "checkpoints").mkdir()
         assert run.main(command(tiny, workdir)) == 0

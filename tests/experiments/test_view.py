@@ -65,7 +65,7 @@ def record(
 def made(folder: Path, steps: int = 3) -> Path:
     """Write the workdir of a run of some steps with two groups of two rollouts each."""
     workdir = Workdir(folder)
-    workdir.claim({"env": {"name": "toy"}, "steps": 9, "attributing": {"enabled": True}}, 4)
+    workdir.claim({"env": {"name": "toy"}, "steps": 9, "attributing": {"enabled": True}, "seed": 4})
     for step in range(1, steps + 1):
         workdir.log_metrics(
             step, {"rollout/success": 0.5, "ledger/rollouts": 4, "ledger/trained": 4}
@@ -435,7 +435,7 @@ def test_labels_are_compared_with_those_of_replay(tmp_path, capsys):
             turn.label = label.value
     judge.close()
     workdir = Workdir(tmp_path)
-    workdir.claim({"env": {"name": "travel"}}, 0)
+    workdir.claim({"env": {"name": "travel"}})
     workdir.log_tasks(tasks)
     workdir.log_trajectories(1, [record_of(t, fate="trained") for t in trajectories])
     good = sum(turn.label == 1 for t in trajectories for turn in t.turns)

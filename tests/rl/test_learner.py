@@ -41,7 +41,7 @@ def batch(rows=5, seed=0):
         mask[0] = False
         logp, advantage = -3.6 + 0.4 * rng.normal(size=n), rng.normal(size=n)
         sample = Sample(
-            rng.integers(1, CONFIG.vocab, n), mask, turn_ids=mask - 1, logp=logp * mask,
+            rng.integers(1, CONFIG.vocab, n), mask, logp=logp * mask,
             advantage=advantage * mask, guided=bool(i % 2),
         )  # fmt: skip
         samples.append(sample)

@@ -15,9 +15,8 @@ def sample(rng, n, guided=False):
     mask = rng.random(n) < 0.5
     mask[:1] = False
     return Sample(
-        rng.integers(1, 100, n), mask, turn_ids=np.where(mask, 3, -1),
-        logp=np.where(mask, -rng.random(n), 0), advantage=np.where(mask, rng.normal(size=n), 0),
-        guided=guided,
+        rng.integers(1, 100, n), mask, logp=np.where(mask, -rng.random(n), 0),
+        advantage=np.where(mask, rng.normal(size=n), 0), guided=guided,
     )  # fmt: skip
 
 

@@ -144,7 +144,8 @@ def test_a_rollout_may_begin_with_the_turns_of_another():
     assert said[0] == said[1]
     assert len(engine.requests) == 2  # nothing was generated for the turns that were given
     (sample,) = samples.samples(branched)
-    assert set(sample.turn_ids) == {-1, 2, 3}
+    own = [token for turn in branched.turns[2:] for token in turn.completion.tokens]
+    assert sample.tokens[sample.mask].tolist() == own
 
 
 def test_a_rollout_may_begin_with_actions_in_words():
@@ -385,9 +386,8 @@ def assert_trained_once(trajectory):
     trained = []
     for sample in samples.samples(trajectory):
         assert "<EXP>" not in tokenizer().decode(sample.tokens.tolist())
-        trained += [(k, token) for k, token in zip(sample.turn_ids, sample.tokens) if k >= 0]
-    turns = enumerate(trajectory.turns)
-    assert trained == [(k, token) for k, turn in turns for token in turn.completion.tokens]
+        trained += sample.tokens[sample.mask].tolist()
+    assert trained == [token for turn in trajectory.turns for token in turn.completion.tokens]
 
 
 def play_guided(turns, limits=ROOMY, *, template, **script):
@@ -412,7 +412,7 @@ def test_guided_rollouts_train_exactly_what_was_generated_and_no_experience(temp
         assert (with_tips.stripped, without.stripped) == (without.prompt, [])
     for sample, same in zip(samples.samples(guided), samples.samples(plain), strict=True):
         assert sample.guided and not same.guided
-        for name in ("tokens", "mask", "turn_ids", "logp", "version"):
+        for name in ("tokens", "mask", "logp", "version"):
             np.testing.assert_array_equal(getattr(sample, name), getattr(same, name))
 
 

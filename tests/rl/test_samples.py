@@ -43,7 +43,7 @@ def test_growing_contexts_share_a_sample():
     [sample] = samples.samples(t)
     assert_holds(
         sample, tokens=[1, 2, 3, 4, 5, 6], mask=[0, 0, 1, 1, 0, 1],
-        turn_ids=[-1, -1, 0, 0, -1, 1], version=[-1, -1, 5, 5, -1, 6],
+        version=[-1, -1, 5, 5, -1, 6],
         logp=[0, 0, -0.03, -0.04, 0, -0.06], advantage=[0, 0, 0.5, 0.5, 0, -1.0],
     )  # fmt: skip
     assert (sample.guided, sample.env, len(sample)) == (False, "toy", 6)
@@ -52,12 +52,14 @@ def test_growing_contexts_share_a_sample():
 def test_a_rewritten_context_starts_another_sample():
     """Earlier generations are part of the later prompt, where they do not train again."""
     t = trajectory(
-        turn([1, 2], [3, 4]), turn([1, 9, 3, 4, 5], [6, 7]), turn([1, 9, 3, 4, 5, 6, 7, 8], [2])
+        turn([1, 2], [3, 4], 1.0),
+        turn([1, 9, 3, 4, 5], [6, 7], 2.0),
+        turn([1, 9, 3, 4, 5, 6, 7, 8], [2], 3.0),
     )
     first, second = samples.samples(t)
     assert_holds(first, tokens=[1, 2, 3, 4])
     assert_holds(second, tokens=[1, 9, 3, 4, 5, 6, 7, 8, 2])
-    assert_holds(second, turn_ids=[-1, -1, -1, -1, -1, 1, 1, -1, 2])
+    assert_holds(second, advantage=[0, 0, 0, 0, 0, 2, 2, 0, 3])
 
 
 def test_a_retokenised_generation_is_a_rewritten_context():
@@ -109,7 +111,7 @@ openings = st.lists(st.integers(1, 3), min_size=1, max_size=6)
 @given(openings, openings, st.lists(st.tuples(pieces, pieces, st.booleans())))
 def test_every_generated_token_trains_exactly_once(prompt, stripped, parts):
     """Few distinct tokens, so that all kinds of prefixes and repetitions occur; a turn may rewrite
-    the context."""
+    the context. The advantage of a token tells its turn."""
     turns, since = [], []
     for generated, observation, rewrite in parts:
         turns.append(turn(prompt + since, generated, len(turns) + 1.0, stripped=stripped + since))
@@ -119,13 +121,12 @@ def test_every_generated_token_trains_exactly_once(prompt, stripped, parts):
     t = trajectory(*turns, experience=["e"])
     result, trained = samples.samples(t), []
     for s in result:
-        trained += [(int(k), int(token)) for k, token in zip(s.turn_ids, s.tokens) if k >= 0]
-    assert trained == [(k, x) for k, taken in enumerate(turns) for x in taken.completion.tokens]
+        trained += [(int(k), int(token)) for k, token in zip(s.advantage, s.tokens) if k]
+    assert trained == [(t.advantage, x) for t in turns for x in t.completion.tokens]
     for sample in result:
-        on = sample.turn_ids >= 0
-        assert_holds(sample, mask=on, advantage=on * (sample.turn_ids + 1))
-        assert_holds(sample, logp=on * -0.01 * sample.tokens)
-        last = turns[sample.turn_ids.max()]
+        on = sample.advantage > 0
+        assert_holds(sample, mask=on, logp=on * -0.01 * sample.tokens)
+        last = turns[int(sample.advantage.max()) - 1]
         assert sample.tokens.tolist() == last.stripped + last.completion.tokens
 
 
@@ -169,7 +170,7 @@ def test_a_guided_episode_gives_the_samples_of_one_without_experience(
     guided = episode(query, experience, turns, window, tools_at)
     plain = episode(query, [], turns, window, tools_at)
     for sample, expected in zip(samples.samples(guided), samples.samples(plain), strict=True):
-        names = ("tokens", "mask", "turn_ids", "logp", "advantage", "version")
+        names = ("tokens", "mask", "logp", "advantage", "version")
         assert_holds(sample, **{name: getattr(expected, name) for name in names})
 
 

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from ml_collections import ConfigDict
 
@@ -32,7 +33,7 @@ def plug_contradictions(c: ConfigDict) -> Iterator[str]:
     """Yield conflicts between plugs, such as an estimator that needs labels while nothing makes
     them, and between arguments of one plug."""
     estimator, judge = c.advantage.name, c.attributing.judge.name
-    needs_labels = getattr(plugs.load("advantage", estimator), "needs_labels", None)
+    needs_labels = plugs.trait(c, "advantage", "needs_labels", None)
     if needs_labels and not c.attributing.enabled:
         yield (
             f"config.advantage.name={estimator} needs labels of turns: set"
@@ -44,7 +45,7 @@ def plug_contradictions(c: ConfigDict) -> Iterator[str]:
             f"config.attributing.enabled makes labels, but config.advantage.name={estimator}"
             " ignores them: set config.advantage.name=adca, or config.attributing.enabled=False"
         )
-    reproduces = getattr(plugs.load("attributing.judge", judge), "reproduces_outcome", False)
+    reproduces = plugs.trait(c, "attributing.judge", "reproduces_outcome")
     judged = c.questioning.enabled and replaces_outcome(c)
     if c.attributing.enabled and reproduces and judged:
         yield (
@@ -53,7 +54,7 @@ def plug_contradictions(c: ConfigDict) -> Iterator[str]:
             " outcome: set attributing.judge.name=llm or questioning.judge.name=verifier"
         )
     # A plug of the user may lack these arguments.
-    values = {key: plugs.values(key, name, args) for key, name, args in plugs.in_config(c)}
+    values = {plug[0]: plugs.values(*plug) for plug in plugs.in_config(c)}
     weight, clip, calls = values["advantage"], values["loss"], values["questioning.explorer"]
     if weight.get("alpha_min", 0) > weight.get("alpha", math.inf):
         yield (
@@ -162,7 +163,8 @@ def machine_contradictions(c: ConfigDict) -> Iterator[str]:
             f"config.learner.most_segments={c.learner.most_segments} is for samples that do not"
             " share a prompt: set it to 0, or config.learner.share_prompts to False"
         )
-    count, urls = c.hosts.count, c.engine.vllm.urls
+    hosts, urls = c.hosts, c.engine.vllm.urls
+    count = hosts.count
     if 0 < len(urls) < count:
         yield (
             f"config.engine.vllm.urls has {len(urls)} servers for config.hosts.count={count}"
@@ -175,17 +177,16 @@ def machine_contradictions(c: ConfigDict) -> Iterator[str]:
         )
     if c.lora.rank and not c.lora.targets:
         yield f"config.lora.rank={c.lora.rank} adapts nothing: config.lora.targets is empty"
-    hosts = c.hosts
     port = re.fullmatch(r"\S+:(\d{1,5})", hosts.coordinator)
-    if hosts.count > 1 and not (port and 0 < int(port[1]) < 2**16):
+    if count > 1 and not (port and 0 < int(port[1]) < 2**16):
         yield (
-            f"config.hosts.count={hosts.count} needs config.hosts.coordinator=host:port of process"
+            f"config.hosts.count={count} needs config.hosts.coordinator=host:port of process"
             f" 0; it is {hosts.coordinator!r}"
         )
-    if 0 < hosts.count <= hosts.index:
+    if 0 < count <= hosts.index:
         yield (
             f"config.hosts.index={hosts.index}: processes are numbered from 0 to"
-            f" config.hosts.count - 1 = {hosts.count - 1}"
+            f" config.hosts.count - 1 = {count - 1}"
         )
 
 
@@ -213,35 +214,34 @@ def token_contradictions(c: ConfigDict, mode: str) -> Iterator[str]:
 
 def recipe_contradictions(c: ConfigDict) -> Iterator[str]:
     """Yield conflicts with a recipe that demonstrates, or that works on invented tasks."""
-    recipe = plugs.load("recipe", c.recipe.name)
-    if getattr(recipe, "refreshes", False) and not (c.questioning.enabled and c.questioning.every):
+    recipe = partial(plugs.trait, c, "recipe")
+    if recipe("refreshes") and not (c.questioning.enabled and c.questioning.every):
         yield (
             f"config.recipe.name={c.recipe.name} refreshes invented tasks: set"
             " config.questioning.enabled=True and config.questioning.every above 0"
         )
-    if getattr(recipe, "needs_tasks", False) and not c.questioning.enabled:
+    if recipe("needs_tasks") and not c.questioning.enabled:
         yield (
             f"config.recipe.name={c.recipe.name} makes new tasks of invented ones: set"
             " config.questioning.enabled=True"
         )
-    if getattr(recipe, "in_step", False) and c.rollout.async_depth:
+    if recipe("in_step") and c.rollout.async_depth:
         yield (
             f"config.recipe.name={c.recipe.name} makes the tasks of a step within it: set"
             " config.rollout.async_depth=0"
         )
-    needs = getattr(plugs.load("loss", c.loss.name), "needs_values", False)
-    if needs and not getattr(recipe, "gives_values", False):
+    if plugs.trait(c, "loss", "needs_values") and not recipe("gives_values"):
         yield (
             f"config.loss.name={c.loss.name} needs the values of a critic: set"
             " config.recipe.name=critic"
         )
-    for role in getattr(recipe, "trained_roles", ()):
+    for role in recipe("trained_roles", ()):
         if (c.llm[role].url or c.llm.url) != CURRENT_POLICY:
             yield (
                 f"config.recipe.name={c.recipe.name} trains the {role}: set"
                 f" config.llm.{role}.url={CURRENT_POLICY}"
             )
-    if not getattr(recipe, "demonstrates", False):
+    if not recipe("demonstrates"):
         return
     if c.loss.guided_prompt != "stripped":
         yield (

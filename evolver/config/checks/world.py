@@ -23,6 +23,8 @@ from evolver.navigating.experience_pool import read_pool
 from models.files import BrokenFile
 
 TASK_FILE = ".jsonl"  # the end of an `eval.split` that is a file of tasks
+# Tasks by the key that names them, such as "env.split", as far as they are known.
+Known = dict[str, list[Task]]
 
 
 def evaluated(tasks: list[Task], config: ConfigDict) -> list[Task]:
@@ -56,7 +58,7 @@ def held_out_tasks(world: World, split: str) -> list[Task]:
 
 def world_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     """Yield problems with the world and its tasks."""
-    tasks: dict[str, list[Task]] = {}
+    tasks: Known = {}
     held_out: list[Task] = []
     yield from file_problems(config, tasks)
     mixed = list(mixture_problems(config)) if config.env.name == mixture.Mixture.name else []
@@ -109,16 +111,12 @@ def made(name: str, args: dict[str, Any], key: str) -> Generator[str, None, Worl
         return None
 
 
-def name_problems(
-    config: ConfigDict, tasks: dict[str, list[Task]], held_out: list[Task]
-) -> Iterator[str]:
+def name_problems(config: ConfigDict, tasks: Known, held_out: list[Task]) -> Iterator[str]:
     """Yield what names a world that there is not: keys of the config, and tasks of a mixture. The
     worlds are those of the mixture, or of the tasks as far as these are known."""
     known = dict.fromkeys(task.env for task in [*itertools.chain(*tasks.values()), *held_out])
     mixed = config.env.name == mixture.Mixture.name
-    if mixed and mixture.problems(config.env.args.to_dict().get("worlds")):
-        return  # what is wrong with the worlds themselves is said already
-    names = [*worlds(config)] if mixed else [*known]
+    names = list(worlds(config) if mixed else known)
     if not names:
         return
     there = f"there are {', '.join(names)}"
@@ -126,7 +124,7 @@ def name_problems(
         yield f"tasks of {', '.join(strangers)} are given, which the mixture does not have; {there}"
     given = {f"{group}.worlds": config[group].worlds for group in ("template", "advantage", "eval")}
     with contextlib.suppress(plugs.PlugError):
-        argument = getattr(plugs.load("sampler", config.sampler.name), "of_worlds", "")
+        argument = plugs.trait(config, "sampler", "of_worlds", "")
         if isinstance(weights := config.sampler.args.get(argument), ConfigDict):
             given[f"sampler.args.{argument}"] = weights
     for key, named in given.items():
@@ -135,7 +133,7 @@ def name_problems(
                 yield f"config.{key} names the world {name!r}{hint(name, names)}; {there}"
 
 
-def file_problems(config: ConfigDict, tasks: dict[str, list[Task]]) -> Iterator[str]:
+def file_problems(config: ConfigDict, tasks: Known) -> Iterator[str]:
     """Yield problems with files of tasks. Add the tasks to `tasks`, by the key of their file."""
     for key in ("env", "questioning"):
         name, path = f"{key}.tasks", config[key].tasks
@@ -150,9 +148,7 @@ def file_problems(config: ConfigDict, tasks: dict[str, list[Task]]) -> Iterator[
             yield f"config.{name}: {error}"
 
 
-def split_problems(
-    config: ConfigDict, mode: str, world: World, tasks: dict[str, list[Task]]
-) -> Iterator[str]:
+def split_problems(config: ConfigDict, mode: str, world: World, tasks: Known) -> Iterator[str]:
     """Yield problems with the splits that this mode needs. Add their tasks to `tasks`."""
     needed = {
         "env": mode not in ("eval", "evolve") and not config.env.tasks,
@@ -174,7 +170,7 @@ def split_problems(
                 break
 
 
-def shortages(config: ConfigDict, tasks: dict[str, list[Task]]) -> Iterator[str]:
+def shortages(config: ConfigDict, tasks: Known) -> Iterator[str]:
     """Yield sources of tasks, as far as they are known, that have too few for a training step."""
     name = "env.tasks" if config.env.tasks else "env.split"
     there, needed = len(tasks.get(name, ())), originals_needed(config)
@@ -193,7 +189,7 @@ def shortages(config: ConfigDict, tasks: dict[str, list[Task]]) -> Iterator[str]
         )
 
 
-def shared_ids(tasks: dict[str, list[Task]]) -> Iterator[str]:
+def shared_ids(tasks: Known) -> Iterator[str]:
     """Yield a problem if a task of `questioning.tasks` has the id of an original task: their
     rollouts would train as one group. tasks: as for `leaks`."""
     invented = {task.id for task in tasks.get("questioning.tasks", ())}
@@ -205,7 +201,7 @@ def shared_ids(tasks: dict[str, list[Task]]) -> Iterator[str]:
             )
 
 
-def leaks(config: ConfigDict, tasks: dict[str, list[Task]], held_out: list[Task]) -> Iterator[str]:
+def leaks(config: ConfigDict, tasks: Known, held_out: list[Task]) -> Iterator[str]:
     """Yield a problem for each source of training that contains held-out tasks.
 
     held_out: all tasks of `eval.split`. tasks: those of "env.split", "env.tasks" and

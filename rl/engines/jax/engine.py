@@ -9,7 +9,7 @@ bit-identical results.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 
 from models import kv_cache, qwen
 from rl.engines import EngineFault, Guide, RequestFault, check_request
-from rl.engines.jax.runner import MAX_STOP_TOKENS, Request, Result, Runner, Shapes, Stream
+from rl.engines.jax.runner import MAX_STOP_TOKENS, Request, Runner, Shapes, Stream, Work
 from rl.engines.jax.slots import Slots, common_prefix
 from rl.trajectory import Completion, Sampling
 
@@ -205,9 +205,7 @@ class JaxEngine:
             await asyncio.sleep(0)
             quiet = quiet + 1 if len(self._waiting) == before else 0
 
-    async def _run(
-        self, work: Callable[[int, list[Request]], list[Result]], requests: list[Request]
-    ) -> None:
+    async def _run(self, work: Work, requests: list[Request]) -> None:
         """Run device calls for these requests and accept their tokens."""
         run = partial(self._runner.in_banks, work, requests)
         if self._executor is None:

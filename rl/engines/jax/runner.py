@@ -111,6 +111,7 @@ class Request:
 
 
 Result = tuple[Request, list[int], list[float]]  # new tokens of a request, and their logprobs
+Work = Callable[[int, list[Request]], list[Result]]  # on a bank: `prefill` or `decode` of a Runner
 
 
 class Shapes:
@@ -216,13 +217,9 @@ class Runner:
         """End the threads."""
         self._threads.shutdown()
 
-    def in_banks(
-        self, work: Callable[[int, list[Request]], list[Result]], requests: list[Request]
-    ) -> list[Result]:
-        """Run work(bank, its requests) on all banks in parallel; return the results in bank order.
-
-        work: `prefill` or `decode`.
-        """
+    def in_banks(self, work: Work, requests: list[Request]) -> list[Result]:
+        """Run work(bank, its requests) on all banks in parallel; return the results in bank
+        order."""
 
         def bank(request: Request) -> int:
             return self._slots.bank(request.slot)
