@@ -14,15 +14,18 @@ import enum
 import importlib
 import inspect
 import json
+import os
 import random
 import re
 import threading
 import types
 import typing
+import uuid
 import zlib
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from envs import profile
@@ -31,7 +34,13 @@ from envs.values import Json, json_value
 from envs.world import Task, Tool, tool_of
 
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
-TIMES = {datetime.datetime: "date-time", datetime.date: "date", datetime.time: "time"}
+# type -> (its format in JSON Schema, what reads it)
+TEXTS: dict[Any, tuple[str, Callable[[str], Any]]] = {
+    datetime.datetime: ("date-time", datetime.datetime.fromisoformat),
+    datetime.date: ("date", datetime.date.fromisoformat),
+    datetime.time: ("time", datetime.time.fromisoformat),
+    uuid.UUID: ("uuid", uuid.UUID),
+}
 _WRAPPED = (Annotated, typing.Required, typing.NotRequired)
 _UNION = (typing.Union, types.UnionType)
 STATE = "__evolver_state__"  # the global of a module that holds its state after the import
@@ -39,21 +48,23 @@ QUERY = "Find out what can be done with the tools."
 _SECTION = re.compile(r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?):?\s*$")
 _PARAMETER = re.compile(r"^\s*(?::param\s+)?(\w+)\s*(?:\([^)]*\))?\s*:\s+(\S.*)$")
 _locks: dict[str, threading.RLock] = {}
+_thread = threading.local()  # playing: True while it runs a function of a module
 
 
 class Functions(ToolWorld):
     """The public functions of a module as tools. A turn without a call ends the episode.
 
     A tool's schema comes from the annotations (str, int, float, bool, None, list, tuple, set, dict,
-    Literal, Enum, dates and times, unions of these, and dataclasses, TypedDicts and pydantic models
-    of them) and defaults, its description from the docstring, that of a parameter from there or
-    from Annotated. Arguments that do not fit are errors, and so is an exception, whose message the
-    agent reads. A coroutine function is run to its end. The state is every global
+    Decimal, UUID, Literal, Enum, dates and times, unions of these, and dataclasses, TypedDicts and
+    pydantic models of them) and defaults, its description from the docstring, that of a parameter
+    from there or from Annotated. Arguments that do not fit are errors, and so is an exception,
+    whose message the agent reads. A coroutine function is run to its end. The state is every global
     of the module that is data and can be copied: an episode begins with a copy of what was there
     after the import, passed through the function `reset` if the module has one; `reset` may take a
-    seed. The generator of the module `random` is a part of the state. Worlds in one process share
-    the module and not its state; what functions keep elsewhere (files, other modules, caches) is
-    not reset.
+    seed. The generator of the module `random` is a part of the state, and `os.urandom`, of which
+    `uuid.uuid4` and `secrets` make ids, draws from it while a function runs. Worlds in one process
+    share the module and not its state; what functions keep elsewhere (files, other modules, caches)
+    is not reset.
 
     module: its name, as in an import. n_train: starts of the split "train", which differ if `reset`
     takes a seed; without that there is one. max_calls: calls allowed in one turn.
@@ -81,8 +92,10 @@ class Functions(ToolWorld):
         self._seeded = bool(self._reset and inspect.signature(self._reset).parameters)
         if not self._functions:
             raise ValueError(f"the module {module} has no public functions")
-        self._tools = [_tool(function) for function in self._functions.values()]
-        self._hints = {name: _hints(function) for name, function in self._functions.items()}
+        self._hints = {name: _parameter_hints(f) for name, f in self._functions.items()}
+        self._tools = [_tool(*named, self._hints[named[0]]) for named in self._functions.items()]
+        os.urandom = _urandom
+        vars(random)["_urandom"] = _urandom  # of the module `secrets`
         self._starts = n_train if self._seeded else 1
         self._state: dict[str, Any] = {}
 
@@ -147,9 +160,11 @@ class Functions(ToolWorld):
             fixed = {name: value for name, value in others.items() if name not in self._state}
             _exchange(module, others, fixed | self._state)
             random.setstate(self._random)
+            _thread.playing = True
             try:
                 yield
             finally:
+                _thread.playing = False
                 self._state, self._random = _state_of(module), random.getstate()
                 _exchange(module, self._state, others)
                 random.setstate(numbers)
@@ -182,19 +197,34 @@ def _copied(module: dict[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(state)  # at once, so that globals which share a list go on to do so
 
 
+def _urandom(size: int, real: Callable[[int], bytes] = os.urandom) -> bytes:
+    """Return random bytes: of the state of a world, for the functions of its module."""
+    return random.randbytes(size) if getattr(_thread, "playing", False) else real(size)
+
+
 def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Return the result of a coroutine, in a thread of its own: this one may have a loop."""
-    with ThreadPoolExecutor(1) as thread:
+    with ThreadPoolExecutor(1, initializer=setattr, initargs=(_thread, "playing", True)) as thread:
         return thread.submit(asyncio.run, coroutine).result()
 
 
-def _hints(kind: Callable[..., Any]) -> dict[str, Any]:
-    return typing.get_type_hints(kind, include_extras=True)
+def _hints(kind: Any, names: dict[str, Any] | None = None) -> dict[str, Any]:
+    return typing.get_type_hints(kind, names, include_extras=True)
 
 
-def _tool(function: Callable[..., Any]) -> Tool:
+def _parameter_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of a function but that of its result, which may be imported for type
+    checkers only. Raises ValueError for a name that is not defined."""
+    inner = inspect.unwrap(function)
+    given = {name: hint for name, hint in inner.__annotations__.items() if name != "return"}
+    try:
+        return _hints(types.SimpleNamespace(__annotations__=given), inner.__globals__)
+    except NameError as error:
+        raise ValueError(f"in an annotation of {function.__name__}, {error}") from None
+
+
+def _tool(name: str, function: Callable[..., Any], hints: dict[str, Any]) -> Tool:
     """Return the schema of a function. Raises ValueError for a parameter that no schema fits."""
-    name, hints = function.__name__, _hints(function)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ValueError(f"{name} is a generator, not a function that returns its result")
     description, described = _documented(inspect.getdoc(function) or "")
@@ -227,8 +257,10 @@ def _schema(kind: Any, where: str) -> Json:
         return _schema(inner[0], where) | _described(inner[1:])
     if simple in TYPES:
         return {"type": TYPES[simple]}
-    if simple in TIMES:
-        return {"type": "string", "format": TIMES[simple]}
+    if simple in TEXTS:
+        return {"type": "string", "format": TEXTS[simple][0]}
+    if simple is Decimal:
+        return {"type": "number"}
     if (choices := _choices(kind)) is not None:
         return {"enum": [_plain(choice) for choice in choices]}
     if origin in _UNION:
@@ -249,8 +281,8 @@ def _schema(kind: Any, where: str) -> Json:
         return {"type": "object"} | more
     raise ValueError(
         f"{where} has the type {kind}; it may have str, int, float, bool, list, tuple, set, dict,"
-        " Literal, Enum, date, time, datetime, unions of these, and dataclasses, TypedDicts and"
-        " pydantic models of them"
+        " Decimal, UUID, Literal, Enum, date, time, datetime, unions of these, and dataclasses,"
+        " TypedDicts and pydantic models of them"
     )
 
 
@@ -344,9 +376,11 @@ def _taken(value: Any, kind: Any, name: str) -> Any:
         for choice in choices:
             if _same(_plain(choice), value):
                 return value if origin is Literal else choice
-    elif simple in TIMES and isinstance(value, str):
+    elif simple in TEXTS and isinstance(value, str):
         with suppress(ValueError):
-            return typing.cast(Any, kind).fromisoformat(value)
+            return TEXTS[simple][1](value)
+    elif simple is Decimal and type(value) in (int, float):
+        return Decimal(str(value))
     elif (origin or kind) in (list, tuple, set, frozenset) and isinstance(value, list):
         parts = inner or (Any, ...)
         if origin is not tuple or parts[1:] == (...,):

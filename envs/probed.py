@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import re
 from collections import Counter
@@ -163,6 +164,15 @@ def _is_table(value: Json) -> bool:
     return len(inner) > 1 and len(fields) == 1 and all(isinstance(row, dict) for row in inner)
 
 
+def _is_map(value: Json) -> bool:
+    """Return True for an object of objects that have other fields each, all with one type of
+    values: names may be those of things, as in {"plan": {"ann": "owner"}, "memo": {}}."""
+    inner = list(value.values())
+    if len(inner) < _FEWEST_LISTS or not all(isinstance(row, dict) for row in inner):
+        return False
+    return not _is_table(value) and len({type(v) for row in inner for v in row.values()}) == 1
+
+
 def _noun(label: str, name: str) -> str:
     """Return the field that the name of a row stands for: "zone" in "zones", with "_id" for an
     id."""
@@ -201,6 +211,10 @@ def possible_names(tool: str, text: str) -> tuple[Cell, ...]:
         record = json.loads(text) if text.lstrip().startswith("{") else None
     except (ValueError, RecursionError):
         record = None
+    if isinstance(record, dict) and _is_map(record):
+        inner = itertools.chain(*(value for value in record.values()))
+        names = dict.fromkeys([*record, *inner])
+        return tuple(Cell("", "", name, (f"{tool} $.<name>",)) for name in names)
     if isinstance(record, dict):
         types = {type(value) for value in record.values()}
         few = len(record) < (_FEWEST_LISTS if types == {list} else _FEWEST_NUMBERS)

@@ -55,6 +55,11 @@ _ALTERNATIVES = re.compile(  # "low, normal or high", "'on' or 'off'", "(on or o
     rf"{_WORD}(?:, {_WORD})+,? (?:or|and) {_WORD}|{_QUOTED} or {_QUOTED}"
     rf"|(?<=[:(] ){_WORD} or {_WORD}|(?<=[(:]){_WORD} or {_WORD}|\w+(?:/\w+)+"
 )
+# "Lists the cars", "Fetches a row": of a verb, not of things.
+_THIRD = re.compile(
+    r"^([A-Z][a-z]+?)(?:i(es)|(?<=[cs]h)es|(?<=ss)es|(?<=[xo])es|(?<=[^aiosu])s)"
+    r"(?= (?:an?|the|one|all)\b)"
+)
 _ARTICLE = re.compile(r"^(?:an?|the) ")
 _JOINT = re.compile(f"({'|'.join(map(re.escape, (*_THEN, _REPLY)))})")
 
@@ -75,9 +80,10 @@ def summaries(descriptions: Mapping[str, str]) -> dict[str, str]:
 
 def _sentences(text: str) -> list[str]:
     """Return the sentences of a description without their ends and labels ("Tool description:
-    ...")."""
+    ..."), as requests ("Lists the cars" as "List the cars")."""
     parts = (" ".join(part.split()) for part in _END.split(text))
-    return [_LABEL.sub("", part).rstrip(".!? ") for part in parts if part.strip(".!? ")]
+    told = [_LABEL.sub("", part).rstrip(".!? ") for part in parts if part.strip(".!? ")]
+    return [_THIRD.sub(lambda verb: verb[1] + "y" * bool(verb[2]), text) for text in told]
 
 
 def spaced(name: str) -> str:

@@ -232,7 +232,9 @@ def _operations(function: dict[str, Any], write: CallText) -> list[Operation]:
         if any(_SLOT.search(str(example)) for example in examples):
             return [_with_slots(name, parameter, str(example), write) for example in examples]
         if 0 < len(choices) <= _MOST_CHOICES:
-            return [_with_choice(name, description, parameter, choice, write) for choice in choices]
+            each = [_with_choice(name, description, parameter, choice, write) for choice in choices]
+            without = Operation(name, description, {}, [], lambda given: write(name, given))
+            return each if parameter in required else [without, *each]
     return [Operation(name, description, properties, required, lambda given: write(name, given))]
 
 

@@ -177,10 +177,13 @@ class Writer:
     ) -> Task:
         """Return the task of a goal as `write` does. Raises Nameless, too."""
 
-        def fits(option: Option) -> bool:
-            return bool(goal.targets) or not self._guessable(option, guesses)
-
         start, rng = self.start, self.start.rng
+
+        def fits(option: Option) -> bool:
+            role = start.stats.roles[goal.events[goal.asked or 0].name]
+            says = not option.shown or not all(map(role.always_tells, option.shown))
+            return says and (bool(goal.targets) or not self._guessable(option, guesses))
+
         worded, option = not query, None
         if worded and goal.asked is not None:
             self.phrasing.question(goal.events[goal.asked], "", rng, fits)

@@ -4,6 +4,8 @@ shows something itself, and how new another call of it would be."""
 import math
 from dataclasses import dataclass, field
 
+from envs.probed import Cell
+
 Rate = list[int]  # [times that it was so, trials]
 
 # Of so many tests one may show a change that an earlier call made, so one change in them is none.
@@ -156,6 +158,10 @@ class Role:
         """True if its answers repeat what it was given, and what else they show is always the
         same."""
         return "" in self.told.values() and None not in self.told.values()
+
+    def always_tells(self, cell: Cell) -> bool:
+        """Return True if every answer so far, of more than a few, had this value there."""
+        return self.practised and self.told.get(cell.label) == cell.value
 
     @property
     def is_monotonous(self) -> bool:

@@ -390,9 +390,11 @@ def _ids_in(description: str) -> frozenset[str]:
 
 def typed(value: str, schema: Json) -> Any:
     """Return the value in the type of the schema, None if it cannot be converted."""
-    convert = {"integer": int, "number": float}.get(str(schema.get("type")), str)
+    kind = schema.get("type")
     try:
-        return convert(value)
+        # A number is as it was shown: 3 is not 3.0.
+        whole = kind == "integer" or (kind == "number" and value.removeprefix("-").isdecimal())
+        return int(value) if whole else float(value) if kind == "number" else value
     except ValueError:
         return None
 

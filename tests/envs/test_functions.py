@@ -1,8 +1,10 @@
 """A module of plain functions as a world."""
 
 import json
+import os
 import re
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -316,6 +318,7 @@ def f(x: A): pass
         ("def f(x: bytes): pass", "the parameter x of f has the type"),
         ("def f(x: list[complex]): pass", "the parameter x of f has the type"),
         (RECURSIVE, "contains"),
+        ('def f(x: "Missing"): pass', "in an annotation of f, name 'Missing'"),
         ("def f(*x): pass", "cannot be given by its name"),
         ("def f(x, /): pass", "cannot be given by its name"),
         ("def f(): yield", "f is a generator"),
@@ -325,3 +328,49 @@ def f(x: A): pass
 def test_a_module_that_is_unclear_is_refused(written, code, said):
     with pytest.raises(ValueError, match=said):
         Functions(written(code))
+
+
+HANDED_OUT = """
+from __future__ import annotations
+import secrets, uuid
+from decimal import Decimal
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from elsewhere import Receipt
+
+prices: dict[uuid.UUID, Decimal] = {}
+
+def _checked(function):
+    def inner(price: Decimal) -> Receipt:
+        return function(price)
+    return inner
+
+@_checked
+def sell(price: Decimal) -> Receipt:
+    made = uuid.uuid4()
+    prices[made] = price
+    return made
+
+async def ticket() -> str:
+    return secrets.token_hex(4)
+
+def refund(id: uuid.UUID) -> Decimal:
+    return prices.pop(id) / 2
+"""
+
+
+def test_ids_that_are_handed_out_at_random_are_the_same_in_each_episode(written):
+    name = written(HANDED_OUT)
+    episodes = []
+    for world in (started(name), started(name)):
+        sold, ticket = json.loads(say(world, "sell", price=2.5)), say(world, "ticket")
+        assert say(world, "refund", id=sold) == '"1.25"'  # a Decimal
+        assert "does not fit" in say(world, "refund", id="x")
+        episodes.append((sold, ticket, say(world, "sell", price=3)))
+    assert episodes[0] == episodes[1] and len(set(episodes[0])) == 3
+    assert os.urandom(8) != os.urandom(8) and uuid.uuid4() != uuid.uuid4()
+
+
+def test_a_tool_has_the_name_that_its_module_gives_it(written):
+    tools = begin(Functions(written(HANDED_OUT))).tools
+    assert [tool["function"]["name"] for tool in tools] == ["sell", "ticket", "refund"]

@@ -330,6 +330,12 @@ class TestCells:
             ("Mr Bean: room 12\nAnn\n", ["Mr Bean", "room 12"]),
             ('{"figs": 3, "pears": 0, "plums": 8}', ["figs", "pears", "plums"]),
             ('{"Sleep": [], "Party": ["x"]}', ["Sleep", "Party"]),
+            (
+                '{"plan": {"ann": "owner", "bo": "reader"}, "memo": {"cy": "owner"}}',
+                ["plan", "memo", "ann", "bo", "cy"],
+            ),
+            ('{"plan": {"owner": "ann"}, "memo": {"owner": "bo"}}', []),  # a table, which has cells
+            ('{"hall": {"light": "off"}, "pump": {"on": true}}', []),
             ('{"x": 1, "y": 2}', []),
             ('{"a": 1, "b": 2, "c": "d"}', []),
             ("{", []),

@@ -8,7 +8,7 @@ import pytest
 from configs import base
 from envs.probed import probed
 from envs.toolcalls import call_text, parse
-from envs.world import Observation, Task
+from envs.world import Observation, Task, tool_of
 from evolver.phases.tasks import invent
 from evolver.processes.interrupt import Stop
 from evolver.questioning import TaskPool, synthetic_task
@@ -110,6 +110,21 @@ def test_in_a_mixture_of_worlds_each_gives_tasks():
     found = made.explore(seed=0, budget=16)
     second = sum(task.meta["source"].startswith("b/") for task in found)
     assert len(found) == 16 and 4 <= second <= 12
+
+
+def test_a_choice_that_may_be_left_out_is_left_out_too():
+    class Days(Lending):
+        def reset(self, task, seed=0):
+            days = {"day": {"enum": ["mon", "tue"], "default": None}}
+            tools = [
+                tool_of("week", "Show a day, or all.", days, []),
+                tool_of("pick", "", days, ["day"]),
+            ]
+            return dataclasses.replace(super().reset(task, seed), tools=tools)
+
+    operations = operations_of(Days(), Days().reset(Lending().tasks("train")[0]))
+    assert set(operations) == {"week", "week mon", "week tue", "pick mon", "pick tue"}
+    assert operations["week"].render({}) == call_text("week", {})
 
 
 def test_tools_that_always_fail_do_not_stop_the_exploration():

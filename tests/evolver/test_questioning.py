@@ -38,7 +38,7 @@ from evolver.questioning.calls import Event, _renamed
 from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.operation_stats import OperationStats
 from evolver.questioning.tasks import infeasibility
-from evolver.questioning.values import SeenValues
+from evolver.questioning.values import SeenValues, typed
 from evolver.questioning.walks import Walker
 from evolver.replaying import opening_words, values_used
 from evolver.sampling import Draw, Epochs
@@ -301,6 +301,14 @@ class TestWalks:
         for event in walk:
             jsonschema.validate(event.arguments, schema)
             assert event.arguments.keys() == properties.keys()
+
+
+def test_a_number_is_given_as_it_was_shown():
+    number, whole = {"type": "number"}, {"type": "integer"}
+    for text, schema in (("3", number), ("-3", number), ("2.50", number), ("3", whole)):
+        value = typed(text, schema)
+        assert str(value) == text.removesuffix("0") and value == float(text)
+    assert typed("x", number) is typed("2.5", whole) is None
 
 
 def test_a_number_is_renamed_to_numbers_only():

@@ -204,6 +204,12 @@ def test_a_number_that_may_be_any_is_no_name_of_a_thing():
     assert any("Select the picture source: hdmi" in task.query for task in tasks)
 
 
+def test_what_every_answer_says_is_not_asked_for():
+    tasks, _ = explored("lamps", 40)
+    asked = [task.query.partition(". Reply with ")[2] for task in tasks]
+    assert asked.count("the on.") >= 3 and "the unit." not in asked[len(asked) // 2 :]
+
+
 def test_where_nothing_else_names_a_thing_its_id_does_and_no_look_up_is_wanted():
     _, calls = explored("locker", 60)
     named = 0

@@ -294,6 +294,23 @@ class TestWording:
             "buy": "Buy a thing", "list_all": "list all", "sell": "Sell a thing"
         }  # fmt: skip
 
+    @pytest.mark.parametrize(
+        ("told", "summary"),
+        [
+            ("Lists the cars.", "List the cars"),
+            ("Fetches one row.", "Fetch one row"),
+            ("Applies a coupon.", "Apply a coupon"),
+            ("Passes a note.", "Pass a note"),
+            ("Fixes an error.", "Fix an error"),
+            ("Address a letter.", "Address a letter"),
+            ("Focus the window.", "Focus the window"),
+            ("Names of all cars.", "Names of all cars"),
+            ("Is the door open?", "Is the door open"),
+        ],
+    )
+    def test_what_a_tool_does_is_a_request(self, told, summary):
+        assert summaries({"tool": told}) == {"tool": summary}
+
     def test_goals_and_questions(self):
         goals = [goal_text("Add a bag", {"order_id": "Ann Rome"}), goal_text("Show all", {})]
         query = joined(goals, "the last word", random.Random(0))
