@@ -9,6 +9,9 @@ A program that defines its tools and then calls `asyncio.run` or `anyio.run`, as
 copied where it does: all copies begin there. Another one, and one that first opens files or
 connections, starts threads or prints, is copied before its first line.
 
+Many servers import most of what they need when the first request comes. What the first copies of a
+program import of the installed packages, the later ones begin with.
+
 This file also runs by itself, in the program's interpreter, which may lack this package and all
 others: it imports the standard library alone.
 """
@@ -34,8 +37,10 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,8 +53,12 @@ _UNSAFE = (
 )  # fmt: skip
 BEGINS_S = 10.0  # until the program begins its event loop
 STARTS_S = 60.0  # until the imports are done
+LEARNT = ".learnt"  # ends the name of the file of what the first copies import
+LEARNT_FROM = 2  # of them
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+_INSTALLED = re.compile(r"built-in|frozen|.*[/\\](site|dist)-packages[/\\].*")
 _running: dict[str, tuple[subprocess.Popen[bytes], str] | None] = {}
+_copied: Counter[str] = Counter()  # commands that were given
 _lock = threading.Lock()
 
 
@@ -58,37 +67,61 @@ _lock = threading.Lock()
 
 def copying(words: list[str], env: dict[str, str], *, here: bool = True) -> list[str]:
     """Return a command line that runs `words` as a copy, or `words` where that is not possible: the
-    program is not a Python file, this system cannot fork, or its imports start threads.
+    program is neither a Python file nor an installed command of Python, this system cannot fork, or
+    its imports start threads.
 
     env: the environment of the command. here: it will be run in this directory.
     """
-    if len(words) < 2 or not words[1].endswith(".py") or not Path(words[1]).is_file():
+    found = _script(words, env) if hasattr(os, "fork") else None
+    if found is None:
         return words
-    if not _PYTHON.fullmatch(Path(words[0]).name) or not hasattr(os, "fork"):
-        return words
-    program = str(Path(words[1]).resolve())
-    asked = {"arguments": words[2:], "folder": os.getcwd(), "env": env} if here else None
-    key = json.dumps([words[0], program, env, asked], sort_keys=True)
+    python, program, *arguments = found
+    asked = {"arguments": arguments, "folder": os.getcwd(), "env": env} if here else None
+    key = json.dumps([python, program, env, asked], sort_keys=True)
     with _lock:
         running = _running.get(key)
         lost = running and (running[0].poll() is not None or not Path(running[1]).exists())
         if running and lost and running[0].stdin:
             running[0].stdin.close()
         if lost or key not in _running:
-            running = _running[key] = _started(words[0], program, env, asked)
+            running = _running[key] = _started(python, program, env, asked)
+        elif running and _copied[key] == LEARNT_FROM:
+            if better := _started(python, program, env, asked, f"{running[1]}{LEARNT}"):
+                # Somebody may be about to connect to the first one.
+                _running[f"first {key}"], _running[key] = running, better
+                running = better
+        _copied[key] += 1
         if running is None:
             return words
-    return [words[0], "-I", "-S", str(JOIN), running[1], *words[2:]]
+    return [python, "-I", "-S", str(JOIN), running[1], *arguments]
+
+
+def _script(words: list[str], env: dict[str, str]) -> list[str] | None:
+    """Return a command line that runs a Python file, as interpreter, file and arguments, None if
+    it runs none. The first line of an installed command, such as that of uvicorn, names its
+    interpreter."""
+    if len(words) > 1 and words[1].endswith(".py") and Path(words[1]).is_file():
+        python, path = words[0], words[1]
+    elif words and (path := shutil.which(words[0], path=env.get("PATH")) or ""):
+        with open(path, "rb") as file:
+            python = file.readline(1000).decode(errors="replace").rstrip()
+        python, words = python.removeprefix("#!"), [python, *words]
+    else:
+        return None
+    if not _PYTHON.fullmatch(Path(python).name):
+        return None
+    return [python, str(Path(path).resolve()), *words[2:]]
 
 
 def _started(
-    python: str, program: str, env: dict[str, str], asked: dict[str, Any] | None
+    python: str, program: str, env: dict[str, str], asked: dict[str, Any] | None, learnt: str = ""
 ) -> tuple[subprocess.Popen[bytes], str] | None:
-    """Start the process that is copied, and return it with the path of its socket."""
+    """Start the process that is copied, and return it with the path of its socket. learnt: a file
+    of the modules that earlier copies have imported."""
     folder = tempfile.mkdtemp(prefix="copies-")
     place = str(Path(folder) / "socket")
     process = subprocess.Popen(
-        [python, __file__, place, program, json.dumps(asked)],
+        [python, __file__, place, program, json.dumps(asked), learnt],
         stdin=subprocess.PIPE,  # closed with this process, and the other one ends with it
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -118,12 +151,16 @@ def _end() -> None:
 # --- the process that is copied -------------------------------------------------------------------
 
 
-def serve(place: str, program: str, asked: dict[str, Any] | None) -> None:
+def serve(place: str, program: str, asked: dict[str, Any] | None, learnt: str = "") -> None:
     """Import what the program imports and run a copy for each command until standard input ends.
 
-    asked: what all commands ask for, None if they differ.
+    asked: what all commands ask for, None if they differ. learnt: see `_started`.
     """
     preload(program)
+    if not learnt:
+        note_imports(place + LEARNT)
+    elif _import_learnt(learnt):
+        return
     if _threads() > 1:
         return  # threads are not copied
     # A program that sets up logging finds it done: tracebacks in colour take 0.3 s each.
@@ -242,6 +279,31 @@ def preload(program: str) -> None:
                     importlib.import_module(name)
 
 
+def note_imports(path: str) -> None:
+    """Append to a file the names of the modules that this process and its copies import."""
+    known, file = set(sys.modules), os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def note(event: str, about: tuple[Any, ...]) -> None:
+        if event == "import" and about[0] not in known:
+            known.add(about[0])
+            os.write(file, f"{about[0]}\n".encode())
+
+    sys.addaudithook(note)
+
+
+def _import_learnt(path: str) -> set[str]:
+    """Import the installed modules among those that a file names. Return the files and connections
+    that this has opened, which copies must not share."""
+    known = set(os.listdir("/dev/fd"))
+    standard = sysconfig.get_path("stdlib") + os.sep
+    for name in Path(path).read_text().splitlines():
+        with contextlib.suppress(Exception):
+            origin = str(getattr(importlib.util.find_spec(name.partition(".")[0]), "origin", ""))
+            if origin.startswith(standard) or _INSTALLED.fullmatch(origin):
+                importlib.import_module(name)
+    return set(os.listdir("/dev/fd")) - known
+
+
 def attend(connection: socket.socket) -> dict[str, Any]:
     """Return in a further copy, which has the streams of a command, what it asks for. In this
     process, end the copy if the command is ended, and tell the command of its end."""
@@ -313,4 +375,4 @@ def ended(run: Callable[[], None]) -> int:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
+    serve(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), sys.argv[4])

@@ -29,6 +29,7 @@ from envs.values import Json, mapped
 from envs.world import Task, Tool
 
 RESETS = ("reset", "reset_all", "reset_environment", "reset_server", "reset_state", "reset_world")
+RESTART = "restart_service"  # resets what has no other way (envs/openapi.py)
 SNAPSHOTS = (("snapshot", "restore"), ("save_state", "load_state"))
 FILES = "{files}"  # in a command or an environment variable: the server's directory
 SHOWN = "/files"  # how the agent reads and writes its path, in every episode
@@ -413,9 +414,10 @@ class _Session:
                 f" arguments it has {', '.join(free) or 'none'}"
             )
         if wanted is None:
+            self.tools = [tool for tool in self.tools if tool["function"]["name"] != RESTART]
             return ""
         found = [name for name in free if name in ([wanted] if wanted else RESETS)]
-        hidden = set(found[:1])
+        hidden = {RESTART, *found[:1]}
         if found:
             self._resetting = found[0], {}
         for save, load in () if found else SNAPSHOTS:
@@ -423,7 +425,10 @@ class _Session:
             if save in free and len(needed) == 1:
                 state, ok = self._ask(save, {})
                 if ok:
-                    hidden, self._resetting = {save, load}, (load, {needed[0]: state})
+                    hidden |= {save, load}
+                    self._resetting = load, {needed[0]: state}
+        if RESTART in free and not self._resetting and not self._start.files:
+            self._resetting = RESTART, {}
         self.tools = [tool for tool in self.tools if tool["function"]["name"] not in hidden]
         return ""
 

@@ -6,7 +6,8 @@
 Needs `pip install -r requirements/openapi.txt`. Each operation is a tool. Each world starts a
 service of its own, because episodes that are played at once would share the state of one that runs
 already. It is brought back to its initial state for each episode: by an operation `reset` without
-parameters, or else by starting it again, which takes longer.
+parameters, or else by starting it again (RESTART), which takes longer, for a service in Python a
+tenth of a second (envs/forked.py).
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urljoin
 
-from envs import packages
+from envs import forked, packages
+from envs.mcp import RESTART
 from envs.process import end, end_with_parent
 from envs.values import Json
 
@@ -85,6 +87,7 @@ def serving(command: str) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     words = [word.replace(PORT, str(port)) for word in shlex.split(command)]
+    words = forked.copying(words, dict(os.environ), here=False)
     try:
         # MCP speaks over standard output, which the service must not share.
         process = subprocess.Popen(
@@ -107,14 +110,21 @@ def serving(command: str) -> Iterator[str]:
         end(process, 5)
 
 
-def serve(spec: Json, url: str) -> None:
-    """Offer the operations of a service at an address as tools, on standard input and output."""
+def serve(spec: Json, url: str, start: Callable[[], str]) -> None:
+    """Offer the operations of a service at an address as tools, on standard input and output.
+    start: starts the service again and returns its address."""
     fastmcp, httpx = packages.load("fastmcp", "openapi"), packages.load("httpx2", "openapi")
     name = str(spec.get("info", {}).get("title") or "service")
+    client = httpx.AsyncClient(base_url=url)
     server = fastmcp.FastMCP.from_openapi(
-        spec, httpx.AsyncClient(base_url=url), name=name, mcp_names=names_of(spec),
-        validate_output=False,
-    )  # fmt: skip
+        spec, client, name=name, mcp_names=names_of(spec), validate_output=False
+    )
+
+    async def restart() -> str:  # in this thread, with whose end the service would end
+        client.base_url = start()
+        return "started"
+
+    server.tool(restart, name=RESTART)
     server.run(transport="stdio", show_banner=False)
 
 
@@ -133,9 +143,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f' its own, because episodes would share the state of one: "uvicorn my_api:app'
                 f' --port {PORT}", with --spec FILE if it does not serve its own description'
             )
-        with serving(args.command) as url:
-            own = not Path(args.spec).is_file()
-            serve(read_spec(urljoin(url, args.spec) if own else args.spec), url)
+        with contextlib.ExitStack() as running:
+
+            def start() -> str:
+                running.close()
+                return running.enter_context(serving(args.command))
+
+            url, own = start(), not Path(args.spec).is_file()
+            serve(read_spec(urljoin(url, args.spec) if own else args.spec), url, start)
     except (Unusable, ModuleNotFoundError) as error:
         print(f"envs.openapi: {error}", file=sys.stderr)
         return 2

@@ -103,6 +103,12 @@ class Event:
         return [str(leaf) for leaf in leaves(self.arguments)]
 
     @property
+    def given(self) -> Json:
+        """The arguments, for an operation that is one choice of a tool this choice."""
+        calls = [] if self.arguments else toolcalls.parse(self.action).calls
+        return calls[0].arguments if calls else self.arguments
+
+    @property
     def accepted(self) -> bool:
         """True if the call was not refused and the episode goes on."""
         return self.ok and not self.over

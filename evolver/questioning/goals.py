@@ -26,7 +26,7 @@ from envs.probed import Feature, answered, digest, features, judge, new_ids
 from envs.world import Task
 from evolver.questioning.calls import Event, Events, Json, Key
 from evolver.questioning.claims import unnamed_value
-from evolver.questioning.phrasing import Nameless, Option, Phrasing, hidden_ids
+from evolver.questioning.phrasing import Nameless, Option, Phrasing
 from evolver.questioning.start_state import Readings, StartState, is_token, with_needs
 from evolver.questioning.tasks import Rejected, source_of, synthetic_task
 from evolver.questioning.values import NEW_TEXTS, typed
@@ -232,7 +232,7 @@ class Writer:
             meta[handles.KEY] = list(meta[handles.KEY])
         if worded:  # what other words for it have to name and to leave out
             meta["named"] = self.phrasing.named(goal)
-            meta["hidden"] = sorted(hidden_ids(goal.events, self.ids))
+            meta["hidden"] = sorted(self.phrasing.hidden(goal.events))
             meta["undescribed"] = self.phrasing.undescribed(goal)
         return meta
 
@@ -280,7 +280,7 @@ class Writer:
 
     def _informed(self, events: Events, whole: Events) -> bool:
         """Return True if `events` show each id before they use it, where the whole walk did."""
-        wanted, found = hidden_ids(whole, self.ids), hidden_ids(events, self.ids)
+        wanted, found = self.phrasing.hidden(whole), self.phrasing.hidden(events)
         used = itertools.chain.from_iterable(event.values for event in events)
         return all(value in found for value in used if value in wanted)
 

@@ -293,15 +293,18 @@ class OperationStats:
         return worked >= _ENOUGH and worked > _AS_OFTEN * best * tried
 
     def prefers_ids(self, place: str) -> bool:
-        """Return False for an argument that has accepted other shown numbers as often as ids."""
+        """Return True for an argument that is named like the field of an id, or has accepted ids
+        more often than other shown numbers."""
         ids, best, best_other = self.ids(), 0.0, 0.0
+        if any(is_field(kind, place) for kind in ids):
+            return True
         for kind, (worked, tried) in self.kinds.get(place, {}).items():
             if worked >= _ENOUGH and not kind.startswith(("!", GUESSED)):
                 if kind in ids:
                     best = max(best, worked / tried)
                 elif not is_field(kind, place):
                     best_other = max(best_other, worked / tried)
-        return best_other < _NEARLY * best or best == 0
+        return best_other < _NEARLY * best if best else bool(_ID.search(place))
 
     def has_field(self, place: str) -> bool:
         """Return True if an argument has accepted values of a field with its name."""

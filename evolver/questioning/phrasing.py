@@ -49,7 +49,9 @@ class Phrasing:
         *,
         asks_about_rows: bool = False,
         handles: Collection[str] = (),
-        makes_sense: Callable[[str, str, Any], bool] = lambda operation, parameter, value: True,
+        makes_sense: Callable[[str, Sequence[str], Any], bool] = lambda operation, path, value: (
+            True
+        ),
     ):
         """ids: kinds of values that are ids. asks_about_rows: also where something else can be
         asked. handles: kinds of what each call hands out anew. makes_sense: returns False for a
@@ -66,7 +68,7 @@ class Phrasing:
         """Return the query of a goal, and its question if it has one. fits: returns False for
         questions that are not to be asked. Raises Rejected, with the reason, if there are no words
         for it."""
-        hidden = hidden_ids(goal.events, self.ids)
+        hidden = self.hidden(goal.events)
         goals = [self._goal(goal.events, n, hidden) for n in goal.needed]
         option = None
         if goal.asked is not None:
@@ -80,15 +82,42 @@ class Phrasing:
 
     def named(self, goal: Goal) -> list[str]:
         """Return the values that the query of a goal names."""
-        hidden = hidden_ids(goal.events, self.ids)
+        hidden = self.hidden(goal.events)
         named: dict[str, None] = {}
         for n in goal.needed:
-            for value in goal.events[n].arguments.values():
-                for field, leaf in _fields(value):
+            for name, value in goal.events[n].arguments.items():
+                for path, leaf in _fields(value, [name]):
                     if not _is_own_token(leaf, goal.events):
-                        parts = self._phrase(goal.events, str(leaf), hidden)
-                        named |= dict.fromkeys(_with_field(field, parts))
+                        parts = self._told(goal.events, goal.events[n], path, leaf, hidden)
+                        named |= dict.fromkeys(_with_field(path[1:], leaf, parts))
         return list(named)
+
+    def hidden(self, events: Events) -> dict[str, int]:
+        """Return {id: the call that shows it} of the ids that are used after a call has shown them.
+
+        An id that a call takes before any has shown it has to be named in the query, and is not
+        hidden. So is any other value, because a user would name it.
+        """
+        shown: dict[str, int] = {}
+        hidden: dict[str, int] = {}
+        named: set[str] = set()
+        for n, event in enumerate(events):
+            for path, leaf in _fields(event.arguments):
+                value = str(leaf)
+                if self._is_plain(event.name, path, leaf):
+                    continue
+                if value in shown and value not in named:
+                    hidden[value] = shown[value]
+                else:
+                    named.add(value)
+            for cell in event.cells:
+                if not self.ids.isdisjoint(cell.kinds):
+                    shown.setdefault(cell.value, n)
+        return hidden
+
+    def _is_plain(self, operation: str, path: Sequence[str], value: Any) -> bool:
+        """Return True for a number that is no id, although some id may be the same number."""
+        return not (isinstance(value, str) or self.makes_sense(operation, path, value))
 
     def _goal(self, events: Events, n: int, hidden: Mapping[str, int]) -> str:
         stated: list[str] = []
@@ -98,11 +127,11 @@ class Phrasing:
                 raise Rejected("same words twice")
             if not _is_own_token(value, events):
                 parts = []
-                for field, leaf in _fields(value):
-                    told = isinstance(leaf, str) or str(leaf) in hidden
-                    if told and not self.makes_sense(events[n].name, name, leaf):
+                for path, leaf in _fields(value, [name]):
+                    if isinstance(leaf, str) and not self.makes_sense(events[n].name, path, leaf):
                         raise Rejected("an odd value")
-                    parts += _with_field(field, self._phrase(events, str(leaf), hidden))
+                    found = self._told(events, events[n], path, leaf, hidden)
+                    parts += _with_field(path[1:], leaf, found)
                 new = [part for part in dict.fromkeys(parts) if part not in stated]
                 phrases[self._called(name, value, events, hidden)] = " ".join(new or parts)
                 stated += parts
@@ -116,20 +145,36 @@ class Phrasing:
         kinds = itertools.chain(*(cell.kinds for cell in showing.cells if cell.value == value))
         return name if self.handles.isdisjoint(kinds) else next(iter(showing.arguments), name)
 
+    def _told(
+        self,
+        events: Events,
+        event: Event,
+        path: Sequence[str],
+        value: Any,
+        hidden: Mapping[str, int],
+    ) -> list[str]:
+        """Return the words for a value that a call takes."""
+        plain = self._is_plain(event.name, path, value)
+        return self._phrase(events, str(value), {} if plain else hidden)
+
     def _phrase(self, events: Events, value: str, hidden: Mapping[str, int]) -> list[str]:
         """Return the words for a value: itself, or the values that lead to a hidden one."""
         if value not in hidden:
             return [value]
         event, parts = events[hidden[value]], []
-        for inner in event.values:
-            parts += self._phrase(events, inner, hidden)
-        found = distinguishing(event.cells, value, list(hidden))
+        for path, leaf in _fields(event.given):
+            told = self._told(events, event, path, leaf, hidden)
+            parts += _with_field(path if told == [str(leaf)] else [], leaf, told)
+        # The number of another thing may be the same.
+        ids = self.ids
+        shown = [c for c in event.cells if c.value != value or not ids.isdisjoint(c.kinds)]
+        found = distinguishing(shown, value, list(hidden))
         if found == [] and not parts:
             # The only entry of a list is named as it would be among others. Where nothing else is
             # known of it, and in an answer that is no list, the field is its name.
-            fields = [cell.label for cell in event.cells if cell.label and cell.value == value]
+            fields = [cell.label for cell in shown if cell.label and cell.value == value]
             if any("[*]" in field for field in fields):
-                found = distinguishing(event.cells, value, list(hidden), least=1) or []
+                found = distinguishing(shown, value, list(hidden), least=1) or []
             found = found or [spaced(field.rpartition(".")[2]) for field in fields]
         if found is None or not (parts or found):
             raise Nameless(value)
@@ -204,42 +249,26 @@ def about_rows(shown: Sequence[Cell], rng: random.Random) -> Iterator[Option]:
             yield Option(f"the {name} of {' '.join(found)}", cell.value, [cell])
 
 
-def _fields(value: Any, field: str = "") -> list[tuple[str, Any]]:
-    """Return the values inside an argument with the fields that numbers are in: a number in an
-    object says nothing without."""
+def _fields(value: Any, path: Sequence[str] = ()) -> list[tuple[Sequence[str], Any]]:
+    """Return the values inside an argument, each after the names of its fields, "*" for a list."""
     if isinstance(value, dict):
-        inner = [_fields(part, name) for name, part in value.items()]
+        inner = [_fields(part, [*path, name]) for name, part in value.items()]
     elif isinstance(value, list):
-        inner = [_fields(part, field) for part in value]
+        inner = [_fields(part, [*path, "*"]) for part in value]
     else:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return [(field if is_number else "", leaf) for leaf in leaves(value)]
+        return [(path, leaf) for leaf in leaves(value)]
     return list(itertools.chain.from_iterable(inner))
 
 
-def _with_field(field: str, parts: list[str]) -> list[str]:
-    return [f"{spaced(field)} {part}" for part in parts] if field else parts
-
-
-def hidden_ids(events: Events, ids: set[str]) -> dict[str, int]:
-    """Return {id: the call that shows it} of the ids that are used after a call has shown them.
-
-    An id that a call takes before any has shown it has to be named in the query, and is not hidden.
-    So is any other value, because a user would name it.
-    """
-    shown: dict[str, int] = {}
-    hidden: dict[str, int] = {}
-    named: set[str] = set()
-    for n, event in enumerate(events):
-        for value in event.values:
-            if value in shown and value not in named:
-                hidden[value] = shown[value]
-            else:
-                named.add(value)
-        for cell in event.cells:
-            if not ids.isdisjoint(cell.kinds):
-                shown.setdefault(cell.value, n)
-    return hidden
+def _with_field(path: Sequence[str], value: Any, parts: list[str]) -> list[str]:
+    """Return the words for a value with the field that it is in, if it is a number, which says
+    nothing without."""
+    field = next((name for name in reversed(path) if name != "*"), "")
+    return (
+        [f"{spaced(field)} {part}" for part in parts]
+        if field and not isinstance(value, str)
+        else parts
+    )
 
 
 def _is_own_token(value: Any, events: Events) -> bool:

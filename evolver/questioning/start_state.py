@@ -198,16 +198,19 @@ class StartState:
                     break
         return found
 
-    def makes_sense(self, operation: str, parameter: str, value: str | float) -> bool:
+    def makes_sense(self, operation: str, path: Sequence[str], value: str | float) -> bool:
         """Return False for a value that an argument takes because it takes any text: neither a
         made-up text nor a value of a field with the argument's name; and for the number of a thing
-        in an argument that takes other numbers as well."""
-        place = f"{operation}.{parameter}"
+        in an argument that takes other numbers as well. path: its name, and those of the fields
+        inside it."""
+        place, known = ".".join([operation, *path]), self.operations[operation]
         if not isinstance(value, str):
             return self.stats.prefers_ids(place)
-        known = self.operations[operation]
-        listed = value in known.listed.get(parameter, ())
-        listed |= "enum" in known.properties.get(parameter, {})
+        schema: Json = {"properties": known.properties}
+        for name in path:
+            schema = schema.get("items" if name == "*" else "properties") or {}
+            schema = schema if name == "*" else schema.get(name, {})
+        listed = value in known.listed.get(path[0], ()) or "enum" in schema
         if listed or not self.stats.takes_anything(place) or is_made_up(value):
             return True
         shown = (kind for kind, values in self.seen.values.items() if value in values)

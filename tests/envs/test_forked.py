@@ -104,6 +104,41 @@ def test_nothing_stays_where_the_process_that_starts_copies_is_killed(tmp_path):
     assert wait_until(lambda: not is_running(number) and not place.parent.exists())
 
 
+LATE = """
+import sys
+def work():
+    import {late}
+print("{late}" in sys.modules)
+work()
+"""
+
+
+@pytest.mark.parametrize(
+    "text, begun_with", [("", True), ("opened = open(__file__)", False), ("1 / 0", False)]
+)
+def test_later_copies_begin_with_what_earlier_ones_have_imported(tmp_path, text, begun_with):
+    installed, folder = tmp_path / "site-packages", tmp_path / "own"
+    installed.mkdir()
+    folder.mkdir()
+    (installed / "late.py").write_text(f"if True:\n    {text or 'pass'}\n")
+    (folder / "beside.py").write_text("")
+    env = ENV | {"PYTHONPATH": str(installed)}
+    for late, expected in (("late", begun_with), ("beside", False)):
+        words = program(folder, LATE.format(late=late), f"{late}_is_imported.py")
+        said = [subprocess.run(forked.copying(words, env), stdout=-1).stdout for _ in range(4)]
+        assert said == [b"False\n"] * 2 + [f"{expected}\n".encode()] * 2
+
+
+def test_an_installed_command_is_copied(tmp_path):
+    script = Path(
+        program(tmp_path, f"#!{sys.executable}\nimport sys; print(sys.argv[1:])", "say")[1]
+    )
+    script.chmod(0o755)
+    env = ENV | {"PATH": str(tmp_path)}
+    copy = forked.copying(["say", "hello"], env)
+    assert copy != ["say", "hello"] and subprocess.check_output(copy) == b"['hello']\n"
+
+
 def test_a_lost_socket_is_made_again(tmp_path):
     words = program(tmp_path, "print('ran')\n")
     first = forked.copying(words, ENV)

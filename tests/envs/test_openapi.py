@@ -42,6 +42,10 @@ def test_a_service_is_a_world_whose_state_is_brought_back(words):
             assert '"hall": true' in used(world, "switch", room="hall")
             wrong = used(world, "switch", room="moon")
             assert wrong.startswith("error") and "no such lamp" in wrong
+        bridge = world._session
+        assert set(tools_of(world)) == {"lamps", "switch"}
+        assert '"hall": false' in used(world, "lamps")
+        assert world._session is bridge  # also where the service alone is started again
 
 
 def test_names_are_those_of_functions_where_they_stay_different():
