@@ -104,7 +104,9 @@ class Phrasing:
                         raise Rejected("an odd value")
                     parts += _with_field(field, self._phrase(events, str(leaf), hidden))
                 new = [part for part in dict.fromkeys(parts) if part not in stated]
-                phrases[self._called(name, value, events, hidden)] = " ".join(new or parts)
+                negation = "not " if value is False else ""  # "true" is the name alone
+                called = negation + self._called(name, value, events, hidden)
+                phrases[called] = " ".join(new or parts)
                 stated += parts
         return goal_text(self.summaries[events[n].name], phrases)
 
