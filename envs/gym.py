@@ -209,7 +209,9 @@ class GymWorld(World):
         action: Json = {"type": "string"}
         if self._actions:
             action["enum"] = self._actions
-        return tool_of("act", "Take an action.", {"action": action}, ["action"])
+        # "Take an action: 2" would read like words that say what to do.
+        said = "" if all(map(str.isdecimal, self._actions or [""])) else "Take an action."
+        return tool_of("act", said, {"action": action}, ["action"])
 
     def _action(self, turn: ParsedTurn, written: str) -> Any:
         """Return the action of a turn. Raises ValueError with a message for the model."""

@@ -74,6 +74,7 @@ _PART = re.compile(r"\w[\w'-]*|[^\w\s]")  # a word or a mark
 _MARK = re.compile(r"\s*([*>✓✔✗✘☑☒→])\s+\w")  # before a line, of the current or a done thing
 MARKED = "@mark"  # ends the kind of such a mark
 _MARKS = re.compile(r"[:;,()\t]| - ")  # between the parts of a line
+_NAME = re.compile(r"[^\W\d_]+(?:[ '-]+[^\W\d_]+)+")  # a line that may be a name
 _MOST_WORDS = 4  # of a name
 _FEWEST_NUMBERS, _FEWEST_LISTS = 3, 2  # in an object whose fields may be names of things
 _LAST_STEP = re.compile(r"\[\d+\]$|\.[^.]*$|.[^.\[]*$", re.DOTALL)  # of the path of a row
@@ -205,8 +206,8 @@ def _bounded(text: str) -> str:
 @functools.lru_cache(4096)
 def possible_names(tool: str, text: str) -> tuple[Cell, ...]:
     """Return what may be names of several words in an answer: between the marks of a line, as in
-    "Mr Bean: room 12", and the fields of an object that counts or lists things, as in
-    {"figs": 3, "pears": 0, "plums": 8}."""
+    "Mr Bean: room 12", one of several lines, if it has no numbers, and the fields of an object that
+    counts or lists things, as in {"figs": 3, "pears": 0, "plums": 8}."""
     try:
         record = json.loads(text) if text.lstrip().startswith("{") else None
     except (ValueError, RecursionError):
@@ -221,11 +222,12 @@ def possible_names(tool: str, text: str) -> tuple[Cell, ...]:
         if few or not (types <= {int, float} or types == {list}):
             return ()
         return tuple(Cell("", "", name, (f"{tool} $.<name>",)) for name in record)
-    found = []
-    for row, line in enumerate(text.splitlines()):
+    found, lines = [], text.splitlines()
+    for row, line in enumerate(lines):
         parts = _MARKS.split(line)
+        named = len(parts) > 1 or (len(lines) > 1 and _NAME.fullmatch(line.strip()))
         for n, part in enumerate(parts):
-            if len(parts) > 1 and 2 <= len(part.split()) <= _MOST_WORDS:
+            if named and 2 <= len(part.split()) <= _MOST_WORDS:
                 kinds = (f"{tool}#{n}", f"{tool}#{n - len(parts)}")
                 found.append(Cell(str(row), "", " ".join(part.split()), kinds))
     return tuple(found)

@@ -295,5 +295,5 @@ async def turns_of(
         said = Completion(tokens, [0.0] * len(tokens), "stop", 0)
         turns.append(Turn(context.prompt, said, messages[i]["content"], []))
         if following:
-            await context.extend(said, messages[i + 1 : following])
+            await context.extend(said, messages[i + 1 : following], messages[i].get("tools"))
     return turns

@@ -64,6 +64,8 @@ def play(world: World, task: Task, seed: int, actions: Iterable[str]) -> dict[st
     for action in actions:
         messages.append({"role": "assistant", "content": action})
         result = world.step(action)
+        if result.tools is not None:  # those that are listed from here on
+            messages[-1]["tools"] = result.tools
         ended = result.terminated or result.truncated
         if ended:
             break

@@ -18,7 +18,7 @@ from typing import Any
 from envs import toolcalls
 from envs.probed import MARKED, Cell, cells, phrases, possible_names
 from envs.wording import alternatives
-from envs.world import Observation, StepResult, Task, World, text_of
+from envs.world import Observation, StepResult, Task, Tool, World, text_of
 from evolver.replaying import leaves, renaming
 
 _SLOT = re.compile(r"\b[A-Z]{2,}\b")
@@ -176,7 +176,17 @@ class Episode:
         event.ok = succeeded(result) and not self.refuses(event.result)
         event.over = result.terminated or result.truncated
         self.events.append(event)
+        if result.tools is not None:
+            self._offer(result.tools)
         return event
+
+    def _offer(self, tools: Sequence[Tool]) -> None:
+        """Add the operations of tools that the opening did not have."""
+        first = [tool["function"]["name"] for tool in self.opening.tools]
+        for tool in tools:
+            if tool["function"]["name"] not in first:
+                for operation in _operations(tool["function"], toolcalls.call_text):
+                    self.operations.setdefault(operation.name, operation)
 
     @property
     def over(self) -> bool:

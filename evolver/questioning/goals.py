@@ -403,8 +403,18 @@ class Writer:
                 raise Rejected("asks for a prerequisite")
             prerequisites.append(event.name)
             if event.changes:
+                if goal.needed[1:] and self._passes(self._accepted(events, kept), verifier)[0]:
+                    raise Rejected("a call is superfluous")  # one undoes the other
                 self._check_other_ways(events, n, verifier)
         return prerequisites
+
+    def _accepted(self, events: Events, kept: list[int]) -> list[Event]:
+        """Return the calls `kept` without those that are refused then."""
+        while True:
+            episode, played = self.start.play([events[m] for m in kept])
+            if played is not None:
+                return played
+            del kept[len(episode.events) - 1]
 
     def _check_other_ways(self, events: Events, n: int, verifier: Json) -> None:
         """Raise Rejected if the verifier rejects another value of an argument of call n with which

@@ -58,14 +58,17 @@ class ToolStart(StartState):
         kept, tested = [event for event in events if event.accepted], {}
         for n, event in enumerate(kept):
             form = event.name, self.stats.form_of(event)
+            changed = [earlier.key for earlier in kept[:n] if earlier.changes]
             if form in tested or self.stats.is_clear(event):
                 continue
             role = self.stats.roles[event.name]
             if role.effects[1] >= CLEAR_SOON and self.stats.is_surplus(event.name):
                 continue
-            if role.is_echo and role.repeatable:
-                # What is set already for one thing may not be for another.
-                given = " ".join([self.task.id, *event.values])
+            confirms = role.is_echo or role.is_uniform or not event.arguments
+            if confirms and role.repeatable:
+                # What is set already for one thing may not be for another, or after a change.
+                start = self.task.id if event.arguments else ""
+                given = " ".join([start, event.key[1], *map(repr, changed)])
                 if given in role.tested:
                     continue
                 role.tested.append(given)

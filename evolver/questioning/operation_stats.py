@@ -34,6 +34,7 @@ _FRESH, _TAKEN = 2, 4  # repetitions with another value, and calls that took it,
 _NEARLY_ALL = 0.95  # a walk may write a handle anywhere, from where it is shown
 _MEASURE = re.compile(r"-?\d+(\.\d+)?|[Tt]rue|[Ff]alse")  # an answer that is one value
 _SAME_ANSWERS = 3  # calls with one answer, after which a reader says nothing by it
+_STATES = 2  # answers that different calls get, by which a reader tells states apart
 
 # --- answers ---
 
@@ -222,14 +223,16 @@ class OperationStats:
         results".
 
         What is asked nothing shows the state, also that there is nothing yet. A number, "true" or
-        "false" tells something however often it comes.
+        "false" tells something however often it comes, and so does each answer where different
+        calls get the same one of several, such as "open" and "closed".
         """
         role = self.roles[event.name]
         if not event.arguments or _MEASURE.fullmatch(event.result):
             return False
         if role.repeats or (self.crowded and role.is_monotonous):
             return True
-        return role.answers.get(event.result, 0) >= _SAME_ANSWERS and role.reads
+        often = role.answers.get(event.result, 0) >= _SAME_ANSWERS
+        return often and role.reads and list(role.askers.values()).count(None) < _STATES
 
     def is_surplus(self, name: str) -> bool:
         """Return True for one of very many operations whose answers tell nothing of the world."""
@@ -387,6 +390,9 @@ class OperationStats:
         if len(answer) <= _CONFIRMATION:
             named = any(value in answer for value in event.values)
             count(role.answers, answer, int(not named), most=_ANSWERS_KEPT)
+            asked = " / ".join(event.values)
+            if not named and role.askers.setdefault(answer, asked) != asked:
+                role.askers[answer] = None
         for cell in event.cells:
             value = "" if cell.value in event.values else cell.value
             same = role.told.get(cell.label, value) == value
@@ -492,4 +498,4 @@ def signature(event: Event) -> str:
 def _looks_like_id(kind: str) -> bool:
     if " " in kind:  # a place in a JSON answer
         return bool(_ID.search(kind))
-    return "@" not in kind and has_digit(kind) and any(c.isalpha() for c in kind)
+    return not set("@#") & set(kind) and has_digit(kind) and any(c.isalpha() for c in kind)

@@ -133,7 +133,9 @@ class Phrasing:
                     found = self._told(events, events[n], path, leaf, hidden)
                     parts += _with_field(path[1:], leaf, found)
                 new = [part for part in dict.fromkeys(parts) if part not in stated]
-                phrases[self._called(name, value, events, hidden)] = " ".join(new or parts)
+                negation = "not " if value is False else ""  # "true" is the name alone
+                called = negation + self._called(name, value, events, hidden)
+                phrases[called] = " ".join(new or parts)
                 stated += parts
         return goal_text(self.summaries[events[n].name], phrases)
 

@@ -55,6 +55,8 @@ class Role:
     outcomes: dict[str, int] = field(default_factory=dict)  # signature of an outcome -> times
     followed: dict[str, int] = field(default_factory=dict)  # the next operation -> times
     answers: dict[str, int] = field(default_factory=dict)  # short answer -> times, without values
+    # short answer -> the arguments of all calls that got it, None = they differ
+    askers: dict[str, str | None] = field(default_factory=dict)
     repeated: Rate = field(default_factory=_no_rate)  # at once: the same answer
     effects: Rate = field(default_factory=_no_rate)  # made between two readings: they differ
     effects_by_form: dict[str, Rate] = field(default_factory=dict)  # the same per form of answers

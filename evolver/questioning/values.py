@@ -37,6 +37,7 @@ _LONGEST_TOKEN = 400  # characters of a value without spaces, such as an access 
 _TIMES = {"date": "%Y-%m-%d", "time": "%H:%M", "date-time": "%Y-%m-%dT%H:%M"}
 _FEWEST_PLACES, _SHARE_PLACES = 4, 0.25  # of others, where a new path or address is made up
 _LEAST_NUMBER, _MOST_NUMBER = 1, 100  # of a made-up number, where the schema gives no bounds
+_RANGE = re.compile(r"(?<![\w.-])(-?\d+) ?(?:to|and|-|–) ?(-?\d+)(?![\w-]|\.\d)")  # in words
 
 # --- shape of a call ---
 
@@ -355,8 +356,10 @@ def guessed(schema: Json, rng: random.Random) -> str:
     """Return a made-up value: one that looks like the example in a description ("like O12"), a
     number or a word."""
     if schema.get("type") in ("integer", "number"):
-        least = int(schema.get("minimum", _LEAST_NUMBER))
-        return str(rng.randint(least, max(least, int(schema.get("maximum", _MOST_NUMBER)))))
+        said = _RANGE.search(str(schema.get("description", "")))
+        bounds = map(int, said.groups()) if said else (_LEAST_NUMBER, _MOST_NUMBER)
+        least, most = (int(schema.get(*bound)) for bound in zip(("minimum", "maximum"), bounds))
+        return str(rng.randint(least, max(least, most)))
     if schema.get("format") in _TIMES:
         when = datetime(2026, 1, 1) + timedelta(days=rng.randrange(365), hours=rng.randrange(24))
         return when.strftime(_TIMES[schema["format"]])

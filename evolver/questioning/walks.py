@@ -242,6 +242,9 @@ class Walk:
     def call(self, name: str, arguments: Json) -> None:
         """Make a call and learn from it."""
         event = self.episode.call(name, arguments)
+        if len(self.operations) > len(self.needed):  # the world offers more tools
+            self.drawn += [other for other in self.operations if other not in self.needed]
+            self.needed = self.walker.needed(self.operations)
         event.changes = event.ok and self.stats.is_change(event)
         self.stats.learn(event, self.last, lambda value: self.values.kinds.get(value, ()))
         self.events.append(event)

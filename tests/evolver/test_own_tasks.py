@@ -8,11 +8,14 @@ import pytest
 
 from configs import evolve as evolve_config
 from envs import make
+from envs.probed import probed
 from evolver import evolve, modes
 from evolver.build import RunError
 from evolver.files.workdir import Workdir, read_tasks
+from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.own_tasks import solved_by_walks
 from evolver.questioning.tasks import infeasibility, is_verified, synthetic_task
+from tests.evolver.explorers import Questioning
 
 DRY, ICE = {"is_slippery": False}, {}
 SMALL = {"desc": ["SF", "FG"], "is_slippery": False}
@@ -82,6 +85,16 @@ def test_where_nothing_with_words_is_invented_own_tasks_train(
     said = capsys.readouterr().out
     assert ("poorly worded ('Act 2.')" in said) == (found == "poor tasks")
     assert (f"own {n_train} training tasks" in said) == (found != "tasks")
+
+
+@pytest.mark.parametrize("actions", [None, ["left", "down", "right", "up"]])
+def test_what_asks_for_the_number_of_an_action_says_nothing(actions):
+    def game():
+        return probed(make("gym", env="FrozenLake-v1", options=SMALL, actions=actions, n_train=4))
+
+    tasks = Questioning(Curiosity, game, game().tasks("train"), rehearsals=2).explore(0, 2)
+    assert tasks
+    assert all(task.meta["undescribed"] == (actions is None) for task in tasks)
 
 
 def test_own_tasks_are_those_that_the_config_names(tmp_path):

@@ -2,19 +2,23 @@
 explorer may overlook, and with a rule that no description mentions."""
 
 import json
+import random
 import re
 import time
 
 import pytest
 
 from envs import make
-from envs.probed import probed
+from envs.probed import possible_names, probed
 from envs.toolcalls import call_text, parse
 from envs.world import StepResult
-from evolver.questioning.calls import required_of, succeeded
+from evolver.questioning.calls import Event, Operation, required_of, succeeded
 from evolver.questioning.curiosity import Curiosity
+from evolver.questioning.goals import Goal
+from evolver.questioning.operation_stats import OperationStats
+from evolver.questioning.phrasing import Phrasing
 from evolver.questioning.start_state import is_clock
-from evolver.questioning.values import NEW_TEXTS
+from evolver.questioning.values import NEW_TEXTS, guessed
 from evolver.replaying import calls_of, replay
 from tests.evolver.explorers import Questioning, solves
 from tests.evolver.strangers.pages import PAGES
@@ -41,6 +45,8 @@ STRANGERS = {
     "vault": ({"lock_note", "delete_note", "rename_note"}, None),  # tokens of a login
     # answers by id; calls that set what mostly is set, and repeat it
     "locker": ({"put_parcel", "collect", "pay", "unblock"}, ("collect", "put_parcel")),
+    # names of two words, a line each; few different answers; yes or no
+    "aquarium": ({"heat", "switch_light", "?measure"}, None),
     # a list of objects as an argument
     "cart": ({"add_to_cart", "set_address"}, ("add_to_cart", "apply_coupon")),
 }
@@ -197,7 +203,7 @@ def test_the_time_of_now_is_told_from_appointments(monkeypatch):
 
 
 def test_a_number_that_may_be_any_is_no_name_of_a_thing():
-    tasks, calls = explored("television", 12)
+    tasks, calls = explored("television", 18)
     levels = [(task, call.arguments["level"]) for task, call in calls if call.name == "set_volume"]
     assert len(levels) >= 3
     assert all(re.search(rf"\b{level}\b", task.query) for task, level in levels)
@@ -263,3 +269,52 @@ def test_a_record_of_a_failure_is_a_refusal_and_no_other_is(answer, fails):
 )
 def test_arguments_that_a_schema_wants(schema, required):
     assert required_of(schema) == required
+
+
+def test_a_change_that_needs_another_one_is_found():
+    made = questioning("aquarium")
+    made.explore(seed=0, budget=30)
+    assert made.explorer.walker.stats.roles["draw_chart"].changes
+
+
+@pytest.mark.parametrize("on, said", [(True, "on"), (False, "not on")])
+def test_a_query_says_whether_something_is_to_be_so(on, said):
+    operations = {"switch": Operation("switch", "Switch a lamp.", {}, [], str)}
+    event = Event("switch", {"lamp": "hall", "on": on}, ok=True)
+    goal = Goal([event], [0], None)
+    query, _ = Phrasing(operations, set()).query(goal, random.Random(0))
+    assert query == f"Switch a lamp: lamp hall, {said}."
+
+
+def test_a_number_is_guessed_from_the_range_that_its_description_says():
+    rng = random.Random(0)
+
+    def guesses(**schema):
+        return {int(guessed({"type": "integer", **schema}, rng)) for _ in range(300)}
+
+    assert guesses(description="The floor, from 0 to 8.") == set(range(9))
+    assert guesses(description="between -1 and 1") == {-1, 0, 1}
+    assert guesses(description="from 0 to 8", minimum=7) == {7, 8}
+    assert max(guesses(description="a number such as 12-34-56")) > 60
+
+
+def test_answers_of_which_several_are_common_tell_states_apart():
+    def says_nothing(*answers):
+        stats = OperationStats()
+        stats.roles["state"].repeated = [1, 1]
+        for number, answer in enumerate(answers):
+            event = Event("state", {"door": f"D{number}"}, "", answer, ok=True)
+            stats.learn(event, "", lambda value: ())
+        return stats.says_nothing(event)
+
+    assert not says_nothing(*["open", "closed"] * 4)
+    assert says_nothing(*["found D9"], *["nothing"] * 4)
+
+
+def test_a_line_may_be_a_name():
+    def names(text):
+        return [cell.value for cell in possible_names("list", text)]
+
+    assert names("Old Harbor\nAnn-Marie Holt\nEcho") == ["Old Harbor", "Ann-Marie Holt"]
+    assert not names("nothing was found")
+    assert not names("window 3A\naisle 4C")
