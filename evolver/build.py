@@ -28,6 +28,7 @@ from evolver.llm.client import Chat
 from evolver.llm.policy import PolicyResponder
 from evolver.llm.questions import CURRENT_POLICY, INITIAL_POLICY
 from evolver.llm.roles import make_chat, policy_urls, question_context
+from evolver.llm.served import serving
 from evolver.navigating.experience_pool import ExperiencePool
 from evolver.navigating.guidance import Navigating
 from evolver.parts import Parts
@@ -211,8 +212,6 @@ def open_chat(
     `llm.serve`. Raises RunError for a server that cannot be used."""
     served = ""
     if config.llm.serve.path:
-        from evolver.llm.served import serving  # needs httpx, as all of config.llm does
-
         opened = serving(config, workdir.path, say=progress.say, check=stop.check)
         served = closing.enter_context(opened)
     chat = make_chat(config, workdir.path, check=stop.check, served=served, loop=stop.loop)
