@@ -100,8 +100,16 @@ def test_whom_a_ticket_is_assigned_to_before_it_is_closed_does_not_count():
     closing = [task for task in tasks if "assign_ticket" in task.meta["prerequisites"]]
     ways = 0
     for task in closing:
-        n = next(n for n, action in enumerate(task.reference) if "assign_ticket" in action)
-        arguments = parse(task.reference[n]).calls[0].arguments
+        calls = [parse(action).calls for action in task.reference]
+        closed = {
+            c.arguments["ticket_id"] for [c] in filter(None, calls) if c.name == "close_ticket"
+        }
+        # The goal may assign another ticket itself, to whom it says.
+        n, arguments = next(
+            (n, c.arguments)
+            for n, [c] in enumerate(filter(None, calls))
+            if c.name == "assign_ticket" and c.arguments["ticket_id"] in closed
+        )
         for agent in PEOPLE:
             other = call_text("assign_ticket", arguments | {"agent": agent})
             actions = [*task.reference[:n], other, *task.reference[n + 1 :]]

@@ -209,7 +209,7 @@ class TestAttempts:
                 types.SimpleNamespace(
                     task=job.task,
                     broken=broken(job.task.query, job.rollout),
-                    evaluation=types.SimpleNamespace(success=job.task.query in solved),
+                    success=job.task.query in solved,
                 )
                 for job in jobs
             ]
@@ -343,7 +343,7 @@ class TestWording:
     ],
 )
 def test_the_only_entry_of_a_list_is_named_as_it_would_be_among_others(answer, words):
-    event = types.SimpleNamespace(values=[], cells=cells("search", answer))
+    event = types.SimpleNamespace(given={}, cells=cells("search", answer))
     assert Phrasing({}, set())._phrase([event], "T1", {"T1": 0}) == words
 
 
