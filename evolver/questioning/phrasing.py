@@ -219,9 +219,8 @@ def _about_answer(shown: Sequence[Cell]) -> Iterator[Option]:
     if shown and not shown[0].label and len(rows) == 1 and len(shown) > 1:
         yield Option("the first word", shown[0].value, shown[:1])
         yield Option("the last word", shown[-1].value, shown[-1:])
-    if len(shown) == 1 and not shown[0].label:
-        is_number = NUMBER.fullmatch(shown[0].value)
-        yield Option("the number" if is_number else "the word", shown[0].value, shown)
+    if len(shown) == 1 and not shown[0].label and NUMBER.fullmatch(shown[0].value):
+        yield Option("the number", shown[0].value, shown)
     entries = [cell for cell in shown if "[*]" in cell.label]
     lists = {cell.label.partition("[*]")[0] for cell in entries}
     if len(lists) == 1:

@@ -24,7 +24,7 @@ from evolver.questioning.goals import goals_of
 from evolver.questioning.kinds import start_state
 from evolver.questioning.llm import LlmExplorer
 from evolver.questioning.operation_stats import OperationStats
-from evolver.questioning.phrasing import Phrasing, about_rows
+from evolver.questioning.phrasing import about_rows
 from evolver.questioning.values import SeenValues
 from tests.evolver.explorers import Questioning, proposal, solves, walking
 
@@ -379,13 +379,6 @@ def test_a_language_model_explores_a_world_of_code(chat_of):
     assert solves(world, question, ['desk.finish {"answer": "Oslo"}'])
     assert not solves(world, question, ['desk.finish {"answer": "Bergen"}'])
     assert figures["questioning/rejected/nothing to check"] == 1
-
-
-def test_an_answer_of_one_word_is_asked_for():
-    for answer, wanted in (("red", "the word"), ("21.5", "the number")):
-        event = Event("tell", {"lamp": "attic"}, "", answer, ok=True)
-        option = Phrasing({}, set()).question(event, "", random.Random(0))
-        assert (option.wanted, option.value) == (wanted, answer)
 
 
 def test_questions_about_rows_name_the_row():
