@@ -344,7 +344,8 @@ class TestWording:
 )
 def test_the_only_entry_of_a_list_is_named_as_it_would_be_among_others(answer, words):
     event = types.SimpleNamespace(given={}, cells=cells("search", answer))
-    assert Phrasing({}, set())._phrase([event], "T1", {"T1": 0}) == words
+    ids = {kind for cell in event.cells if cell.value == "T1" for kind in cell.kinds}
+    assert Phrasing({}, ids)._phrase([event], "T1", {"T1": 0}) == words
 
 
 @pytest.mark.parametrize(
