@@ -114,8 +114,9 @@ class Template(Plug):
     """The context template: how an episode is written down for the policy."""
 
     name: str = "causal"
-    """causal, brief (a line per tool), latest (the last observation only), reasoning_augmented,
-    sliding_window, self_managing, summarised_window."""
+    """causal, brief (a line per tool), retrieved (of very many tools those that are asked for),
+    latest (the last observation only), reasoning_augmented, sliding_window, self_managing,
+    summarised_window."""
     show_tools: bool = True
     """List the tools in the system message; False for a policy that has memorised them."""
     render: Literal["auto", "qwen2.5", "qwen3"] = "auto"

@@ -20,6 +20,7 @@ from rl.trajectory import Completion
 CONTEXTS = {
     "causal": "rl.contexts.causal:Causal",
     "brief": "rl.contexts.brief:Brief",
+    "retrieved": "rl.contexts.retrieved:Retrieved",
     "reasoning_augmented": "rl.contexts.reasoning:ReasoningAugmented",
     "sliding_window": "rl.contexts.window:SlidingWindow",
     "latest": "rl.contexts.latest:Latest",

@@ -1,0 +1,122 @@
+"""The brief template for very many tools: it shows those that the task asks for, and more when the
+policy asks for others."""
+
+from __future__ import annotations
+
+import functools
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from usearch.index import MetricKind, search
+
+from envs.world import Message, Tool
+from rl.bounds import Count, CountOrZero
+from rl.contexts import Opening
+from rl.contexts.brief import Brief, line_of
+from rl.trajectory import Completion
+
+MORE = "\n\nThere are also these tools:\n"
+SIZE = 4096  # entries of a vector
+GRAM = 4  # characters of a piece of a word
+
+
+class Retrieved(Brief):
+    """The conversation of `Brief` with the tools that are nearest to the user's words, and as many
+    that are near to those.
+
+    A turn that names none of the tools that are shown asks for others: those that are nearest to
+    its text are shown after the answer to it, so that prompts only grow at their end.
+    """
+
+    def __init__(
+        self, opening: Opening, *, first: Count = 16, more: Count = 4, most: CountOrZero = 0
+    ):
+        """first: tools that the opening shows. more: those that a turn without one of them adds.
+        most: characters of a tool's line, as in `brief`."""
+        self.first, self.more = first, more
+        asked = [m["content"] for m in opening.observation.messages if m["role"] == "user"]
+        self._asked = " ".join(asked)
+        found = self._offered(opening.observation.tools)
+        super().__init__(
+            replace(opening, observation=replace(opening.observation, tools=found)), most=most
+        )
+
+    def _offered(self, tools: Sequence[Tool]) -> list[Tool]:
+        """Index the tools on offer, and return those that the opening shows."""
+        self._all, lines = list(tools), list(map(line_of, tools))
+        self._index = index_of(tuple(lines))
+        # What looks up the values of a call shares words with its tool, not with the task.
+        near = self._index.nearest(self._asked, -(-self.first // 2))
+        related = self._index.nearest(" ".join(lines[n] for n in near), self.first)
+        self._shown = set(list(dict.fromkeys([*near, *related]))[: self.first])
+        return [self._all[n] for n in sorted(self._shown)]
+
+    def add(
+        self, completion: Completion, messages: Sequence[Message], tools: Sequence[Tool] | None
+    ) -> None:
+        if tools is not None and list(tools) != self._all:
+            super().add(completion, messages, self._offered(tools))
+        else:
+            super().add(completion, messages, None)
+
+    def turn_ids(self, tokens: list[int], messages: Sequence[Message]) -> list[int]:
+        return super().turn_ids(tokens, [*messages[:-1], *self._told(tokens, messages[-1:])])
+
+    def _told(self, tokens: list[int], last: Sequence[Message]) -> list[Message]:
+        """Return the last message of an answer, with the tools that the turn asks for."""
+        text = self.tokenizer.decode(tokens)
+        names = [self._all[n]["function"]["name"] for n in self._shown]
+        if not (self.show_tools and last) or any(name in text for name in names):
+            return list(last)
+        near = self._index.nearest(text, len(self._shown) + self.more)
+        new = [n for n in near if n not in self._shown][: self.more]
+        self._shown.update(new)
+        lines = [line_of(self._all[n], self.most) for n in new]
+        return [m | {"content": m["content"] + MORE * bool(new) + "\n".join(lines)} for m in last]
+
+
+class Index:
+    """Vectors of texts: the pieces of their words, weighed by how few of the texts have them."""
+
+    def __init__(self, texts: Sequence[str]):
+        counts = np.array([_pieces(text) for text in texts], np.float32).reshape(-1, SIZE)
+        self._rarity = np.log((1 + len(texts)) / (1 + np.count_nonzero(counts, axis=0)))
+        self._vectors = self._weighed(counts)
+
+    def nearest(self, text: str, count: int) -> list[int]:
+        """Return the numbers of the nearest texts, the nearest first."""
+        if not len(self._vectors):
+            return []
+        query, count = self._weighed(_pieces(text)[None]), min(count, len(self._vectors))
+        matches = search(self._vectors, query[0], count, MetricKind.Cos, exact=True)
+        return [int(n) for n in matches.keys]
+
+    def _weighed(self, counts_NS: np.ndarray) -> np.ndarray:
+        vectors_NS = np.sqrt(counts_NS) * self._rarity
+        norm_N1 = np.linalg.norm(vectors_NS, axis=1, keepdims=True)
+        return (vectors_NS / np.maximum(norm_N1, 1e-9)).astype(np.float32)
+
+
+@functools.lru_cache(8)
+def index_of(texts: tuple[str, ...]) -> Index:
+    """Return the index of some texts; episodes of one world share it."""
+    return Index(texts)
+
+
+def _pieces(text: str) -> np.ndarray:
+    counts_S = np.zeros(SIZE, np.float32)
+    for piece in _split(text):
+        counts_S[zlib.crc32(piece.encode()) % SIZE] += 1
+    return counts_S
+
+
+def _split(text: str) -> Iterator[str]:
+    """Yield the words of a text, with their pieces, so that "booking" is near "book_flight"."""
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text).lower()
+    for word in re.findall(r"[^\W_]+", spaced):
+        yield word
+        for start in range(len(word) - GRAM + 1):
+            yield word[start : start + GRAM]
