@@ -27,15 +27,15 @@ class Retrieved(Brief):
     """The conversation of `Brief` with the tools that are nearest to the user's words, and as many
     that are near to those.
 
-    A turn that names none of the tools that are shown asks for others: those that are nearest to
-    its text are shown after the answer to it, so that prompts only grow at their end.
+    More are shown at the end of an answer, so that prompts only grow: those nearest to what the
+    user says next, or to a turn that names none of the tools that are shown.
     """
 
     def __init__(
         self, opening: Opening, *, first: Count = 16, more: Count = 4, most: CountOrZero = 0
     ):
-        """first: tools that the opening shows. more: those that a turn without one of them adds.
-        most: characters of a tool's line, as in `brief`."""
+        """first: tools that the opening shows. more: those that an answer adds. most: characters of
+        a tool's line, as in `brief`."""
         self.first, self.more = first, more
         asked = [m["content"] for m in opening.observation.messages if m["role"] == "user"]
         self._asked = " ".join(asked)
@@ -63,19 +63,23 @@ class Retrieved(Brief):
             super().add(completion, messages, None)
 
     def turn_ids(self, tokens: list[int], messages: Sequence[Message]) -> list[int]:
-        return super().turn_ids(tokens, [*messages[:-1], *self._told(tokens, messages[-1:])])
+        if not (messages and self.show_tools):
+            return super().turn_ids(tokens, messages)
+        *first, last = messages
+        said = last["content"] + self._found(self.tokenizer.decode(tokens), messages)
+        return super().turn_ids(tokens, [*first, last | {"content": said}])
 
-    def _told(self, tokens: list[int], last: Sequence[Message]) -> list[Message]:
-        """Return the last message of an answer, with the tools that the turn asks for."""
-        text = self.tokenizer.decode(tokens)
+    def _found(self, text: str, messages: Sequence[Message]) -> str:
+        """Return what is said about the tools that the user asks for next, or that a turn asks for
+        which names none of those that are shown."""
+        asked = [message["content"] for message in messages if message["role"] == "user"]
         names = [self._all[n]["function"]["name"] for n in self._shown]
-        if not (self.show_tools and last) or any(name in text for name in names):
-            return list(last)
-        near = self._index.nearest(text, len(self._shown) + self.more)
+        if not asked and any(name in text for name in names):
+            return ""
+        near = self._index.nearest(" ".join(asked) or text, len(self._shown) + self.more)
         new = [n for n in near if n not in self._shown][: self.more]
         self._shown.update(new)
-        lines = [line_of(self._all[n], self.most) for n in new]
-        return [m | {"content": m["content"] + MORE * bool(new) + "\n".join(lines)} for m in last]
+        return MORE * bool(new) + "\n".join(line_of(self._all[n], self.most) for n in new)
 
 
 class Index:

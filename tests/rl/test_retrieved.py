@@ -33,11 +33,11 @@ def shown(context):
     return tokenizer().decode(context.prompt)
 
 
-def extended(context, text, answer="ok", tools=None):
+def extended(context, text, answer="ok", tools=None, role="tool"):
     """Extend a context by a turn, and return what it adds to the prompt."""
     before = list(context.prompt)
     completion = Completion(tokenizer().encode(text), [], "stop", 0)
-    messages = [{"role": "tool", "content": answer}]
+    messages = [{"role": role, "content": answer}]
     asyncio.run(context.extend(completion, messages, tools))
     if tools is None:
         assert context.prompt[: len(before)] == before
@@ -75,6 +75,15 @@ def test_a_turn_that_names_no_tool_that_is_shown_is_told_of_others():
     assert added.count(MORE) == 1 and "\nfeed_cat(): Feed the cat." in added
     assert added.partition(MORE)[2].count("\n") >= 3
     assert MORE not in extended(context, "feed_cat()")
+
+
+def test_what_the_user_asks_next_is_looked_up_too():
+    context = opened(
+        "Report the red.", [tool_of("feed_cat", "Feed the cat.", {}, []), *OTHERS], first=1
+    )
+    assert "feed_cat" not in shown(context)
+    added = extended(context, "red_0()", "Now feed the cat.", role="user")
+    assert added.index("Now feed the cat.") < added.index("\nfeed_cat(): Feed the cat.")
 
 
 def test_tools_that_change_are_retrieved_anew():
