@@ -21,6 +21,7 @@ from rl.trajectory import Completion
 MORE = "\n\nThere are also these tools:\n"
 SIZE = 4096  # entries of a vector
 GRAM = 4  # characters of a piece of a word
+_NAME = re.compile(r"[\w-]+(?:\.[\w-]+)*")
 
 
 class Retrieved(Brief):
@@ -73,8 +74,8 @@ class Retrieved(Brief):
         """Return what is said about the tools that the user asks for next, or that a turn asks for
         which names none of those that are shown."""
         asked = [message["content"] for message in messages if message["role"] == "user"]
-        names = [self._all[n]["function"]["name"] for n in self._shown]
-        if not asked and any(name in text for name in names):
+        names = {self._all[n]["function"]["name"] for n in self._shown}
+        if not asked and not names.isdisjoint(_NAME.findall(text)):
             return ""
         near = self._index.nearest(" ".join(asked) or text, len(self._shown) + self.more)
         new = [n for n in near if n not in self._shown][: self.more]
