@@ -374,8 +374,11 @@ def orphans():
 
 def children(pid):
     """Return the processes that a process has started."""
-    found = sorted(Path(f"/proc/{pid}/task").glob("*/children"))
-    return [int(child) for path in found for child in path.read_text().split()]
+    found: list[int] = []
+    for path in sorted(Path(f"/proc/{pid}/task").glob("*/children")):
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            found += map(int, path.read_text().split())
+    return found
 
 
 def descendants(pid):
