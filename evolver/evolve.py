@@ -44,6 +44,7 @@ from evolver.files.progress import clock
 from evolver.files.workdir import Workdir, WorkdirInUse, read_tasks
 from evolver.imitating import Diverged, samples_of, train, with_other_ids
 from evolver.navigating import extract
+from evolver.processes.server import NotServed
 from evolver.questioning.own_tasks import solved_by_walks
 from evolver.questioning.rules import rules_of
 from evolver.questioning.split import split
@@ -79,7 +80,7 @@ def evolve(config: Any, workdir: str | Path) -> None:
     try:
         with Workdir(workdir).locked():
             run_stages(config.copy_and_resolve_references(), Path(workdir))
-    except WorkdirInUse as error:
+    except (WorkdirInUse, NotServed) as error:
         raise RunError(str(error)) from None
 
 

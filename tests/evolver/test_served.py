@@ -163,8 +163,10 @@ def scores(workdir):
     ]
 
 
-def test_a_world_that_cannot_be_served_is_one_message(tiny, tmp_path, capsys):
-    assert go(tiny, tmp_path / "run", *WORLD, "--config.env.name=no.such:World") == 1
+@pytest.mark.parametrize("mode", ["train", "evolve"])
+def test_a_world_that_cannot_be_served_is_one_message(tiny, tmp_path, capsys, mode):
+    words = *WORLD, "--config.env.name=no.such:World", f"--mode={mode}"
+    assert go(tiny, tmp_path / "run", *words) == 1
     said = capsys.readouterr()
     text = said.out + said.err
     assert "the server of the world no.such:World: it ended while starting: " in text
