@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from envs.world import Task, World, first_of_worlds
 from evolver.parts import Parts
+from evolver.questioning.attention import attended, subjects
 from evolver.questioning.calls import Event, Events, Json
 from evolver.questioning.goals import Goal, Writer, goals_of
 from evolver.questioning.kinds import start_state
@@ -69,6 +70,7 @@ class Curiosity:
         self._tools_in: dict[str, list[str]] = {}  # world -> those of its visited starts
         self._rehearsed = False
         self._slow = False  # some world was
+        self._subjects = 1  # visits that it takes to attend to all tools
 
     def explore(
         self, world: World, seeds: Sequence[Task], budget: int, rng: random.Random
@@ -115,12 +117,14 @@ class Curiosity:
         work."""
         if self._rehearsed:
             return
-        for number in range(self.rehearsals):
+        number, visits = 0, self.rehearsals
+        while number < visits:
             for start, _ in self._walks(world, seeds[number % len(seeds)], rng):
                 self._slow |= start.slow
             # In a slow world the first tasks have to do without the others.
             if (self._slow and number) or self.pool.is_over():
                 break
+            number, visits = number + 1, max(self.rehearsals, self._subjects)
         self._rehearsed = True
 
     def _is_served(self, task: Task, share: float, size: int) -> bool:
@@ -148,6 +152,10 @@ class Curiosity:
         shown = self._tools_in.setdefault(task.env, [])
         shown += [tools] * (tools not in shown)
         first = self._beginning(start, task, rng)
+        self._subjects = subjects(start.operations)
+        start.stats.crowded |= self._subjects > 1
+        begun = {name for name, _ in first}
+        start.operations = attended(start.operations, start.stats, rng, begun)
         for walk in self.walker.walks(world, start.task, rng, seen, first, start.operations):
             start.learn_roles(walk)
             start.extend(walk)

@@ -62,7 +62,7 @@ class ToolStart(StartState):
             if form in tested or self.stats.is_clear(event):
                 continue
             role = self.stats.roles[event.name]
-            if role.effects[1] >= CLEAR_SOON and self.stats.is_surplus(event.name):
+            if self.stats.crowded and role.vain and role.effects[1] >= CLEAR_SOON:
                 continue
             confirms = role.is_echo or role.is_uniform or not event.arguments
             if confirms and role.repeatable:
@@ -74,9 +74,11 @@ class ToolStart(StartState):
                 role.tested.append(given)
             tested[form] = n
             self._test_repetition(kept[:n], event)
-        for n in tested.values():
-            if self.stats.roles[kept[n].name].repeatable:
-                self.test_effect(kept[:n], kept[n], kept)
+        left = [n for n in tested.values() if self.stats.roles[kept[n].name].repeatable]
+        if self.stats.crowded:
+            left = self._test_silent(left, kept)
+        for n in left:
+            self.test_effect(kept[:n], kept[n], kept)
         self._test_refusals(events)
 
     def _test_refusals(self, events: Events) -> None:
@@ -107,32 +109,51 @@ class ToolStart(StartState):
         record(self.stats.roles[event.name].repeated, same)
         return same
 
+    def _test_silent(self, numbers: list[int], kept: Events) -> list[int]:
+        """Test those of the calls `numbers` of a walk together that have always answered alike, of
+        which there may be hundreds. Return the calls that are left: all if they change something.
+        """
+        silent = [n for n in numbers if self.stats.roles[kept[n].name].is_monotonous]
+        if not silent or self._effect_of([], [kept[n] for n in silent], kept) is not False:
+            return numbers
+        for n in silent:
+            self.stats.add_effect(kept[n], False)
+        return [n for n in numbers if n not in silent]
+
     def test_effect(self, before: Events, event: Event, candidates: Events) -> None:
         """Compare what calls that read show after `before` with what they show after the event
         too. A refused event is tested for having changed something after all."""
-        probes = self.probes_for(event, candidates)
+        differ = self._effect_of(before, [event], candidates)
+        if differ is None:
+            return
+        if event.ok:
+            self.stats.add_effect(event, differ)
+        else:
+            tally(self.stats.quiet, event.result, differ)
+
+    def _effect_of(self, before: Events, events: Events, candidates: Events) -> bool | None:
+        """Return True if calls that read show something else after the events; None if that cannot
+        be told."""
+        names = {event.name for event in events}
+        probes = [p for p in self.probes_for(events[0], candidates) if p.name not in names]
         answers: list[list[str | None]] = [[], []]
         if not probes:
-            return
+            return None
         for tested in (False, True):
-            episode, events = self.play(before)
-            if events is None:
-                return
-            if tested:
+            episode, played = self.play(before)
+            if played is None:
+                return None
+            for event in events if tested else ():
                 again = episode.repeat(event)
                 if again.ok != event.ok or not (event.ok or again.result == event.result):
-                    return  # after fewer calls it is refused for another reason, or not at all
+                    return None  # after fewer calls it is refused for another reason, or not at all
             for probe in probes:
                 if not episode.over:
                     shown = episode.call(probe.name, probe.arguments)
                     answers[tested].append(self.visible(shown.cells) if shown.ok else None)
         # A refusal that turns into an answer is no change: look-ups make other look-ups possible. A
         # world that limits its steps answers fewer calls after the event.
-        differ = any(a is not None and a != b for a, b in zip(*answers))
-        if event.ok:
-            self.stats.add_effect(event, differ)
-        else:
-            tally(self.stats.quiet, event.result, differ)
+        return any(a is not None and a != b for a, b in zip(*answers))
 
     def probes_for(self, event: Event, candidates: Events) -> list[Event]:
         """Return the calls that may show an effect of an event, those with long answers first: a

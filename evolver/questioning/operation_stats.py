@@ -107,7 +107,7 @@ class OperationStats:
         self.words: dict[str, dict[str, int]] = {}  # kind -> value without digits -> times shown
         # sentence -> operation -> the values of some calls that gave it, which it does not mention
         self.sentences: dict[str, dict[str, list[str]]] = {}
-        self.crowded = False  # very many operations, of which some may tell nothing
+        self.crowded = False  # very many tools, of which most may tell nothing
         self.marked = 0  # refusals that a world of tools marked as such
         self.quiet: dict[str, Rate] = {}  # sentence given between two readings: they differ
         # operation -> call -> [start, its answer there, arguments]
@@ -229,14 +229,16 @@ class OperationStats:
         role = self.roles[event.name]
         if not event.arguments or _MEASURE.fullmatch(event.result):
             return False
-        if role.repeats or (self.crowded and role.is_monotonous):
+        if self.is_silent(event.name):
             return True
         often = role.answers.get(event.result, 0) >= _SAME_ANSWERS
         return often and role.reads and list(role.askers.values()).count(None) < _STATES
 
-    def is_surplus(self, name: str) -> bool:
-        """Return True for one of very many operations whose answers tell nothing of the world."""
-        return self.crowded and self.roles[name].vain
+    def is_silent(self, name: str) -> bool:
+        """Return True if the answers of an operation say nothing but what it was given; of very
+        many tools also if it has given one answer only."""
+        role = self.roles[name]
+        return role.repeats or (self.crowded and role.is_monotonous)
 
     def refuses(self, answer: str) -> bool:
         """Return True if an answer in sentences means that the call was refused, although the world

@@ -68,6 +68,7 @@ class Role:
     forms: list[str] | None = None
     tested: list[str] = field(default_factory=list)  # starts and arguments of tests of an echo
     changes_shown: int = 0  # by its answers
+    visits: int = 0  # that attended to it, of a world with very many tools
     witnesses: list[str] | None = None  # operations that have shown its changes; None = not sought
 
     @property

@@ -321,7 +321,7 @@ class StartState:
         arguments accept."""
         calls = []
         for name, operation in self.operations.items():
-            if self.stats.roles[name].reads and not self.stats.roles[name].repeats:
+            if self.stats.roles[name].reads and not self.stats.is_silent(name):
                 choices = [self._choices(operation, parameter) for parameter in operation.required]
                 for values in itertools.islice(itertools.product(*choices), _MOST_CALLS):
                     calls.append(self.event(name, dict(zip(operation.required, values))))

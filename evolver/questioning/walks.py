@@ -10,7 +10,6 @@ the mean over its outcomes of 1/sqrt(times seen), plus a bonus for operations th
 which operation makes another one work, is learnt from calls that worked (`OperationStats`).
 """
 
-import itertools
 import random
 import re
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import Self
 
 from envs.probed import Cell, tokens
 from envs.world import Task, World, snapshot_of
+from evolver.questioning.attention import GROUPS, is_grouped
 from evolver.questioning.calls import Episode, Event, Json, Key, Operations, key_of
 from evolver.questioning.operation_stats import NO_TRIALS, OperationStats, signature
 from evolver.questioning.roles import Rate, record, tally
@@ -26,9 +26,6 @@ from evolver.questioning.values import Given, SeenValues, Values, group_of, hint
 
 # --- the next operation ---
 
-_MANY = 100  # operations, of which a walk draws those of some groups only
-_LARGE_GROUP = 10  # operations of a group on average, so that operations count as grouped
-_GROUPS = 2  # that a walk draws
 _WANTED = 20  # most calls that an operation is credited with making possible
 _HARDLY_PRACTISED = 3  # bonus of an operation that has hardly ever worked: it may be a change
 _DRAWN, _SHARE_DRAWN = 6, 8  # operations whose arguments are compared: so many, or 1/8 of all
@@ -96,8 +93,7 @@ class Walker:
         between two walks.
         """
         episode = Episode(world, task, self.stats.refuses, operations)
-        kind = FocusedWalk if _is_grouped(episode.operations) else Walk
-        self.stats.crowded = kind is Walk and len(episode.operations) > _MANY
+        kind = FocusedWalk if is_grouped(episode.operations) else Walk
         trunk = kind(self, episode, rng, seen)
         for name, arguments in first:
             if not trunk.over:
@@ -168,7 +164,7 @@ class Walk:
         for name in names:
             expected = roles[name].novelty(roles[self.last].followed.get(name, 0))
             novelty.append(expected * (1 + min(wanted[name], _WANTED)))
-        k = max(_DRAWN, (len(names) - sum(map(self.stats.is_surplus, names))) // _SHARE_DRAWN)
+        k = max(_DRAWN, len(names) // _SHARE_DRAWN)
         several = self.rng.choices(names, self._weighed(names, novelty), k=k)
         draws = self._with_arguments(several, {})
         if draws:
@@ -184,20 +180,7 @@ class Walk:
         """Return the weights of operations, given their novelty."""
         bonus = [1 if self.stats.roles[n].practised else _HARDLY_PRACTISED for n in names]
         weights = [expected * times for expected, times in zip(novelty, bonus)]
-        return self._with_hope(names, weights)
-
-    def _with_hope(self, names: Sequence[str], weights: list[float]) -> list[float]:
-        """Return the weights, of which surplus operations get half at most, however many they
-        are, and those that are refused alike together as much as one."""
-        roles = self.stats.roles
-        surplus = list(map(self.stats.is_surplus, names))
-        usual = [roles[n].usual_outcome if vain else n for n, vain in zip(names, surplus)]
-        alike = Counter(usual)
-        weights = [weight / alike[outcome] for weight, outcome in zip(weights, usual)]
-        lost = sum(itertools.compress(weights, surplus))
-        rest = sum(weights) - lost
-        scale = rest / lost if lost > rest > 0 else 1.0
-        return [w * scale if vain else w for w, vain in zip(weights, surplus)]
+        return weights
 
     def _with_arguments(self, names: Sequence[str], given: Given) -> list[Draw]:
         """Return calls, each operation once, with the chances that their arguments fit."""
@@ -254,8 +237,7 @@ class Walk:
             self._see(event.usable, event)
         elif not event.ok and not event.prose:
             found = tokens(event.result)[:_TOKENS]
-            kind = "!" if self.stats.crowded else f"!{name}"
-            self._see([Cell("", "", token, (kind,)) for token in found])
+            self._see([Cell("", "", token, (f"!{name}",)) for token in found])
         for value in event.values:
             refused = self.values.refused
             refused[value] = 0 if event.ok else refused.get(value, 0) + 1
@@ -359,10 +341,7 @@ class Walk:
         return self.rng.choices(drawn, [chance for _, _, chance in drawn])[0][:2]
 
     def _possible_remedies(self, event: Event, counts: dict[str, Rate]) -> list[str]:
-        surplus = self.stats.is_surplus
-        if surplus(event.name):
-            return []
-        return [name for name in self.operations if name != event.name and not surplus(name)]
+        return [name for name in self.operations if name != event.name]
 
     def _given(self, event: Event) -> Given:
         """Return the values of a refused call that its remedy may take too."""
@@ -388,7 +367,7 @@ class FocusedWalk(Walk):
     def _draw_groups(self) -> None:
         groups = sorted(set(map(group_of, self.operations)))
         groups = [group for group in groups if group in self.named] or groups
-        chosen = self.rng.sample(groups, min(_GROUPS, len(groups)))
+        chosen = self.rng.sample(groups, min(GROUPS, len(groups)))
         operations = self.operations.items()
         self.drawn = [n for n, op in operations if not op.required or group_of(n) in chosen]
 
@@ -434,13 +413,6 @@ class FocusedWalk(Walk):
 
     def _given(self, event: Event) -> Given:
         return {}  # a refused token is no password
-
-
-def _is_grouped(operations: Collection[str]) -> bool:
-    """Return True if there are very many operations, in a few groups."""
-    groups = set(map(group_of, operations))
-    few = _GROUPS < len(groups) <= len(operations) // _LARGE_GROUP
-    return few and len(operations) > _MANY
 
 
 def _failure(event: Event) -> str:

@@ -1,5 +1,6 @@
 """Exploring among tools that say nothing about the world, and in a mixture of unequal worlds."""
 
+import random
 from collections import Counter
 from dataclasses import replace
 
@@ -9,7 +10,8 @@ from envs import make
 from envs.probed import probed
 from envs.toolcalls import parse, run_calls
 from envs.world import Proxy, StepResult, tool_of
-from evolver.questioning.calls import Event
+from evolver.questioning.attention import attended, subjects
+from evolver.questioning.calls import Event, Operation
 from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.operation_stats import OperationStats
 from tests.evolver.explorers import Questioning
@@ -62,13 +64,61 @@ def crowded(answer, extra, *, steps, world="travel", rounds=4, **options):
 
 
 @pytest.mark.parametrize(
-    "answer, extra", [("echo", 5), ("record", 5), ("constant", 30), ("refuse", 30)]
+    "answer, extra",
+    [("echo", 5), ("record", 5), ("constant", 30), ("refuse", 30)]
+    + [(answer, 200) for answer in ANSWERS],
 )
 def test_tools_that_say_nothing_do_not_hide_those_that_do(answer, extra):
     _, tasks = crowded(answer, extra, steps=60_000, rules=0)
     assert len(tasks) >= 0.8 * BUDGET
     names = [task.meta["template"] for task in tasks]
     assert not any("_" in name for name in names)
+
+
+def operations(**texts):
+    """Return operations without arguments. texts: {name: description}."""
+    return {name: Operation(name, text, {}, [], lambda given: "") for name, text in texts.items()}
+
+
+APPS = {f"{word}_{n}": f"Part of the {word} app." for word in ("mail", "bank") for n in range(60)}
+
+
+def test_a_visit_attends_to_tools_of_one_subject():
+    stats, rng = OperationStats(), random.Random(0)
+    for _ in range(40):
+        visit = attended(operations(**APPS), stats, rng, ())
+        apps = Counter(name.split("_")[0] for name in visit)
+        assert len(visit) == 32 and max(apps.values()) >= 28
+    assert all(stats.roles[name].visits for name in APPS)
+
+
+def test_first_visits_meet_all_tools_even_if_they_read_alike():
+    alike = operations(**{f"t_{n}": "Report." for n in range(200)})
+    stats, rng = OperationStats(), random.Random(0)
+    assert subjects(alike) == 7
+    met = set().union(*(attended(alike, stats, rng, ()) for _ in range(7)))
+    assert met == set(alike)
+
+
+def test_a_visit_has_the_tools_that_it_begins_with_and_few_tools_are_all_met():
+    stats, rng = OperationStats(), random.Random(0)
+    assert {"mail_7", "bank_7"} <= attended(
+        operations(**APPS), stats, rng, ["mail_7", "bank_7"]
+    ).keys()
+    few = operations(**dict(list(APPS.items())[:100]))
+    assert attended(few, stats, rng, ()) is few
+
+
+def test_one_tool_with_something_to_say_outweighs_hundreds_that_answer_alike():
+    stats, rng = OperationStats(), random.Random(0)
+    for name in APPS:
+        answer = "no such thing" if name != "bank_7" else "no account is open yet"
+        stats.learn(Event(name, {"key": "x"}, "", answer), "", lambda value: ())
+        stats.roles[name].visits = 1
+    apps = Counter[str]()
+    for _ in range(100):
+        apps.update(name.split("_")[0] for name in attended(operations(**APPS), stats, rng, ()))
+    assert apps["bank"] > 1.5 * apps["mail"]
 
 
 def test_an_exploration_without_tasks_names_what_was_tried():
