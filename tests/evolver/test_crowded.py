@@ -2,52 +2,22 @@
 
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
 from envs import make
+from envs.bfcl import Bfcl
 from envs.probed import probed
 from envs.toolcalls import parse, run_calls
-from envs.world import Proxy, StepResult, tool_of
+from envs.world import StepResult
 from evolver.questioning.attention import attended, subjects
 from evolver.questioning.calls import Event, Operation
 from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.operation_stats import OperationStats
+from tests.evolver.crowd import ANSWERS, Crowded, Huge
 from tests.evolver.explorers import Questioning
 
 BUDGET = 15
-ANSWERS = {
-    "echo": lambda name, given: (f"{name} of {given.get('key', '')}: nothing", True),
-    "record": lambda name, given: (f'{{"key": "{given.get("key", "")}", "found": 0}}', True),
-    "constant": lambda name, given: ("nothing", True),
-    "refuse": lambda name, given: ("error: no such key", False),
-}
-
-
-class Crowded(Proxy):
-    """A world with extra tools whose answers depend on nothing in it."""
-
-    def __init__(self, world, answer, extra):
-        self.world, self.name, self.answer = world, world.name, answer
-        names = [f"{'abcdefghij'[n % 10] * 3}_{n}" for n in range(extra)]
-        self.extra = [
-            tool_of(name, f"Report {name}.", {"key": {"type": "string"}}, ["key"]) for name in names
-        ]
-
-    def _playing(self):
-        return self.world
-
-    def reset(self, task, seed=0):
-        seen = self.world.reset(task, seed)
-        return replace(seen, tools=[*self.extra, *seen.tools])
-
-    def step(self, action):
-        turn = parse(action)
-        if turn.calls and turn.calls[0].name in [tool["function"]["name"] for tool in self.extra]:
-            messages, info = run_calls(turn, self.answer, 1)
-            return StepResult(messages, info=info)
-        return self.world.step(action)
 
 
 def crowded(answer, extra, *, steps, world="travel", rounds=4, **options):
@@ -65,8 +35,14 @@ def crowded(answer, extra, *, steps, world="travel", rounds=4, **options):
 
 @pytest.mark.parametrize(
     "answer, extra",
-    [("echo", 5), ("record", 5), ("constant", 30), ("refuse", 30)]
-    + [(answer, 200) for answer in ANSWERS],
+    [
+        ("echo", 5),
+        ("record", 5),
+        ("constant", 30),
+        ("refuse", 30),
+        ("constant", 200),
+        ("refuse", 200),
+    ],
 )
 def test_tools_that_say_nothing_do_not_hide_those_that_do(answer, extra):
     _, tasks = crowded(answer, extra, steps=60_000, rules=0)
@@ -186,3 +162,15 @@ def test_one_world_fills_the_budget_where_the_other_gives_nothing():
     starts = make_world().tasks("train")[40:88]
     made = Questioning(Curiosity, make_world, starts, most=8)
     assert [task.env for task in made.explore(0, BUDGET)] == ["home"] * BUDGET
+
+
+@pytest.mark.slow
+def test_the_union_of_all_apis_and_five_hundred_tools_gives_as_many_tasks():
+    def tasks_of(make_world):
+        starts = make_world().tasks("train")[:64]
+        made = Questioning(Curiosity, make_world, starts, most=6)
+        made.pool.is_over = lambda: made.pool.counted("env_steps") > 150_000
+        return made.explore(0, 40)
+
+    assert len(Huge().reset(Huge().tasks("train")[0]).tools) == 628
+    assert len(tasks_of(Huge)) >= 0.8 * len(tasks_of(Bfcl)) > 0
