@@ -25,7 +25,6 @@ from evolver.llm.policy import PolicyResponder, fingerprint, trajectory_of
 from evolver.llm.prompts import prompt
 from evolver.llm.questions import CURRENT_POLICY, INITIAL_POLICY, Call, ChatError, Question, Role
 from evolver.llm.store import ledger_lines
-from evolver.phases import tasks
 from evolver.plan import calls, targets
 from evolver.plan.case import Case
 from evolver.processes.interrupt import Interrupted, Stop
@@ -501,13 +500,13 @@ class TestRuns:
         assert figures(parts, "llm/") == figures(whole, "llm/")
 
     def test_the_same_command_gives_the_same_answers(self, tiny, straight, tmp_path, monkeypatch):
-        choose, fresh = tasks.choose, []
+        choose, fresh = Recipe.choose, []
 
-        def watched(run, step):
+        def watched(self, run, step):
             fresh.append(not any(engine._slots.filled.any() for engine in run.engines))
             return choose(run, step)
 
-        monkeypatch.setattr(tasks, "choose", watched)
+        monkeypatch.setattr(Recipe, "choose", watched)
         again = tmp_path / "again"
         assert call(tiny, again) == 0
         assert figures(again) == figures(straight)
