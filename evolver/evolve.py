@@ -32,6 +32,7 @@ from ml_collections import ConfigDict
 from envs import check
 from envs.probed import probed
 from envs.renamed import renamed
+from envs.values import Json
 from envs.world import Task, World
 from evolver import loop, modes
 from evolver.build import RunError, load_tokenizer, plugged
@@ -354,17 +355,17 @@ def size_of(
 # --- the policy -----------------------------------------------------------------------------------
 
 
-def probing(folder: Path) -> dict[str, Any]:
+def probing(folder: Path) -> Json:
     """Return the settings of an evaluation that compares temperatures on training tasks."""
     return {"split": str(folder / f"probes{TASK_FILE}"), "tasks": 0, "rollouts": 2}
 
 
-def at_best(probes: Scores) -> dict[str, Any]:
+def at_best(probes: Scores) -> Json:
     """Return the settings of an evaluation at the temperature that is best on probes."""
     return {"temperature": temperature(probes), "temperatures": ()}
 
 
-def measured(config: Any, folder: Path, settings: dict[str, Any]) -> Scores:
+def measured(config: Any, folder: Path, settings: Json) -> Scores:
     """Return the scores of the policy under settings of `eval`, played unless they are there."""
     if not Workdir(folder).evaluations():
         c = config.copy_and_resolve_references()
@@ -407,9 +408,7 @@ def taught(
     return probes
 
 
-def demonstrations(
-    config: Any, world: World, tasks: Sequence[Task], number: int
-) -> list[dict[str, Any]]:
+def demonstrations(config: Any, world: World, tasks: Sequence[Task], number: int) -> list[Json]:
     """Return the solutions as episodes, each with several sets of ids, drawn anew in each round.
 
     Some begin with the experience that guides rollouts of the task. These take the short way, as

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from envs.values import Json
 from envs.world import Message, Observation, Tool
 from evolver.files.progress import LOG_EVERY
 from models import qwen
@@ -211,7 +212,7 @@ def random_pairs(draw: np.random.Generator, vocabulary: np.ndarray, longest: int
     return Sample(tokens, (np.arange(4 * n) > 2 * n) & (np.arange(4 * n) % 2 == 1))
 
 
-def with_other_ids(episode: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+def with_other_ids(episode: Json, rng: random.Random) -> Json:
     """Return the episode with other digits in its ids, the same ones in all of its messages.
 
     Ids are the words that look like those the agent writes, of letters and digits: all of M12, M70
@@ -250,7 +251,7 @@ def _form(word: str) -> str:
 
 
 def samples_of(
-    episodes: Sequence[dict[str, Any]],
+    episodes: Sequence[Json],
     tokenizer: Tokenizer,
     row: int,
     template: Callable[[Opening], Context],

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
+from envs.values import Json
 from evolver import alarms
 from evolver.build import Run, RunError, remembering
 from evolver.config.derived import mechanisms_of, updates, warmup, worlds
@@ -41,7 +42,7 @@ class Recorder:
         run.workdir.claim(c.to_dict())
         kept = arguments(Checkpoints, c.checkpoint)
         self.checkpoints = Checkpoints(run.workdir / "checkpoints", **kept)
-        self.manifest: dict[str, Any] = {"pending_metrics": None, "wandb": "", "clock": 0.0}
+        self.manifest: Json = {"pending_metrics": None, "wandb": "", "clock": 0.0}
         self.system = ""  # message with which the policy trains, "" if it is not one
         self._updates = -1  # those of the last complete step
         self._saved_at = time.monotonic()
@@ -255,7 +256,7 @@ def arrays(run: Run) -> learner.State:
     return run.learner.saved | ({"recipe": own} if own else {})
 
 
-def states(run: Run) -> dict[str, Any]:
+def states(run: Run) -> Json:
     """Return {key: state} of the plugs that remember something. Raises RunError for a state that a
     file of JSON would not give back as it is."""
     found = {}

@@ -28,13 +28,12 @@ from pydantic import (
     model_validator,
 )
 
-from envs.values import loads
+from envs.values import Json, loads
 from models import chat
 from models.tokenizer import Tokenizer, TokenizerError
 from rl.seeds import seed_of
 from rl.trajectory import Sampling
 
-Json = dict[str, Any]
 MAX_CHOICES, MAX_STOPS, MAX_TOP = 128, 16, 20
 MAX_BODY = 32 << 20  # bytes
 MAX_VALUES = 2**19  # of a body's JSON: a value takes much more memory than its text

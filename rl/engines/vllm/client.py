@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 
 from envs.http import bearer, retry_after
+from envs.values import Json
 from rl.engines import ContextFull, EngineFault, RequestFault
 from rl.trajectory import Sampling
 
-Json = dict[str, Any]
 GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 # timeout of a weight-update request, which may wait for requests in flight
 CONTROL_SECONDS = 1800.0
@@ -106,7 +106,7 @@ class Server:
                 f"{self.url}{path}: the answer is not JSON: {response.text[:80]!r}"
             ) from None
 
-    async def post(self, path: str, body: dict[str, Any] | None = None, **content: Any) -> Any:
+    async def post(self, path: str, body: Json | None = None, **content: Any) -> Any:
         """Send a request of a weight update."""
         return await self.ask("POST", path, timeout=CONTROL_SECONDS, json=body or {}, **content)
 
@@ -213,7 +213,7 @@ def request_of(
     return {"model": model, "token_ids": prompt, "sampling_params": options}
 
 
-def part_of(path: str, answer: dict[str, Any], sampling: Sampling) -> Part:
+def part_of(path: str, answer: Json, sampling: Sampling) -> Part:
     """Return the sample in an answer. Raises LookupError, TypeError or ValueError for an unusable
     answer."""
     choice = answer["choices"][0]
