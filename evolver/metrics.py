@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from rl.samples import REASONS
 from rl.trajectory import StopReason, Trajectory
@@ -49,6 +49,17 @@ class Meter:
     def _clear(self) -> None:
         self._sums: dict[str, float] = defaultdict(float)
         self._values: dict[str, int] = defaultdict(int)
+
+
+class Metered(Protocol):
+    """A mechanism with metrics: what its `meter` counts, which is its own if it counts any."""
+
+    meter: Meter = Meter("")
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics since the last call. Of several processes, those whose names end in
+        `_rate` are averaged, others are summed."""
+        return self.meter.read()
 
 
 @contextlib.contextmanager

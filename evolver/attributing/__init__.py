@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from evolver.metrics import Meter
+from evolver.metrics import Meter, Metered
 from rl.trajectory import Trajectory, groups_of
 
 GOOD, BAD, ABSTAIN = 1, -1, 0
@@ -22,7 +22,7 @@ class Label(NamedTuple):
     reason: str = ""  # one short sentence, kept in the logs
 
 
-class TurnJudge(Protocol):
+class TurnJudge(Metered, Protocol):
     """Labels the turns of trajectories: the plug `attributing.judge`.
 
     A class that subclasses this protocol inherits the defaults below and only has to define
@@ -42,11 +42,6 @@ class TurnJudge(Protocol):
         said, for example if `trajectory.broken`.
         """
         ...
-
-    def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call. Names ending in `_rate` are averaged over hosts,
-        others are summed."""
-        return {}
 
     def close(self) -> None:
         """Release what the judge holds, such as worlds."""

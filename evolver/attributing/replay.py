@@ -85,13 +85,14 @@ class ReplayJudge(TurnJudge):
         self._make_world = parts.make_world
         self.skip_flat, self.max_replayed = skip_flat, max_replayed
         self._world: World | None = None
-        self._meter = meter_of("not_reproduced", "errors", "over_budget", "env_steps")
+        # trajectories without labels by reason, and replayed environment steps
+        self.meter = meter_of("not_reproduced", "errors", "over_budget", "env_steps")
 
     def label(self, trajectories: Sequence[Trajectory]) -> list[list[Label]]:
         """Return one list per trajectory with one label per turn."""
         labels, group, episodes = [], None, None
         for trajectory, why in zip(trajectories, reasons_to_skip(trajectories, self.skip_flat)):
-            self._meter.count("skipped", bool(why))
+            self.meter.count("skipped", bool(why))
             row = [Label(ABSTAIN, why)] * len(trajectory.turns)
             if trajectory.turns and not why:
                 try:
@@ -102,7 +103,7 @@ class ReplayJudge(TurnJudge):
                         group = trajectory.group
                     row = self._judge(trajectory, episodes)
                 except Exception as error:  # only this trajectory loses its labels, the run goes on
-                    self._meter.count("errors")
+                    self.meter.count("errors")
                     name, kind = trajectory.task.id, type(error).__name__
                     logging.warning(
                         "replay of task %s failed, no labels: %s: %s", name, kind, error
@@ -110,13 +111,8 @@ class ReplayJudge(TurnJudge):
                     self.close()
                     episodes, row = None, [Label(ABSTAIN, f"the replay failed: {kind}")] * len(row)
             labels.append(row)
-        count_labels(self._meter, labels)
+        count_labels(self.meter, labels)
         return labels
-
-    def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call: shares of labels, trajectories without labels by
-        reason, replayed environment steps."""
-        return self._meter.read()
 
     def close(self) -> None:
         """Close the world of the judge; the next trajectory gets another one."""
@@ -136,12 +132,12 @@ class ReplayJudge(TurnJudge):
             judgement = _Judgement(moves, nodes, episodes, before + self.max_replayed)
             judged = dict(zip(map(id, turns), judgement.label(trajectory.reached.success)))
             labels = [judged.get(id(turn)) or _unplayed(turn) for turn in trajectory.turns]
-            self._meter.count("over_budget", judgement.over_budget)
+            self.meter.count("over_budget", judgement.over_budget)
         else:
             why = "the replay did not reproduce the outcome"
             labels = [Label(ABSTAIN, why)] * len(trajectory.turns)
-            self._meter.count("not_reproduced")
-        self._meter.count("env_steps", episodes.steps - before)
+            self.meter.count("not_reproduced")
+        self.meter.count("env_steps", episodes.steps - before)
         return labels
 
 

@@ -234,10 +234,15 @@ def lacks(target: type, kind: Kind) -> list[str]:
     function.
     """
     missing, base = [], attribute(kind.protocol)
-    methods = dict.fromkeys(methods_of(base))
+    methods: dict[str, Any] = {
+        name: value
+        for name, value in functools.reduce(operator.or_, map(vars, base.__mro__)).items()
+        if isinstance(value, types.FunctionType | staticmethod)
+        and (name == "__call__" or not name.startswith("_"))
+    }
     abstract = next(iter(methods)) if Protocol in base.__bases__ else None
     if hasattr(target, "state") != hasattr(target, "load_state"):  # one alone cannot resume
-        methods |= {"state": None, "load_state": None}
+        methods |= dict.fromkeys(("state", "load_state"))
     for method in methods:
         owner = next((cls for cls in target.__mro__ if method in vars(cls)), None)
         if owner is None or (method == abstract and owner is base):
@@ -245,16 +250,6 @@ def lacks(target: type, kind: Kind) -> list[str]:
         elif method == "extend" and not inspect.iscoroutinefunction(getattr(target, method)):
             missing.append("`async` before `def extend`")
     return missing
-
-
-def methods_of(protocol: type) -> list[str]:
-    """Return the names of the methods that an interface defines, in their order."""
-    return [
-        name
-        for name, value in vars(protocol).items()
-        if isinstance(value, types.FunctionType | staticmethod)
-        and (name == "__call__" or not name.startswith("_"))
-    ]
 
 
 def signature(name: str, target: Callable[..., Any]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from evolver.metrics import Metered
 from rl.trajectory import Trajectory
 
 EXTRACTORS = {
@@ -60,7 +61,7 @@ def new_experience(
     return Experience(f"exp/{digest}", when, content, key or when, list(sources), step)
 
 
-class Extractor(Protocol):
+class Extractor(Metered, Protocol):
     """Makes experience from attempts: the plug `navigating.extractor`.
 
     A class that subclasses this protocol inherits the defaults below and only has to define
@@ -80,12 +81,8 @@ class Extractor(Protocol):
         """
         ...
 
-    def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call."""
-        return {}
 
-
-class Refiner(Protocol):
+class Refiner(Metered, Protocol):
     """Chooses from the experiences that were retrieved, or rewrites them: the plug
     `navigating.refine`.
 
@@ -105,10 +102,6 @@ class Refiner(Protocol):
         belong to the pool: to change one, return a copy with the same id.
         """
         ...
-
-    def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call."""
-        return {}
 
 
 class Unrefined(Refiner):
