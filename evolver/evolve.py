@@ -150,8 +150,9 @@ def checked(config: Any, folder: Path) -> None:
     names: list[str] = []
     problems: list[check.Problem] = []
     why = f" in this process: config.env.mode={c.mode}" if c.mode != "inprocess" else ""
-    if not why and starts_missing(config):
-        why = ", as the world lists no tasks"
+    if not why:  # a server of tools has no tasks to start from
+        with make_source(config) as source, contextlib.closing(source.world()) as world:
+            why = "" if starts_of(config, world) else ", as the world lists no tasks"
     if not why:
         names, problems = check.run(spec | {"mode": "inprocess"}, c.timeout)
     endless = [problem for problem in problems if problem.check == "ends_its_episodes"]
@@ -162,12 +163,6 @@ def checked(config: Any, folder: Path) -> None:
         raise RunError(f"{c.name} does not keep the contract of an environment:\n{lines}")
     tell(f"not checked{why}" if why else f"checked: {len(names)} checks passed")
     write_atomically(folder / "checked", f"{len(names)} checks\n")
-
-
-def starts_missing(config: Any) -> bool:
-    """Return True if the world has no tasks to start from, as a server of tools has none."""
-    with make_source(config) as source, contextlib.closing(source.world()) as world:
-        return not starts_of(config, world)
 
 
 def start(config: Any, folder: Path, world: World) -> None:
@@ -361,8 +356,10 @@ def probing(folder: Path) -> Json:
 
 
 def at_best(probes: Scores) -> Json:
-    """Return the settings of an evaluation at the temperature that is best on probes."""
-    return {"temperature": temperature(probes), "temperatures": ()}
+    """Return the settings of an evaluation at the temperature above 0 that is best on probes, among
+    equals the lowest."""
+    temperature, _ = replace(probes, greedy_N=[]).best_temperature()
+    return {"temperature": temperature, "temperatures": ()}
 
 
 def measured(config: Any, folder: Path, settings: Json) -> Scores:
@@ -378,11 +375,6 @@ def measured(config: Any, folder: Path, settings: Json) -> Scores:
 def best(scores: Scores) -> float:
     """Return the success at the best temperature, greedily included."""
     return float(scores.best_temperature()[1].mean())
-
-
-def temperature(scores: Scores) -> float:
-    """Return the best temperature above 0, among equals the lowest."""
-    return replace(scores, greedy_N=[]).best_temperature()[0]
 
 
 def hottest(scores: Scores) -> float:

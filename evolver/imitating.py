@@ -177,7 +177,7 @@ def batches(
         chosen = [random_pairs(draw, vocabulary, int(mean)) for _ in range(m)]
         drawn = (next(streams[i < k]) for i in range(n - m))
         chosen += map(whole_of, drawn) if whole else drawn
-        while (packed := pack(chosen, row, share=share)).tokens_RT.shape[0] > rows:
+        while (packed := pack(chosen, row, share=share)).rows > rows:
             chosen = chosen[:-1]
         yield packed
 
@@ -188,7 +188,7 @@ def lists_of_pairs(data: Sequence[Sample], rows: int, row: int, seed: int) -> It
     vocabulary = vocabulary_of(data)
     while True:
         chosen = [random_pairs(draw, vocabulary, SHORT) for _ in range(2 * rows * row // SHORT)]
-        while (packed := pack(chosen, row)).tokens_RT.shape[0] > rows:
+        while (packed := pack(chosen, row)).rows > rows:
             chosen = chosen[: len(chosen) - rows]
         yield packed
 

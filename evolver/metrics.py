@@ -51,13 +51,14 @@ class Meter:
         self._values: dict[str, int] = defaultdict(int)
 
 
-class Metered(Protocol):
-    """A mechanism with metrics: what its `meter` counts, which is its own if it counts any."""
+class Mechanism(Protocol):
+    """What all mechanisms have."""
 
-    meter: Meter = Meter("")
+    roles: tuple[str, ...] = ()  # chat roles that it asks
+    meter: Meter = Meter("")  # of its metrics; its own if it counts any
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics since the last call. Of several processes, those whose names end in
+        """Return metrics since the last call. Of several processes, those whose names end in
         `_rate` are averaged, others are summed."""
         return self.meter.read()
 

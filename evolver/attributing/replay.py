@@ -314,7 +314,8 @@ class _Episodes:
                 renamed |= ids | {old.lower(): new.lower() for old, new in ids.items()}
                 node.shown += words(text)
                 node.ended = result.terminated or result.truncated
-                node.failed = _only_errors(result.info)
+                errors, calls = result.info.get("errors", 0), len(result.info.get("calls", ()))
+                node.failed = bool(result.info.get("parse_error")) or 0 < errors >= calls
         if all(taken) and not renamed:
             self._at = known + moves
         return node, taken
@@ -333,8 +334,3 @@ def _are_ids(old: str, new: str) -> bool:
 
 def _rename(text: str, renamed: dict[str, str]) -> str:
     return _WORD.sub(lambda match: renamed.get(match.group(), match.group()), text)
-
-
-def _only_errors(info: dict[str, Any]) -> bool:
-    errors = info.get("errors", 0)
-    return bool(info.get("parse_error")) or (errors > 0 and errors >= len(info.get("calls", ())))

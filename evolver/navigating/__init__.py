@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from evolver.metrics import Metered
+from evolver.metrics import Mechanism
 from rl.trajectory import Trajectory
 
 EXTRACTORS = {
@@ -61,14 +61,13 @@ def new_experience(
     return Experience(f"exp/{digest}", when, content, key or when, list(sources), step)
 
 
-class Extractor(Metered, Protocol):
+class Extractor(Mechanism, Protocol):
     """Makes experience from attempts: the plug `navigating.extractor`.
 
     A class that subclasses this protocol inherits the defaults below and only has to define
     `extract`.
     """
 
-    roles: tuple[str, ...] = ()  # chat roles that the extractor asks
     # False if the extractor ignores the labels of turns, so that the first attempts get none
     reads_labels: bool = True
 
@@ -82,7 +81,7 @@ class Extractor(Metered, Protocol):
         ...
 
 
-class Refiner(Metered, Protocol):
+class Refiner(Mechanism, Protocol):
     """Chooses from the experiences that were retrieved, or rewrites them: the plug
     `navigating.refine`.
 
@@ -90,7 +89,6 @@ class Refiner(Metered, Protocol):
     `refine`.
     """
 
-    roles: tuple[str, ...] = ()  # chat roles that the refiner asks
     candidates: int = 1  # experiences to retrieve for each one that is wanted
 
     def refine(

@@ -221,11 +221,11 @@ class Recorder:
         run = self.run
         if run.navigating and hosts.first():
             run.navigating.pool.save(run.workdir / "experience")
-        tasks = list(run.tasks.originals)
-        if pool := run.tasks.pool:
-            run.workdir.log_card(pool.card())
-            tasks += pool.tasks.values()
-        run.workdir.log_tasks(tasks)
+        originals, pool = run.tasks.originals, run.tasks.pool
+        if pool:
+            run.workdir.log_tasks([*originals, *pool.tasks.values()], pool.card())
+        else:
+            run.workdir.log_tasks(originals)
         self.checkpoints.save(run.step, arrays(run), self.manifest, metric=metric, replace=replace)
         self._saved_at = time.monotonic()
 

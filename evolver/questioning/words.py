@@ -18,7 +18,7 @@ from envs.world import Task
 from evolver.llm.answers import array, record, string, unfit_reason
 from evolver.llm.prompts import prompt
 from evolver.llm.questions import ChatError, Question, Reply
-from evolver.metrics import Meter, Metered
+from evolver.metrics import Mechanism, Meter
 from evolver.parts import Parts
 from evolver.questioning.calls import has_digit
 from evolver.transcripts import quoted, scripts, words
@@ -27,14 +27,12 @@ from rl.bounds import Count, Fraction
 _LONGEST = 600  # characters of a query
 
 
-class Words(Metered, Protocol):
+class Words(Mechanism, Protocol):
     """Words synthetic tasks: the plug `questioning.words`.
 
     A class that subclasses this protocol inherits the defaults below and only has to define
     `reword`.
     """
-
-    roles: tuple[str, ...] = ()  # chat roles that it asks
 
     def reword(self, tasks: Sequence[Task], tools: str) -> list[Task]:
         """Return the tasks in their order, with the queries that they are to have. tools: a list of

@@ -298,7 +298,11 @@ class JaxEngine:
                 reusable = start + SHARE_TOKENS
                 if any(common_prefix(r.prompt, request.prompt) >= reusable for r in wave):
                     continue
-                slot = self._free_slot(pinned, source if start >= SHARE_TOKENS else None)
+                near = source if start >= SHARE_TOKENS else None
+                # Sessions used in the last rounds are not evicted, because their next turn is
+                # likely to come soon, unless no request is running.
+                recent = self._round - PATIENCE if self._running else self._round
+                slot = self._slots.free({*self._running, *pinned}, near, recent)
                 if slot is None:
                     continue
                 bank = self._slots.bank(slot)
@@ -316,15 +320,6 @@ class JaxEngine:
             wave.append(request)
         self._waiting = [r for r in self._waiting if r.slot < 0]
         return wave
-
-    def _free_slot(self, pinned: dict[int, int], near: int | None) -> int | None:
-        """Return a slot for a new session, None if it has to wait.
-
-        Sessions used in the last PATIENCE rounds are not evicted, because their next turn is likely
-        to come soon, unless no request is running.
-        """
-        recent = self._round - PATIENCE if self._running else self._round
-        return self._slots.free({*self._running, *pinned}, near, recent)
 
 
 @partial(jax.jit, static_argnums=(0, 2, 3))
