@@ -347,12 +347,16 @@ def _sum_on_device(x: jax.Array) -> jax.Array:
     summation."""
     kind = {2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
     bits = jax.lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
-    place, stride = jnp.zeros(x.shape, jnp.uint32), 1
-    for axis in reversed(range(x.ndim)):
-        index = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-        place += index * jnp.uint32(stride % (1 << 32))
-        stride *= x.shape[axis]
-    return jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32)
+    return jnp.sum(bits * (2 * places(x.shape) + 1), dtype=jnp.uint32)
+
+
+def places(shape: tuple[int, ...]) -> jax.Array:
+    """Return the place of each entry of an array of this shape, modulo 2^32, as uint32."""
+    place = jnp.zeros(shape, jnp.uint32)
+    for axis, length in enumerate(shape):
+        index = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+        place = place * np.uint32(length) + index
+    return place
 
 
 def _all_agree(mine: bool) -> bool:

@@ -3,6 +3,7 @@ optax."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -125,11 +126,10 @@ def muon(
             tuple(range(1, outputs)), tuple(range(outputs, matrix.ndim))
         )
 
-    def dimensions(params: Any) -> Any:
-        return jax.tree.map_with_path(axes, params)
-
     # optax's Muon has an Adam for the other parameters too, with Nesterov's momentum like its own.
-    matrices = optax.contrib.muon(1.0, muon_weight_dimension_numbers=dimensions)
+    matrices = optax.contrib.muon(
+        1.0, muon_weight_dimension_numbers=partial(jax.tree.map_with_path, axes)
+    )
     transforms = {
         "muon": optax.chain(matrices, _scaled_by(lr)),
         "adam": optax.chain(optax.adam(1.0, b2=b2), _scaled_by(adam_lr)),

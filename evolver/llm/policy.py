@@ -13,6 +13,7 @@ from envs.world import Evaluation, Task
 from evolver.llm.questions import Call, ChatError, Json, Record, Said
 from models import chat
 from models.tokenizer import Tokenizer
+from rl.checkpoint import places
 from rl.engines import ContextFull, Engine
 from rl.engines.grammar import Grammars
 from rl.seeds import seed_of
@@ -133,11 +134,7 @@ def _sums(leaves: list[jax.Array]) -> list[jax.Array]:
 
     def total(x: jax.Array) -> jax.Array:
         bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype(jnp.uint32)
-        place = jnp.zeros(x.shape, jnp.uint32)
-        for axis, length in enumerate(x.shape):
-            iota = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-            place = place * np.uint32(length) + iota
-        return jnp.sum(_mixed(bits ^ _mixed(place)), dtype=jnp.uint32)
+        return jnp.sum(_mixed(bits ^ _mixed(places(x.shape))), dtype=jnp.uint32)
 
     return [total(x) for x in leaves]
 

@@ -73,7 +73,7 @@ class Recorder:
             run.pipeline.launched = run.step
         run.workdir.rewind(run.step, finished=self.pending_metrics is None)
         self._history = run.workdir.metrics()
-        run.progress.begin(run.step)
+        run.progress.done = run.step
         writes = run.workdir.writes
         self.sinks = Sinks(run.workdir.path, c, id=self.manifest["wandb"], writes=writes)
 

@@ -311,12 +311,13 @@ class Runner:
         slots = [r.slot % size for r in batch]
         places = slots if rows == size else list(range(len(batch)))
         column = partial(_column, rows, places)
+        padded = [(*r.sampling.stop_tokens, *[-1] * MAX_STOP_TOKENS) for r in batch]
         lines = decoding.Rows(
             slot=column(slots, fill=size),
             token=column([r.tokens[-1] for r in batch]),
             position=column([r.length - 1 for r in batch]),
             budget=column([r.budget for r in batch]),
-            stop=column([_stops(r) for r in batch], fill=-1),
+            stop=column([stops[:MAX_STOP_TOKENS] for stops in padded], fill=-1),
             draw=self._draw(batch, column),
         )
         leave = np.int32(max(1, int(self._leave * len(batch))))
@@ -401,11 +402,6 @@ def _column(
     array = np.full((rows, *np.shape(values[0])), fill, dtype)
     array[places] = values
     return array
-
-
-def _stops(request: Request) -> list[int]:
-    stops = list(request.sampling.stop_tokens)
-    return stops + [-1] * (MAX_STOP_TOKENS - len(stops))
 
 
 def _chunks(requests: list[Request], size: int) -> Iterator[list[Request]]:
