@@ -46,7 +46,7 @@ from models.tokenizer import Tokenizer
 from rl.advantages import Estimator
 from rl.advantages.batch import unbound
 from rl.checkpoint import CheckpointError
-from rl.contexts import Context, Limits, Opening
+from rl.contexts import Context, Limits, Opening, Template
 from rl.engines import Engine, EngineFault
 from rl.engines.grammar import Grammars
 from rl.engines.jax.engine import JaxEngine
@@ -371,7 +371,7 @@ def make_actor(config: Any, engine: Engine, tokenizer: Tokenizer, chat: Chat | N
     )
 
 
-def make_template(config: Any) -> Callable[[Opening], Context]:
+def make_template(config: Any) -> Template:
     """Return what makes the context of an episode: the template of its world."""
     common, worlds = plugged(config, "template"), config.template.worlds.to_dict()
     own = {given[0]: plug(*given) for given in templates_of_worlds(config.template)}

@@ -21,7 +21,7 @@ import contextlib
 import json
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ from models import hf
 from models.files import write_atomically
 from models.tokenizer import Tokenizer
 from rl.checkpoint import Checkpoints
-from rl.contexts import Context, Opening, inject
+from rl.contexts import Template, inject
 from rl.evaluation import Scores
 from rl.seeds import seed_of
 
@@ -336,9 +336,7 @@ class Size:
     ended: bool
 
 
-def size_of(
-    task: Task, tokenizer: Tokenizer, template: Callable[[Opening], Context], world: World
-) -> Size:
+def size_of(task: Task, tokenizer: Tokenizer, template: Template, world: World) -> Size:
     """Return the size of a task's solution."""
     solution = solution_of(task)
     episode = play(world, task, task.seed, solution)

@@ -12,7 +12,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from models import qwen
 from models.tokenizer import Tokenizer
 from rl import calls, learner, optim, samples
 from rl.checkpoint import Checkpoints
-from rl.contexts import Context, Opening
+from rl.contexts import Opening, Template
 from rl.forward import Forward
 from rl.losses.nll import nll
 from rl.packing import Packed, beginning_of, pack
@@ -254,7 +254,7 @@ def samples_of(
     episodes: Sequence[Json],
     tokenizer: Tokenizer,
     row: int,
-    template: Callable[[Opening], Context],
+    template: Template,
 ) -> list[Sample]:
     """Return the samples of the episodes that fit a row of `row` tokens. Raises NothingFits if none
     does.
@@ -283,7 +283,7 @@ async def turns_of(
     messages: Sequence[Message],
     tokenizer: Tokenizer,
     tools: Sequence[Tool],
-    template: Callable[[Opening], Context],
+    template: Template,
 ) -> list[Turn]:
     """Return a demonstrated conversation as the turns of an episode, whose prompts are those of the
     template."""

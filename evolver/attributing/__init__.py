@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from evolver.metrics import Mechanism, Meter
+from evolver.metrics import Mechanism, Meter, Metrics
 from rl.trajectory import Trajectory, groups_of
 
 GOOD, BAD, ABSTAIN = 1, -1, 0
@@ -41,6 +41,10 @@ class TurnJudge(Mechanism, Protocol):
         said, for example if `trajectory.broken`.
         """
         ...
+
+    def metrics(self) -> Metrics:
+        """Return metrics since the last call; whoever lacks it is told so before `close`."""
+        return super().metrics()
 
     def close(self) -> None:
         """Release what the judge holds, such as worlds."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from envs.world import Task
-from evolver.metrics import Meter, mean
+from evolver.metrics import Meter, Metrics, mean
 from evolver.navigating import Experience, Extractor, Refiner
 from evolver.navigating.experience_pool import ExperiencePool
 from rl.seeds import seed_of
@@ -106,7 +106,7 @@ class Navigating:
         self._meter.count("added", len(added))
         self._meter.count("pruned", len(pruned))
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Metrics:
         """Return metrics since the last call, and the size of the pool. Without guided rollouts
         there are no rates of their success."""
         own = self._meter.read() | {"navigating/pool": float(len(self.pool))}

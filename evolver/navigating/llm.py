@@ -98,8 +98,13 @@ class LlmExtractor(Extractor):
             for _, experiences in found:
                 kept += experiences
             return kept
-        answers = self.chat.ask([self._validation(*it) for it in found])
-        for (_, experiences), answer in zip(found, answers):
+        questions, limit = [], min(self.max_chars, ABRIDGED)
+        for contrast, experiences in found:
+            verdict = record(number=INTEGER, reason=_REASON, score=NUMBER)
+            schema, shown = record(verdicts=array(verdict, len(experiences))), listed(experiences)
+            asked = self._question("validate", schema, contrast, limit, experiences=shown)
+            questions.append(asked)
+        for (_, experiences), answer in zip(found, self.chat.ask(questions)):
             if isinstance(answer, ChatError):
                 self.meter.count("unanswered")
                 continue
@@ -116,15 +121,6 @@ class LlmExtractor(Extractor):
                 else:
                     kept.append(experience)
         return kept
-
-    def _validation(
-        self, contrast: Sequence[Trajectory], experiences: Sequence[Experience]
-    ) -> Question:
-        verdicts = array(record(number=INTEGER, reason=_REASON, score=NUMBER), len(experiences))
-        limit, shown = min(self.max_chars, ABRIDGED), listed(experiences)
-        return self._question(
-            "validate", record(verdicts=verdicts), contrast, limit, experiences=shown
-        )
 
     def _question(
         self, name: str, schema: Schema, contrast: Sequence[Trajectory], limit: int, **slots: str

@@ -9,7 +9,7 @@ from typing import Any
 
 from evolver import grading
 from evolver.build import Run
-from evolver.metrics import Metrics
+from evolver.metrics import Metrics, Played
 from evolver.parts import Parts
 from evolver.phases import extraction, learning, refill, rollouts, tasks
 from rl.learner import State
@@ -51,7 +51,7 @@ class Recipe:
     # with `rollout.async_depth`, of later ones.
     choose = staticmethod(tasks.choose)
 
-    def roll_out(self, run: Run, chosen: Chosen, step: int) -> tuple[list[Trajectory], Metrics]:
+    def roll_out(self, run: Run, chosen: Chosen, step: int) -> Played:
         """Return the step's rollouts, judged, and metrics."""
         trajectories, metrics = rollouts.roll_out(run, chosen, step)
         rollouts.show_faults(run, trajectories, step)
