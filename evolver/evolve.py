@@ -226,7 +226,7 @@ def probes_of(training: Sequence[Task], wanted: int, seed: int) -> tuple[list[Ta
 def invented(config: Any, folder: Path, world: World) -> list[Task]:
     """Return invented tasks or, where too few have words that say what to do, the world's own
     training tasks that walks solve. Raises RunError for too few of both."""
-    tasks: list[Task] = []
+    tasks = []
     try:
         modes.explore(config, folder)
         tasks = read_tasks(folder / f"tasks{TASK_FILE}")

@@ -88,8 +88,8 @@ def train(
         done, state, _ = found
         print(f"resuming after update {done}", flush=True)
     started = said = saved = time.monotonic()
-    losses: list[float] = []
-    running: list[learner.Metrics] = []  # of updates whose results have not been waited for
+    losses = []
+    running = []  # of updates whose results have not been waited for
     skipped = 0
     first, second = round(c.lists * c.steps), round(c.whole * c.steps)
     careless_shares = itertools.islice(shares(c.careful, c.steps), first, None)
@@ -230,7 +230,7 @@ def with_other_ids(episode: Json, rng: random.Random) -> Json:
     texts = " ".join(str(message["content"]) for message in episode["messages"])
     words = dict.fromkeys(word for word in _WORD.findall(texts) if word not in fixed)
     taken = fixed | {word for word in words if _form(word) not in forms}
-    others: dict[str, str] = {}
+    others = {}
     for word in [word for word in words if _form(word) in forms]:
         drawn = (_DIGITS.sub(lambda _: rng.choice("123456789"), word) for _ in range(TRIES))
         other = next((new for new in drawn if new not in taken), None)

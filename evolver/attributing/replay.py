@@ -302,7 +302,7 @@ class _Episodes:
             replay(self.world, self.task, [move.action for move in known])
             self.steps += len(known)
         renamed: dict[str, str] = {}
-        taken: list[bool] = []
+        taken = []
         for move in moves:
             values = [_rename(value, renamed) for value in move.needed]
             taken.append(not node.ended and all(value in node.shown for value in values))

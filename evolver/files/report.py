@@ -204,7 +204,7 @@ def fates_table(ledger: Counter[str]) -> str:
     `ledger/*` over the steps."""
     total = ledger["ledger/rollouts"]
     worlds = sorted({world for name in ledger if (world := name.partition("/world_")[2])})
-    rows: Rows = []
+    rows = []
     for name, n in ledger.most_common():
         if n and name != "ledger/rollouts" and "/world_" not in name:
             own = [f"{ledger[f'{name}/world_{world}']:,.0f}" for world in worlds]

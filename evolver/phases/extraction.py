@@ -62,7 +62,7 @@ def solutions(run: Run) -> Played:
     if not c.solutions or pool is None:
         return [], Metrics()
     invented = [task for task in pool.tasks.values() if task.reference and is_verified(task)]
-    solved: list[Trajectory] = []
+    solved = []
     with contextlib.closing(run.make_world()) as world:
         for task in invented:
             with contextlib.suppress(WorldError):

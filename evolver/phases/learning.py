@@ -127,7 +127,7 @@ def learn(run: Run, batches: Sequence[Packed], step: int) -> Metrics:
     if batches:
         metrics["advantage/mean"] = float(np.mean([balance(learner, batch) for batch in batches]))
     metrics |= mismatch.figures(batches, version, recomputed=c.loss.old_logp == "recomputed")
-    measured: list[dict[str, float]] = []
+    measured = []
     with timed("update") as seconds:
         for batch, values in updates(run, learner, batches, step):
             note_tokens(batch, values.pop("logp_RT"))

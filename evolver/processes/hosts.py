@@ -261,7 +261,7 @@ def together(work: Callable[[], T]) -> T:
 
     Alone, the one would save a checkpoint while the others wait for its part of another exchange.
     """
-    results: list[T] = []
+    results = []
     ending: Exception | None = None
     try:
         results.append(work())

@@ -240,7 +240,7 @@ class Runner:
     def prefill(self, bank: int, left: Requests) -> list[Result]:
         """Prefill the uncached part of each prompt and sample the first token of each request."""
         self._copy_prefixes(bank, [r for r in left if r.source != r.slot and r.start])
-        done: list[Result] = []
+        done = []
         while left:
             size = max(self.shapes.piece(r) for r in left)
             fitting = sorted(

@@ -134,7 +134,7 @@ class Server:
         """Sample once. Raises ServerGone, ServerBusy, ContextFull, EngineFault (unusable answer),
         and RequestFault if the server refuses a request with a schema."""
         path = self.sampling_path
-        options: Json = {}
+        options = {}
         if self.never:
             bias = dict.fromkeys(map(str, self.never), -100.0)  # the lowest that vLLM accepts
             options["logit_bias"] = bias
