@@ -13,8 +13,6 @@ import optax.contrib
 
 from models import qwen, rounding
 
-SCHEDULES = ("constant", "linear", "cosine")
-
 
 def schedule(
     *, lr: float, schedule: str = "constant", warmup: int = 0, steps: int = 0, final: float = 0.0
@@ -24,15 +22,16 @@ def schedule(
 
     The warm-up is 1/w, 2/w, ..., 1, so that the first update has an effect.
     """
-    if schedule not in SCHEDULES:
-        raise ValueError(f"schedule={schedule!r}: choose one of {', '.join(SCHEDULES)}")
-    if schedule != "constant" and steps <= warmup:
-        raise ValueError(f"schedule={schedule!r} needs steps > warmup, got {steps} and {warmup}")
-    after = {
+    schedules = {
         "constant": lambda: optax.constant_schedule(lr),
         "linear": lambda: optax.linear_schedule(lr, final * lr, steps - warmup),
         "cosine": lambda: optax.cosine_decay_schedule(lr, steps - warmup, alpha=final),
-    }[schedule]()
+    }
+    if schedule not in schedules:
+        raise ValueError(f"schedule={schedule!r}: choose one of {', '.join(schedules)}")
+    if schedule != "constant" and steps <= warmup:
+        raise ValueError(f"schedule={schedule!r} needs steps > warmup, got {steps} and {warmup}")
+    after = schedules[schedule]()
     if not warmup:
         return after
     rise = optax.linear_schedule(lr / warmup, lr, warmup - 1)

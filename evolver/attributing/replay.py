@@ -234,6 +234,9 @@ class _Move:
     shown: str
 
 
+_Moves = tuple[_Move, ...]
+
+
 @dataclass
 class _Node:
     """An episode after some moves."""
@@ -261,9 +264,9 @@ class _Episodes:
         self.world, self.task = world, task
         self.steps = 0  # environment steps played
         self.opening = opening_words(world.reset(task, task.seed))
-        self._nodes: dict[tuple[_Move, ...], _Node] = {(): _Node(snapshot_of(world))}
-        self._ends: dict[tuple[_Move, ...], _End] = {}
-        self._at: tuple[_Move, ...] | None = ()  # the moves that led to where the world is
+        self._nodes: dict[_Moves, _Node] = {(): _Node(snapshot_of(world))}
+        self._ends: dict[_Moves, _End] = {}
+        self._at: _Moves | None = ()  # the moves that led to where the world is
 
     def walk(self, moves: Sequence[_Move]) -> Iterator[_Node]:
         """Yield a node for each move, played in order; fewer nodes than moves if the episode ends
@@ -289,9 +292,7 @@ class _Episodes:
             self._ends[path] = _End(evaluation, self._value(evaluation), [True] * known + taken)
         return self._ends[path]
 
-    def _continue(
-        self, known: tuple[_Move, ...], moves: tuple[_Move, ...]
-    ) -> tuple[_Node, list[bool]]:
+    def _continue(self, known: _Moves, moves: _Moves) -> tuple[_Node, list[bool]]:
         """Play `moves` after a walked prefix. Return the node without snapshot, and which moves
         were taken."""
         node = dataclasses.replace(self._nodes[known])

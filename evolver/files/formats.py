@@ -160,25 +160,6 @@ class ExperienceRecord(Closed):
     expected: Number
 
 
-class ComparedLabels(Checked):
-    """Turns with one pair of labels, and where they are: (name of a file, row)."""
-
-    judge: Label
-    replay: Label
-    turns: Count
-    rollouts: list[Annotated[tuple[str, Count], pydantic.Strict(False)]]
-
-
-class Comparison(Checked):
-    """`.view/replay.json`, see `experiments.view.replay.compare`."""
-
-    rollouts: Count
-    skipped: Count
-    both: Count
-    agreed: Count
-    table: list[ComparedLabels]
-
-
 Price = Annotated[float, Field(ge=0)]
 JSON_OBJECT = pydantic.TypeAdapter(dict[str, JsonValue])
 PRICES = pydantic.TypeAdapter(dict[str, tuple[Price, Price]], config=STRICT)
@@ -187,7 +168,6 @@ INDEX = pydantic.TypeAdapter(Index)
 RUN = pydantic.TypeAdapter(RunRecord)
 POOL = pydantic.TypeAdapter(PoolHeader)
 EXPERIENCE = pydantic.TypeAdapter(ExperienceRecord)
-COMPARISON = pydantic.TypeAdapter(Comparison)
 
 
 def found(config: Any, key: str) -> Any:

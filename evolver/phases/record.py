@@ -168,7 +168,12 @@ class Recorder:
         if self.checkpoints.seconds:
             metrics["time/checkpoint"] = self.checkpoints.seconds
         metrics["time/elapsed"] = self.elapsed
-        self.raise_alarms(metrics)
+        self._history.append(metrics)
+        raised = alarms.raised(self._history)
+        for name in raised:
+            told = alarms.told(name, self._history)
+            run.progress.once(f"alarm/{name}", f"step {step}: {told}")
+        metrics |= {f"alarm/{name}": float(name in raised) for name in alarms.ALARMS}
         run.workdir.log_metrics(step, metrics)
         self.sinks.log(step, metrics)
         show_step(run, metrics)
@@ -177,15 +182,6 @@ class Recorder:
         if step % c.checkpoint.every == 0 or step == c.steps or self.overdue():
             # The metrics are pending in a checkpoint that an interruption saved.
             self.save(metric=best, replace=True)
-
-    def raise_alarms(self, metrics: Metrics) -> None:
-        """Add the alarms to the metrics of a step, and tell each the first time."""
-        self._history.append(metrics)
-        raised = alarms.raised(self._history)
-        for name in raised:
-            told = alarms.told(name, self._history)
-            self.run.progress.once(f"alarm/{name}", f"step {self.run.step}: {told}")
-        metrics |= {f"alarm/{name}": float(name in raised) for name in alarms.ALARMS}
 
     def overdue(self) -> bool:
         """Return True if the last checkpoint is `checkpoint.minutes` old."""
