@@ -128,7 +128,7 @@ class Worlds:
         """Return an idle world, or a new one. Raises whatever making one raises."""
         return self._idle.pop() if self._idle else self._make()
 
-    def give(self, world: World, *, broken: bool = False) -> None:
+    def give(self, world: World, *, broken: bool) -> None:
         """Take a world back. A broken one may hang in a call, so a daemon thread closes it."""
         if broken:
             threading.Thread(target=_close, args=(world,), daemon=True).start()

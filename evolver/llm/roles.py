@@ -255,8 +255,8 @@ def make_chat(
     workdir: Path,
     *,
     check: Callable[[], None],
-    served: str = "",
-    loop: asyncio.AbstractEventLoop | None = None,
+    served: str,
+    loop: asyncio.AbstractEventLoop,
 ) -> Chat | None:
     """Return the client of all roles that the config needs, None if it needs none. No server is
     asked yet.

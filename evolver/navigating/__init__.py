@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from evolver.metrics import Mechanism
@@ -36,8 +36,8 @@ class Experience:
     when: str
     content: str
     key: str
-    sources: list[str] = field(default_factory=list)  # ids of the training tasks it comes from
-    step: int = 0  # training step of its extraction
+    sources: list[str]  # ids of the training tasks it comes from
+    step: int  # training step of its extraction
     uses: int = 0
     wins: int = 0
     expected: float = 0.0

@@ -56,7 +56,7 @@ class Part:
     stop: str
     # of the oldest weights that sampled these tokens; -1 = unknown weights, None = not reported
     version: int | None
-    cached: int = 0  # prompt tokens found in the server's prefix cache
+    cached: int  # prompt tokens found in the server's prefix cache
 
 
 class Server:
