@@ -370,9 +370,8 @@ def answers_in(workdir):
 def test_a_missing_package_of_schemas_is_reported_before_anything_is_computed(monkeypatch):
     config = base.get_config()
     config.attributing.enabled, config.attributing.judge.name = True, "llm"
-    util = roles.importlib.util
-    found = {name: util.find_spec(name) for name in ("httpx", "jsonschema")}
-    monkeypatch.setattr(util, "find_spec", found.get)
+    there = ("httpx", "jsonschema")
+    monkeypatch.setattr(roles, "is_missing", lambda package: package not in there)
     config.llm.url, config.llm.model = "http://127.0.0.1:9/v1", "judge"
     assert not list(roles.llm_problems(config, "train"))  # a server has its own
     config.llm.url = CURRENT_POLICY
