@@ -5,11 +5,17 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+
+
+def is_missing(package: str) -> bool:
+    """Return True if a package is not installed."""
+    return importlib.util.find_spec(package) is None
 
 
 def how_to_install(name: str, *options: str) -> str:

@@ -46,7 +46,7 @@ from models.tokenizer import Tokenizer
 from rl.advantages import Estimator
 from rl.advantages.batch import unbound
 from rl.checkpoint import CheckpointError
-from rl.contexts import Context, Limits, Opening
+from rl.contexts import Context, Limits, Opening, Template
 from rl.engines import Engine, EngineFault
 from rl.engines.grammar import Grammars
 from rl.engines.jax.engine import JaxEngine
@@ -167,7 +167,11 @@ def build(
     if initial:
         closing.callback(lambda: stop.finish(initial.close()))
     parts = Parts(make_world, chat, c.llm.shown, c.model.path)
-    grader = make_grader(c, parts)
+    judged = c.questioning.enabled and replaces_outcome(c)
+    grader = grading.Grader(
+        outcomes=plugged(c, "questioning.judge")(parts) if judged else None,
+        turns=plugged(c, "attributing.judge")(parts) if c.attributing.enabled else None,
+    )
     recipe = make_recipe(c, parts)
     tasks = make_tasks(c, originals, held_out, given, parts)
     actor, worlds = make_actor(c, engine, tokenizer, chat), Worlds(make_world)
@@ -371,7 +375,7 @@ def make_actor(config: Any, engine: Engine, tokenizer: Tokenizer, chat: Chat | N
     )
 
 
-def make_template(config: Any) -> Callable[[Opening], Context]:
+def make_template(config: Any) -> Template:
     """Return what makes the context of an episode: the template of its world."""
     common, worlds = plugged(config, "template"), config.template.worlds.to_dict()
     own = {given[0]: plug(*given) for given in templates_of_worlds(config.template)}
@@ -399,16 +403,6 @@ def make_pipeline(
         depth=c.async_depth,
         bound=config.learner.max_staleness,
         judges=grader.concurrency,
-    )
-
-
-def make_grader(config: Any, parts: Parts) -> grading.Grader:
-    """Build the judges of outcomes and turns."""
-    q, a = config.questioning, config.attributing
-    judged = q.enabled and replaces_outcome(config)
-    return grading.Grader(
-        outcomes=plugged(config, "questioning.judge")(parts) if judged else None,
-        turns=plugged(config, "attributing.judge")(parts) if a.enabled else None,
     )
 
 

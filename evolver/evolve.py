@@ -21,7 +21,7 @@ import contextlib
 import json
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from ml_collections import ConfigDict
 from envs import check
 from envs.probed import probed
 from envs.renamed import renamed
+from envs.values import Json
 from envs.world import Task, World
 from evolver import loop, modes
 from evolver.build import RunError, load_tokenizer, plugged
@@ -56,7 +57,7 @@ from models import hf
 from models.files import write_atomically
 from models.tokenizer import Tokenizer
 from rl.checkpoint import Checkpoints
-from rl.contexts import Context, Opening, inject
+from rl.contexts import Template, inject
 from rl.evaluation import Scores
 from rl.seeds import seed_of
 
@@ -149,8 +150,9 @@ def checked(config: Any, folder: Path) -> None:
     names: list[str] = []
     problems: list[check.Problem] = []
     why = f" in this process: config.env.mode={c.mode}" if c.mode != "inprocess" else ""
-    if not why and starts_missing(config):
-        why = ", as the world lists no tasks"
+    if not why:  # a server of tools has no tasks to start from
+        with make_source(config) as source, contextlib.closing(source.world()) as world:
+            why = "" if starts_of(config, world) else ", as the world lists no tasks"
     if not why:
         names, problems = check.run(spec | {"mode": "inprocess"}, c.timeout)
     endless = [problem for problem in problems if problem.check == "ends_its_episodes"]
@@ -161,12 +163,6 @@ def checked(config: Any, folder: Path) -> None:
         raise RunError(f"{c.name} does not keep the contract of an environment:\n{lines}")
     tell(f"not checked{why}" if why else f"checked: {len(names)} checks passed")
     write_atomically(folder / "checked", f"{len(names)} checks\n")
-
-
-def starts_missing(config: Any) -> bool:
-    """Return True if the world has no tasks to start from, as a server of tools has none."""
-    with make_source(config) as source, contextlib.closing(source.world()) as world:
-        return not starts_of(config, world)
 
 
 def start(config: Any, folder: Path, world: World) -> None:
@@ -230,7 +226,7 @@ def probes_of(training: Sequence[Task], wanted: int, seed: int) -> tuple[list[Ta
 def invented(config: Any, folder: Path, world: World) -> list[Task]:
     """Return invented tasks or, where too few have words that say what to do, the world's own
     training tasks that walks solve. Raises RunError for too few of both."""
-    tasks: list[Task] = []
+    tasks = []
     try:
         modes.explore(config, folder)
         tasks = read_tasks(folder / f"tasks{TASK_FILE}")
@@ -340,9 +336,7 @@ class Size:
     ended: bool
 
 
-def size_of(
-    task: Task, tokenizer: Tokenizer, template: Callable[[Opening], Context], world: World
-) -> Size:
+def size_of(task: Task, tokenizer: Tokenizer, template: Template, world: World) -> Size:
     """Return the size of a task's solution."""
     solution = solution_of(task)
     episode = play(world, task, task.seed, solution)
@@ -354,17 +348,19 @@ def size_of(
 # --- the policy -----------------------------------------------------------------------------------
 
 
-def probing(folder: Path) -> dict[str, Any]:
+def probing(folder: Path) -> Json:
     """Return the settings of an evaluation that compares temperatures on training tasks."""
     return {"split": str(folder / f"probes{TASK_FILE}"), "tasks": 0, "rollouts": 2}
 
 
-def at_best(probes: Scores) -> dict[str, Any]:
-    """Return the settings of an evaluation at the temperature that is best on probes."""
-    return {"temperature": temperature(probes), "temperatures": ()}
+def at_best(probes: Scores) -> Json:
+    """Return the settings of an evaluation at the temperature above 0 that is best on probes, among
+    equals the lowest."""
+    temperature, _ = replace(probes, greedy_N=[]).best_temperature()
+    return {"temperature": temperature, "temperatures": ()}
 
 
-def measured(config: Any, folder: Path, settings: dict[str, Any]) -> Scores:
+def measured(config: Any, folder: Path, settings: Json) -> Scores:
     """Return the scores of the policy under settings of `eval`, played unless they are there."""
     if not Workdir(folder).evaluations():
         c = config.copy_and_resolve_references()
@@ -377,11 +373,6 @@ def measured(config: Any, folder: Path, settings: dict[str, Any]) -> Scores:
 def best(scores: Scores) -> float:
     """Return the success at the best temperature, greedily included."""
     return float(scores.best_temperature()[1].mean())
-
-
-def temperature(scores: Scores) -> float:
-    """Return the best temperature above 0, among equals the lowest."""
-    return replace(scores, greedy_N=[]).best_temperature()[0]
 
 
 def hottest(scores: Scores) -> float:
@@ -407,9 +398,7 @@ def taught(
     return probes
 
 
-def demonstrations(
-    config: Any, world: World, tasks: Sequence[Task], number: int
-) -> list[dict[str, Any]]:
+def demonstrations(config: Any, world: World, tasks: Sequence[Task], number: int) -> list[Json]:
     """Return the solutions as episodes, each with several sets of ids, drawn anew in each round.
 
     Some begin with the experience that guides rollouts of the task. These take the short way, as

@@ -6,7 +6,7 @@ from typing import Any
 
 from envs.world import Evaluation
 from evolver.attributing import Label, TurnJudge
-from evolver.metrics import Metrics, timed
+from evolver.metrics import Metrics, Played, timed
 from evolver.processes import hosts
 from evolver.questioning import OutcomeJudge, is_verified
 from rl import rewards
@@ -85,9 +85,7 @@ def score_outcomes(judge: OutcomeJudge, trajectories: Sequence[Trajectory]) -> N
             trajectory.error = f"{UNJUDGED}: {verdict}"
 
 
-def grade_all(
-    grader: Grader, trajectories: Sequence[Trajectory], judge: Judge = grade
-) -> tuple[list[Trajectory], Metrics]:
+def grade_all(grader: Grader, trajectories: Sequence[Trajectory], judge: Judge = grade) -> Played:
     """Return graded trajectories and the time that it took. Each host grades a share of the
     groups. judge: what grades groups, in place."""
     if judge is grade and not (grader.outcomes or grader.turns):

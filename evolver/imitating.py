@@ -12,20 +12,21 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from envs.values import Json
 from envs.world import Message, Observation, Tool
 from evolver.files.progress import LOG_EVERY
 from models import qwen
 from models.tokenizer import Tokenizer
 from rl import calls, learner, optim, samples
 from rl.checkpoint import Checkpoints
-from rl.contexts import Context, Opening
+from rl.contexts import Opening, Template
 from rl.forward import Forward
 from rl.losses.nll import nll
 from rl.packing import Packed, beginning_of, pack
@@ -87,8 +88,8 @@ def train(
         done, state, _ = found
         print(f"resuming after update {done}", flush=True)
     started = said = saved = time.monotonic()
-    losses: list[float] = []
-    running: list[learner.Metrics] = []  # of updates whose results have not been waited for
+    losses = []
+    running = []  # of updates whose results have not been waited for
     skipped = 0
     first, second = round(c.lists * c.steps), round(c.whole * c.steps)
     careless_shares = itertools.islice(shares(c.careful, c.steps), first, None)
@@ -176,7 +177,7 @@ def batches(
         chosen = [random_pairs(draw, vocabulary, int(mean)) for _ in range(m)]
         drawn = (next(streams[i < k]) for i in range(n - m))
         chosen += map(whole_of, drawn) if whole else drawn
-        while (packed := pack(chosen, row, share=share)).tokens_RT.shape[0] > rows:
+        while (packed := pack(chosen, row, share=share)).rows > rows:
             chosen = chosen[:-1]
         yield packed
 
@@ -187,7 +188,7 @@ def lists_of_pairs(data: Sequence[Sample], rows: int, row: int, seed: int) -> It
     vocabulary = vocabulary_of(data)
     while True:
         chosen = [random_pairs(draw, vocabulary, SHORT) for _ in range(2 * rows * row // SHORT)]
-        while (packed := pack(chosen, row)).tokens_RT.shape[0] > rows:
+        while (packed := pack(chosen, row)).rows > rows:
             chosen = chosen[: len(chosen) - rows]
         yield packed
 
@@ -211,7 +212,7 @@ def random_pairs(draw: np.random.Generator, vocabulary: np.ndarray, longest: int
     return Sample(tokens, (np.arange(4 * n) > 2 * n) & (np.arange(4 * n) % 2 == 1))
 
 
-def with_other_ids(episode: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+def with_other_ids(episode: Json, rng: random.Random) -> Json:
     """Return the episode with other digits in its ids, the same ones in all of its messages.
 
     Ids are the words that look like those the agent writes, of letters and digits: all of M12, M70
@@ -229,7 +230,7 @@ def with_other_ids(episode: dict[str, Any], rng: random.Random) -> dict[str, Any
     texts = " ".join(str(message["content"]) for message in episode["messages"])
     words = dict.fromkeys(word for word in _WORD.findall(texts) if word not in fixed)
     taken = fixed | {word for word in words if _form(word) not in forms}
-    others: dict[str, str] = {}
+    others = {}
     for word in [word for word in words if _form(word) in forms]:
         drawn = (_DIGITS.sub(lambda _: rng.choice("123456789"), word) for _ in range(TRIES))
         other = next((new for new in drawn if new not in taken), None)
@@ -250,10 +251,10 @@ def _form(word: str) -> str:
 
 
 def samples_of(
-    episodes: Sequence[dict[str, Any]],
+    episodes: Sequence[Json],
     tokenizer: Tokenizer,
     row: int,
-    template: Callable[[Opening], Context],
+    template: Template,
 ) -> list[Sample]:
     """Return the samples of the episodes that fit a row of `row` tokens. Raises NothingFits if none
     does.
@@ -282,7 +283,7 @@ async def turns_of(
     messages: Sequence[Message],
     tokenizer: Tokenizer,
     tools: Sequence[Tool],
-    template: Callable[[Opening], Context],
+    template: Template,
 ) -> list[Turn]:
     """Return a demonstrated conversation as the turns of an episode, whose prompts are those of the
     template."""

@@ -62,7 +62,8 @@ class Learner:
     @property
     def saved(self) -> learner.State:
         """The arrays that a checkpoint needs: the state and, where it changes, the reference."""
-        kept = learner.trained(self.state)
+        # without the constant weights that adapters are added to
+        kept = {name: part for name, part in self.state.items() if name != "base"}
         return kept | {"reference": self.reference} if self.renews else kept
 
     def restore(self, saved: learner.State) -> None:

@@ -7,12 +7,13 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from rl.samples import REASONS
 from rl.trajectory import StopReason, Trajectory
 
 Metrics = dict[str, Any]
+Played = tuple[list[Trajectory], Metrics]  # rollouts, and metrics of them
 
 
 class Meter:
@@ -38,7 +39,7 @@ class Meter:
             self._sums[name] += value
             self._values[name] += 1
 
-    def read(self) -> dict[str, float]:
+    def read(self) -> Metrics:
         """Return the metrics since the last reading, and start again."""
         with self._lock:
             sums = dict.fromkeys(self.names, 0.0) | self._sums
@@ -49,6 +50,18 @@ class Meter:
     def _clear(self) -> None:
         self._sums: dict[str, float] = defaultdict(float)
         self._values: dict[str, int] = defaultdict(int)
+
+
+class Mechanism(Protocol):
+    """What all mechanisms have."""
+
+    roles: tuple[str, ...] = ()  # chat roles that it asks
+    meter: Meter = Meter("")  # of its metrics; its own if it counts any
+
+    def metrics(self) -> Metrics:
+        """Return metrics since the last call. Of several processes, those whose names end in
+        `_rate` are averaged, others are summed."""
+        return self.meter.read()
 
 
 @contextlib.contextmanager
@@ -63,7 +76,7 @@ def timed(name: str) -> Iterator[Metrics]:
 
 def rollout_metrics(
     trajectories: Sequence[Trajectory], fates: Sequence[str | None] = (), worlds: Iterable[str] = ()
-) -> dict[str, float]:
+) -> Metrics:
     """Return figures of a step's rollouts. Each rollout counts under one `stop/*`, so these sum to
     their number. Successes are those of rollouts that played their task from its start; branches
     have figures of their own.
@@ -105,7 +118,7 @@ def rollout_metrics(
     }
 
 
-def faults_of(metrics: Metrics) -> dict[str, float]:
+def faults_of(metrics: Metrics) -> Metrics:
     """Return how often something went wrong in a step, by a name for people; without what did not
     happen."""
     names = {

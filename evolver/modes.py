@@ -41,8 +41,7 @@ def explore(config: Any, workdir: str | Path) -> None:
         try:
             metrics = tasks.explore(run)
         finally:  # keep the tasks that were paid for
-            run.workdir.log_tasks(pool.tasks.values())
-            run.workdir.log_card(pool.card())
+            run.workdir.log_tasks(pool.tasks.values(), pool.card())
         head = f"{len(pool.tasks)} synthetic tasks in {run.workdir / 'tasks.jsonl'}"
         show(run, metrics, head)
 

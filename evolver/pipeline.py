@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from evolver.metrics import Metrics
+from evolver.metrics import Played
 from rl.rollout import Job
 from rl.trajectory import Trajectory
 
@@ -65,9 +65,7 @@ class Pipeline:
         await loop.run_in_executor(self._judges, self.grade, trajectories)
         return trajectories
 
-    async def collect(
-        self, step: int, count: int, show: Callable[[int, int], None]
-    ) -> tuple[list[Trajectory], Metrics]:
+    async def collect(self, step: int, count: int, show: Callable[[int, int], None]) -> Played:
         """Return the trajectories of `count` groups to train `step` on, due groups first, and
         metrics: `time/rollout` is the time since the groups of the previous step were collected.
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from evolver.config.paths import model_folder
-from models import hf_config, qwen
+from models import hf, qwen
 
 LENGTH = 400  # tokens of an episode
 TASKS = 64  # of a split of unknown size
@@ -26,9 +26,7 @@ def seconds(config: Any) -> float:
     operations per parameter and token forward and 4 backward, at the speed of a product of
     matrices here."""
     speed, start = (_cpu(), 0.0) if jax.default_backend() == "cpu" else (_accelerator(), COMPILING)
-    parameters = qwen.parameter_count(
-        qwen.Config(**hf_config.fields(hf_config.read(model_folder(config.model.path))))
-    )
+    parameters = qwen.parameter_count(hf.config_of(model_folder(config.model.path)))
     c, length = config, LENGTH
     evaluations = 4 + c.steps // c.eval.every if c.eval.every else 4
     episodes = c.steps * c.rollout.tasks * c.rollout.group

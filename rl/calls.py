@@ -86,7 +86,7 @@ def observation(
 ) -> list[int]:
     """Return the ids that follow those of a generation: the rest of its turn, `messages`, the next
     header. Raises ChatError."""
-    calls: list[tuple[str, str]] = []
+    calls = []
     if tokenizer.template.repeats_calls:
         said = tokens[:-1] if tokens[-1:] == [tokenizer.stops[0]] else tokens
         turn = format_of(tokenizer).read(tokenizer.decode(said))

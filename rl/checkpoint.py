@@ -28,6 +28,8 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
+from envs.values import Json
+
 CHECKSUM_LIMIT = 1 << 30  # bytes; the checksums of larger states are computed on their devices
 
 log = logging.getLogger(__name__)
@@ -83,7 +85,7 @@ class Checkpoints:
         self,
         step: int,
         state: Any,
-        manifest: dict[str, Any],
+        manifest: Json,
         *,
         metric: float | None = None,
         replace: bool = False,
@@ -131,7 +133,7 @@ class Checkpoints:
                 f"{self._error}; the last checkpoint is of step {max(self.steps(), default='none')}"
             )
 
-    def restore(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
+    def restore(self, like: Any) -> tuple[int, Any, Json] | None:
         """Return (step, state, manifest) of the newest readable checkpoint, None if there are no
         checkpoints.
 
@@ -211,7 +213,7 @@ class Checkpoints:
                 f"it needs {needed / 1e9:.3g} GB and {self.directory} has {free / 1e9:.3g} GB left"
             )
 
-    def _load(self, step: int, like: Any) -> tuple[Any, dict[str, Any], int]:
+    def _load(self, step: int, like: Any) -> tuple[Any, Json, int]:
         """Return (state, manifest, the step that it was saved as). Raises ValueError, or what orbax
         raises, if it is damaged."""
         args = ocp.args.Composite(
@@ -345,12 +347,16 @@ def _sum_on_device(x: jax.Array) -> jax.Array:
     summation."""
     kind = {2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
     bits = jax.lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
-    place, stride = jnp.zeros(x.shape, jnp.uint32), 1
-    for axis in reversed(range(x.ndim)):
-        index = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-        place += index * jnp.uint32(stride % (1 << 32))
-        stride *= x.shape[axis]
-    return jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32)
+    return jnp.sum(bits * (2 * places(x.shape) + 1), dtype=jnp.uint32)
+
+
+def places(shape: tuple[int, ...]) -> jax.Array:
+    """Return the place of each entry of an array of this shape, modulo 2^32, as uint32."""
+    place = jnp.zeros(shape, jnp.uint32)
+    for axis, length in enumerate(shape):
+        index = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+        place = place * np.uint32(length) + index
+    return place
 
 
 def _all_agree(mine: bool) -> bool:

@@ -30,6 +30,11 @@ from rl.losses.terms import CHANNEL
 from rl.packing import Packed
 
 Rows = dict[str, Array]  # the arrays of a micro-batch, (r, T), or of all of them, (M, r, T)
+# those of packed rows that go to the devices, with the channels
+ARRAYS = (
+    "tokens", "positions", "segments", "mask", "guided", "advantage", "logp", "old_logp",
+    "ref_logp", "prompts", "weight",
+)  # fmt: skip
 Totals = tuple[Any, Any, Any]  # trees of sums, of maxima, and of values per token
 
 
@@ -97,20 +102,9 @@ def device_batch(packed: Packed, mesh: Mesh | None, micro: int, capacity_rows: i
     if packed.rows > capacity_rows:
         micro_batches = 1 << (micro_batches - 1).bit_length()
     rows, width = micro_batches * micro, packed.tokens_RT.shape[1]
-    arrays = {
-        "tokens": packed.tokens_RT,
-        "positions": packed.positions_RT,
-        "segments": packed.segments_RT,
-        "mask": packed.mask_RT,
-        "guided": packed.guided_RT,
-        "advantage": packed.advantage_RT,
-        "logp": packed.logp_RT,
-        "old_logp": packed.logp_RT if packed.old_logp_RT is None else packed.old_logp_RT,
-        "ref_logp": packed.ref_logp_RT,
-        "prompts": packed.prompts_RT,
-        "weight": packed.weight_RT,
-        **{CHANNEL + name: value_RT for name, value_RT in packed.channels.items()},
-    }
+    arrays: dict[str, np.ndarray | None] = {name: getattr(packed, f"{name}_RT") for name in ARRAYS}
+    arrays["old_logp"] = packed.logp_RT if packed.old_logp_RT is None else packed.old_logp_RT
+    arrays |= {CHANNEL + name: value_RT for name, value_RT in packed.channels.items()}
     batch: dict[str, Any] = {}
     for name, array in arrays.items():
         if array is not None:

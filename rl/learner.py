@@ -163,12 +163,6 @@ def updates(state: State) -> int:
         return -1
 
 
-def trained(state: State) -> State:
-    """Return the part of the state that a checkpoint needs: all but the constant weights that
-    adapters are added to."""
-    return {name: part for name, part in state.items() if name != "base"}
-
-
 # --- the two programs -----------------------------------------------------------------------------
 
 

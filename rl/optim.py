@@ -3,6 +3,7 @@ optax."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,8 +12,6 @@ import optax
 import optax.contrib
 
 from models import qwen, rounding
-
-SCHEDULES = ("constant", "linear", "cosine")
 
 
 def schedule(
@@ -23,15 +22,16 @@ def schedule(
 
     The warm-up is 1/w, 2/w, ..., 1, so that the first update has an effect.
     """
-    if schedule not in SCHEDULES:
-        raise ValueError(f"schedule={schedule!r}: choose one of {', '.join(SCHEDULES)}")
-    if schedule != "constant" and steps <= warmup:
-        raise ValueError(f"schedule={schedule!r} needs steps > warmup, got {steps} and {warmup}")
-    after = {
+    schedules = {
         "constant": lambda: optax.constant_schedule(lr),
         "linear": lambda: optax.linear_schedule(lr, final * lr, steps - warmup),
         "cosine": lambda: optax.cosine_decay_schedule(lr, steps - warmup, alpha=final),
-    }[schedule]()
+    }
+    if schedule not in schedules:
+        raise ValueError(f"schedule={schedule!r}: choose one of {', '.join(schedules)}")
+    if schedule != "constant" and steps <= warmup:
+        raise ValueError(f"schedule={schedule!r} needs steps > warmup, got {steps} and {warmup}")
+    after = schedules[schedule]()
     if not warmup:
         return after
     rise = optax.linear_schedule(lr / warmup, lr, warmup - 1)
@@ -125,11 +125,10 @@ def muon(
             tuple(range(1, outputs)), tuple(range(outputs, matrix.ndim))
         )
 
-    def dimensions(params: Any) -> Any:
-        return jax.tree.map_with_path(axes, params)
-
     # optax's Muon has an Adam for the other parameters too, with Nesterov's momentum like its own.
-    matrices = optax.contrib.muon(1.0, muon_weight_dimension_numbers=dimensions)
+    matrices = optax.contrib.muon(
+        1.0, muon_weight_dimension_numbers=partial(jax.tree.map_with_path, axes)
+    )
     transforms = {
         "muon": optax.chain(matrices, _scaled_by(lr)),
         "adam": optax.chain(optax.adam(1.0, b2=b2), _scaled_by(adam_lr)),

@@ -26,7 +26,7 @@ from envs.world import StepResult, Task, World, WorldTimeout
 from models.tokenizer import Tokenizer
 from rl import calls
 from rl.calls import format_of
-from rl.contexts import Context, Limits, Opening, cut
+from rl.contexts import Context, Limits, Opening, Template, cut
 from rl.contexts.causal import Causal
 from rl.engines import ContextFull, Engine, EngineFault
 from rl.seeds import seed_of
@@ -107,7 +107,7 @@ class Actor:
     engine: Engine
     tokenizer: Tokenizer
     limits: Limits
-    context: Callable[[Opening], Context] = Causal  # the template, see `rl.contexts`
+    context: Template = Causal  # the template, see `rl.contexts`
     chat: Any = None  # the client of language models, for templates that ask one
     show_tools: bool = True  # list the tools in the system message
     # after a turn that the world could not read
@@ -128,7 +128,7 @@ class Worlds:
         """Return an idle world, or a new one. Raises whatever making one raises."""
         return self._idle.pop() if self._idle else self._make()
 
-    def give(self, world: World, *, broken: bool = False) -> None:
+    def give(self, world: World, *, broken: bool) -> None:
         """Take a world back. A broken one may hang in a call, so a daemon thread closes it."""
         if broken:
             threading.Thread(target=_close, args=(world,), daemon=True).start()

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from evolver.metrics import Meter
+from evolver.metrics import Mechanism, Meter, Metrics
 from rl.trajectory import Trajectory, groups_of
 
 GOOD, BAD, ABSTAIN = 1, -1, 0
@@ -22,14 +22,13 @@ class Label(NamedTuple):
     reason: str = ""  # one short sentence, kept in the logs
 
 
-class TurnJudge(Protocol):
+class TurnJudge(Mechanism, Protocol):
     """Labels the turns of trajectories: the plug `attributing.judge`.
 
     A class that subclasses this protocol inherits the defaults below and only has to define
     `label`.
     """
 
-    roles: tuple[str, ...] = ()  # chat roles that the judge asks
     concurrency: int = 1  # groups that may be labelled at a time, each in a thread of its own
     # True if the judge needs outcomes to be the world's own evaluation
     reproduces_outcome: bool = False
@@ -43,10 +42,9 @@ class TurnJudge(Protocol):
         """
         ...
 
-    def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call. Names ending in `_rate` are averaged over hosts,
-        others are summed."""
-        return {}
+    def metrics(self) -> Metrics:
+        """Return metrics since the last call; whoever lacks it is told so before `close`."""
+        return super().metrics()
 
     def close(self) -> None:
         """Release what the judge holds, such as worlds."""

@@ -44,7 +44,8 @@ class LlmJudge(TurnJudge):
     def __init__(self, parts: Parts, *, skip_flat: bool = False):
         """skip_flat: abstain, without asking, on groups whose outcomes are all equal."""
         self.chat, self.max_chars, self.skip_flat = parts.chat, parts.max_chars, skip_flat
-        self._meter = meter_of("unanswered", *_PROBLEMS.values())
+        # trajectories left unanswered, and turns that an answer left without a label, by reason
+        self.meter = meter_of("unanswered", *_PROBLEMS.values())
 
     def label(self, trajectories: Sequence[Trajectory]) -> list[list[Label]]:
         """Return one list per trajectory with one label per turn. Raises RunEnds."""
@@ -53,15 +54,15 @@ class LlmJudge(TurnJudge):
         asked = [n for n, t in enumerate(trajectories) if t.turns and not skipped[n]]
         for n, answer in zip(asked, self.chat.ask([self.question(trajectories[n]) for n in asked])):
             if isinstance(answer, ChatError):
-                self._meter.count("unanswered")
+                self.meter.count("unanswered")
                 labels[n] = [Label(ABSTAIN, "the judge gave no usable answer")] * len(labels[n])
                 continue
             labels[n] = read_labels(answer.parsed, len(labels[n]))
             for label in labels[n]:
                 if label.reason in _PROBLEMS:
-                    self._meter.count(_PROBLEMS[label.reason])
-        self._meter.count("skipped", len(trajectories) - len(asked))
-        count_labels(self._meter, labels)
+                    self.meter.count(_PROBLEMS[label.reason])
+        self.meter.count("skipped", len(trajectories) - len(asked))
+        count_labels(self.meter, labels)
         return labels
 
     def question(self, trajectory: Trajectory) -> Question:
@@ -81,11 +82,6 @@ class LlmJudge(TurnJudge):
             score=f"{trajectory.outcome:.2f} of 1",
             sign="positive" if won else "negative",
         )
-
-    def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call: shares of labels, trajectories not asked about or
-        left unanswered, and turns that the answer left without a label, by reason."""
-        return self._meter.read()
 
 
 def read_labels(answer: dict[str, Any], count: int) -> list[Label]:

@@ -85,13 +85,14 @@ class ReplayJudge(TurnJudge):
         self._make_world = parts.make_world
         self.skip_flat, self.max_replayed = skip_flat, max_replayed
         self._world: World | None = None
-        self._meter = meter_of("not_reproduced", "errors", "over_budget", "env_steps")
+        # trajectories without labels by reason, and replayed environment steps
+        self.meter = meter_of("not_reproduced", "errors", "over_budget", "env_steps")
 
     def label(self, trajectories: Sequence[Trajectory]) -> list[list[Label]]:
         """Return one list per trajectory with one label per turn."""
         labels, group, episodes = [], None, None
         for trajectory, why in zip(trajectories, reasons_to_skip(trajectories, self.skip_flat)):
-            self._meter.count("skipped", bool(why))
+            self.meter.count("skipped", bool(why))
             row = [Label(ABSTAIN, why)] * len(trajectory.turns)
             if trajectory.turns and not why:
                 try:
@@ -102,7 +103,7 @@ class ReplayJudge(TurnJudge):
                         group = trajectory.group
                     row = self._judge(trajectory, episodes)
                 except Exception as error:  # only this trajectory loses its labels, the run goes on
-                    self._meter.count("errors")
+                    self.meter.count("errors")
                     name, kind = trajectory.task.id, type(error).__name__
                     logging.warning(
                         "replay of task %s failed, no labels: %s: %s", name, kind, error
@@ -110,13 +111,8 @@ class ReplayJudge(TurnJudge):
                     self.close()
                     episodes, row = None, [Label(ABSTAIN, f"the replay failed: {kind}")] * len(row)
             labels.append(row)
-        count_labels(self._meter, labels)
+        count_labels(self.meter, labels)
         return labels
-
-    def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call: shares of labels, trajectories without labels by
-        reason, replayed environment steps."""
-        return self._meter.read()
 
     def close(self) -> None:
         """Close the world of the judge; the next trajectory gets another one."""
@@ -136,12 +132,12 @@ class ReplayJudge(TurnJudge):
             judgement = _Judgement(moves, nodes, episodes, before + self.max_replayed)
             judged = dict(zip(map(id, turns), judgement.label(trajectory.reached.success)))
             labels = [judged.get(id(turn)) or _unplayed(turn) for turn in trajectory.turns]
-            self._meter.count("over_budget", judgement.over_budget)
+            self.meter.count("over_budget", judgement.over_budget)
         else:
             why = "the replay did not reproduce the outcome"
             labels = [Label(ABSTAIN, why)] * len(trajectory.turns)
-            self._meter.count("not_reproduced")
-        self._meter.count("env_steps", episodes.steps - before)
+            self.meter.count("not_reproduced")
+        self.meter.count("env_steps", episodes.steps - before)
         return labels
 
 
@@ -238,6 +234,9 @@ class _Move:
     shown: str
 
 
+_Moves = tuple[_Move, ...]
+
+
 @dataclass
 class _Node:
     """An episode after some moves."""
@@ -265,9 +264,9 @@ class _Episodes:
         self.world, self.task = world, task
         self.steps = 0  # environment steps played
         self.opening = opening_words(world.reset(task, task.seed))
-        self._nodes: dict[tuple[_Move, ...], _Node] = {(): _Node(snapshot_of(world))}
-        self._ends: dict[tuple[_Move, ...], _End] = {}
-        self._at: tuple[_Move, ...] | None = ()  # the moves that led to where the world is
+        self._nodes: dict[_Moves, _Node] = {(): _Node(snapshot_of(world))}
+        self._ends: dict[_Moves, _End] = {}
+        self._at: _Moves | None = ()  # the moves that led to where the world is
 
     def walk(self, moves: Sequence[_Move]) -> Iterator[_Node]:
         """Yield a node for each move, played in order; fewer nodes than moves if the episode ends
@@ -293,9 +292,7 @@ class _Episodes:
             self._ends[path] = _End(evaluation, self._value(evaluation), [True] * known + taken)
         return self._ends[path]
 
-    def _continue(
-        self, known: tuple[_Move, ...], moves: tuple[_Move, ...]
-    ) -> tuple[_Node, list[bool]]:
+    def _continue(self, known: _Moves, moves: _Moves) -> tuple[_Node, list[bool]]:
         """Play `moves` after a walked prefix. Return the node without snapshot, and which moves
         were taken."""
         node = dataclasses.replace(self._nodes[known])
@@ -306,7 +303,7 @@ class _Episodes:
             replay(self.world, self.task, [move.action for move in known])
             self.steps += len(known)
         renamed: dict[str, str] = {}
-        taken: list[bool] = []
+        taken = []
         for move in moves:
             values = [_rename(value, renamed) for value in move.needed]
             taken.append(not node.ended and all(value in node.shown for value in values))
@@ -318,7 +315,8 @@ class _Episodes:
                 renamed |= ids | {old.lower(): new.lower() for old, new in ids.items()}
                 node.shown += words(text)
                 node.ended = result.terminated or result.truncated
-                node.failed = _only_errors(result.info)
+                errors, calls = result.info.get("errors", 0), len(result.info.get("calls", ()))
+                node.failed = bool(result.info.get("parse_error")) or 0 < errors >= calls
         if all(taken) and not renamed:
             self._at = known + moves
         return node, taken
@@ -337,8 +335,3 @@ def _are_ids(old: str, new: str) -> bool:
 
 def _rename(text: str, renamed: dict[str, str]) -> str:
     return _WORD.sub(lambda match: renamed.get(match.group(), match.group()), text)
-
-
-def _only_errors(info: dict[str, Any]) -> bool:
-    errors = info.get("errors", 0)
-    return bool(info.get("parse_error")) or (errors > 0 and errors >= len(info.get("calls", ())))

@@ -80,15 +80,11 @@ def parse(argv: Sequence[str]) -> Command:
             problems.append("--config is missing, for example --config=configs/quickstart.py")
     except ConfigError as error:
         problems.append(str(error))
-    workdir = os.path.expanduser(given.workdir) or default_workdir(given.mode, path, *argument)
+    parts = [Path(path).stem, *(re.sub(r"[^\w.=-]+", "_", text) for text in argument)]
+    parts += [] if given.mode in ("train", "plan") else [given.mode]
+    default = str(Path("runs") / "-".join(filter(None, parts)))
+    workdir = os.path.expanduser(given.workdir) or default
     return Command(config, workdir, given.mode, given.target, problems, given.help)
-
-
-def default_workdir(mode: str, path: str, argument: str = "") -> str:
-    """Return runs/<name of the config>, to which eval, explore and pool append their mode."""
-    parts = [Path(path).stem, re.sub(r"[^\w.=-]+", "_", argument)]
-    parts += [] if mode in ("train", "plan") else [mode]
-    return str(Path("runs") / "-".join(filter(None, parts)))
 
 
 def is_argument(word: str) -> bool:

@@ -69,11 +69,6 @@ def networks(config: ConfigDict) -> int:
     return plugs.trait(config, "recipe", "networks", 1)
 
 
-def state_passes(config: ConfigDict) -> int:
-    """Return the passes over a step's rows that its recipe adds, such as those of a critic."""
-    return plugs.trait(config, "recipe", "passes", 0)
-
-
 def replaces_outcome(config: ConfigDict) -> bool:
     """Return True if a judge scores attempts at synthetic tasks, False if the world does."""
     return plugs.trait(config, "questioning.judge", "replaces_outcome", True)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 from pydantic import BaseModel
 
+from envs.values import Json
 from evolver.config.values import hint, misfit, nearest
 
 
@@ -42,10 +43,10 @@ def keys_in(group: BaseModel, prefix: str = "", about: str = "") -> Iterator[tup
             yield f"{prefix}{name}", Key(value, field.rebuild_annotation(), meaning)
 
 
-def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+def flat(config: Any, prefix: str = "") -> Json:
     """Return {"rollout.tasks": 32, ...} of a ConfigDict or a dict of dicts; a group `args` or
     `worlds` is one value, a dict."""
-    values: dict[str, Any] = {}
+    values: Json = {}
     for name, value in config.items():
         if isinstance(value, ConfigDict):
             value = value.to_dict()
@@ -62,7 +63,7 @@ def assign(config: ConfigDict, key: str, value: Any) -> None:
     functools.reduce(operator.getitem, groups, config)[last] = value
 
 
-def arguments(target: Callable[..., Any], group: ConfigDict) -> dict[str, Any]:
+def arguments(target: Callable[..., Any], group: ConfigDict) -> Json:
     """Return the arguments of a callable that a group of the config sets: those with the names of
     its keys."""
     return {name: group[name] for name in inspect.signature(target).parameters if name in group}

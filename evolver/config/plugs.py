@@ -24,7 +24,9 @@ from typing import Any, NamedTuple, Protocol
 
 from evolver.config.values import hint, misfit
 
+Args = Mapping[str, Any]  # arguments of a plug
 Chosen = tuple[str, str, dict[str, Any]]  # key, name and arguments of a plug
+Target = Callable[..., Any]  # what the name of a plug stands for
 
 
 class PlugError(ValueError):
@@ -75,7 +77,7 @@ def kind_of(key: str) -> Kind:
     return KINDS[key.partition(".worlds.")[0]]
 
 
-def plug(key: str, name: str, args: Mapping[str, Any]) -> Callable[[Any], Any]:
+def plug(key: str, name: str, args: Args) -> Callable[[Any], Any]:
     """Return the callable that `name` means under `key`, bound to `args`; its argument is what the
     kind is given.
 
@@ -97,7 +99,7 @@ def known(key: str) -> dict[str, str]:
     return attribute(kind_of(key).known)
 
 
-def load(key: str, name: str) -> Callable[..., Any]:
+def load(key: str, name: str) -> Target:
     """Return the callable that `name` means under `key`. Raises PlugError."""
     registry = known(key)
     said = f"config.{key}.name={name!r}"
@@ -141,7 +143,7 @@ def look_in(*folders: str | Path) -> None:
 # --- signatures -----------------------------------------------------------------------------------
 
 
-def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def parameters(target: Target) -> dict[str, inspect.Parameter]:
     """Return the parameters of a function, or of a class's constructor. One without an annotation
     that can be evaluated has the type of its default."""
     try:
@@ -156,18 +158,18 @@ def parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return typed
 
 
-def positional(target: Callable[..., Any]) -> list[str]:
+def positional(target: Target) -> list[str]:
     """Return the names of the parameters before `*`, of which a run provides the first."""
     given = parameters(target).values()
     return [p.name for p in given if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
-def settable(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def settable(target: Target) -> dict[str, inspect.Parameter]:
     """Return the parameters that the config's `args` may set: the keyword-only ones."""
     return {name: p for name, p in parameters(target).items() if p.kind is p.KEYWORD_ONLY}
 
 
-def misfits(target: Callable[..., Any], args: Mapping[str, Any]) -> dict[str, str]:
+def misfits(target: Target, args: Args) -> dict[str, str]:
     """Return {name: "must be ..."} for the arguments that fit neither their annotation nor equal
     their default."""
     found = {}
@@ -177,7 +179,7 @@ def misfits(target: Callable[..., Any], args: Mapping[str, Any]) -> dict[str, st
     return found
 
 
-def problems(key: str, name: str, args: Mapping[str, Any]) -> list[str]:
+def problems(key: str, name: str, args: Args) -> list[str]:
     """Return [one message with everything that is wrong with a plug, and its signature]; [] if
     nothing is."""
     kind, place, said = kind_of(key), key.partition(".worlds.")[0], f"config.{key}.name={name!r}"
@@ -234,10 +236,15 @@ def lacks(target: type, kind: Kind) -> list[str]:
     function.
     """
     missing, base = [], attribute(kind.protocol)
-    methods = dict.fromkeys(methods_of(base))
+    methods: dict[str, Any] = {
+        name: value
+        for name, value in functools.reduce(operator.or_, map(vars, base.__mro__)).items()
+        if isinstance(value, types.FunctionType | staticmethod)
+        and (name == "__call__" or not name.startswith("_"))
+    }
     abstract = next(iter(methods)) if Protocol in base.__bases__ else None
     if hasattr(target, "state") != hasattr(target, "load_state"):  # one alone cannot resume
-        methods |= {"state": None, "load_state": None}
+        methods |= dict.fromkeys(("state", "load_state"))
     for method in methods:
         owner = next((cls for cls in target.__mro__ if method in vars(cls)), None)
         if owner is None or (method == abstract and owner is base):
@@ -247,29 +254,19 @@ def lacks(target: type, kind: Kind) -> list[str]:
     return missing
 
 
-def methods_of(protocol: type) -> list[str]:
-    """Return the names of the methods that an interface defines, in their order."""
-    return [
-        name
-        for name, value in vars(protocol).items()
-        if isinstance(value, types.FunctionType | staticmethod)
-        and (name == "__call__" or not name.startswith("_"))
-    ]
-
-
-def signature(name: str, target: Callable[..., Any]) -> str:
+def signature(name: str, target: Target) -> str:
     """Return "name(argument=default, ...)" of what the config can set."""
     taken = settable(target).values()
     shown = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in taken]
     return f"{name}({', '.join(shown)})"
 
 
-def values(key: str, name: str, args: Mapping[str, Any]) -> dict[str, Any]:
+def values(key: str, name: str, args: Args) -> dict[str, Any]:
     """Return the arguments that a plug gets from a config, defaults included."""
     return {n: p.default for n, p in settable(load(key, name)).items()} | dict(args)
 
 
-def resolved(key: str, name: str, args: Mapping[str, Any]) -> str:
+def resolved(key: str, name: str, args: Args) -> str:
     """Return the call that a config makes, defaults included: "grpo(std='sample', eps=1e-06)"."""
     return f"{name}({', '.join(f'{n}={value!r}' for n, value in values(key, name, args).items())})"
 

@@ -93,12 +93,14 @@ def described(annotation: Any) -> str:
     return " or ".join(map(described, inner)) or getattr(annotation, "__name__", str(annotation))
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known word that is most like a word; "" if none is."""
-    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.75)), "")
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.75) -> str:
+    """Return the known word that is most like a word, at least as much as `cutoff`; "" if none
+    is."""
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=cutoff)), "")
 
 
-def hint(word: str, known: Iterable[str]) -> str:
-    """Return " (did you mean grpo?)", or "" if no known word is like a word."""
-    near = nearest(word, known)
+def hint(word: str, known: Iterable[str], *cutoff: float) -> str:
+    """Return " (did you mean grpo?)", or "" if no known word is like a word. cutoff: of
+    `nearest`."""
+    near = nearest(word, known, *cutoff)
     return f" (did you mean {near}?)" if near else ""

@@ -20,6 +20,7 @@ LARGEST = 2**53  # of the whole numbers that every reader of JSON takes for what
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Whole = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 Number = Annotated[float, Field(ge=-1e300, le=1e300)]
+Numbers = list[Number | None]  # None: one was not finite
 Label = Annotated[int, Field(ge=-1, le=1)]
 Messages = list[dict[str, JsonValue]]
 Record = dict[str, Any]  # a JSON object of a file, such as a line of it
@@ -50,7 +51,7 @@ class TurnRecord(Checked):
     reason: str
     advantage: Number | None  # None: it was not finite
     outcome_advantage: NotRequired[Number | None]
-    advantages: NotRequired[list[Number | None]]
+    advantages: NotRequired[Numbers]
     given: NotRequired[bool]
     reward: NotRequired[Number]
     observation: Messages
@@ -60,9 +61,9 @@ class TurnRecord(Checked):
     stop: NotRequired[str]
     version: NotRequired[Whole]
     continues: NotRequired[bool]
-    logprobs: NotRequired[list[Number | None]]
-    gap: NotRequired[list[Number | None]]
-    ratio: NotRequired[list[Number | None]]
+    logprobs: NotRequired[Numbers]
+    gap: NotRequired[Numbers]
+    ratio: NotRequired[Numbers]
 
 
 class RolloutRecord(Checked):
@@ -100,7 +101,7 @@ class Columns(Closed):
     world: NotRequired[list[str]]
     difficulty: list[Whole]
     stop: list[str]
-    score: list[Number | None]
+    score: Numbers
     success: list[bool]
     fate: list[str]
     experience: list[list[str]]
@@ -109,9 +110,9 @@ class Columns(Closed):
     tokens: list[Count]
     good: list[Count]
     bad: list[Count]
-    judged: list[Number | None]
-    verified: list[Number | None]
-    advantage: list[Number | None]
+    judged: Numbers
+    verified: Numbers
+    advantage: Numbers
     abstained: list[list[str]]
 
 
@@ -159,25 +160,6 @@ class ExperienceRecord(Closed):
     expected: Number
 
 
-class ComparedLabels(Checked):
-    """Turns with one pair of labels, and where they are: (name of a file, row)."""
-
-    judge: Label
-    replay: Label
-    turns: Count
-    rollouts: list[Annotated[tuple[str, Count], pydantic.Strict(False)]]
-
-
-class Comparison(Checked):
-    """`.view/replay.json`, see `experiments.view.replay.compare`."""
-
-    rollouts: Count
-    skipped: Count
-    both: Count
-    agreed: Count
-    table: list[ComparedLabels]
-
-
 Price = Annotated[float, Field(ge=0)]
 JSON_OBJECT = pydantic.TypeAdapter(dict[str, JsonValue])
 PRICES = pydantic.TypeAdapter(dict[str, tuple[Price, Price]], config=STRICT)
@@ -186,7 +168,6 @@ INDEX = pydantic.TypeAdapter(Index)
 RUN = pydantic.TypeAdapter(RunRecord)
 POOL = pydantic.TypeAdapter(PoolHeader)
 EXPERIENCE = pydantic.TypeAdapter(ExperienceRecord)
-COMPARISON = pydantic.TypeAdapter(Comparison)
 
 
 def found(config: Any, key: str) -> Any:

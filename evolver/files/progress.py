@@ -90,20 +90,16 @@ class Progress:
         self.live = Live(console=self.console, refresh_per_second=5, transient=True)
         self.steps, self.figures = steps, ""
         self.faults: Counter[str] = Counter()  # of all steps
-        self.done: int | None = None  # None while there are no steps to count, as in an evaluation
-        self.ends: list[float] = []  # when the steps since `begin` ended
+        # Steps so far. -1: what comes before training, which is step 0, is not complete. None while
+        # there are no steps to count, as in an evaluation.
+        self.done: int | None = None
+        # When the steps of this process ended: the first one compiles, so the pace is measured from
+        # its end.
+        self.ends: list[float] = []
         self._said_at, self._said = time.monotonic(), set[str]()
         self._count = ""  # of the present phase
         self._closed = threading.Event()
         self._reminder: threading.Thread | None = None
-
-    def begin(self, done: int) -> None:
-        """Start counting after `done` steps; -1 = what comes before training, which is step 0, is
-        not complete.
-
-        The first step compiles, so the pace is measured from its end.
-        """
-        self.done, self.ends = done, []
 
     def phase(self, name: str, done: int = 0, of: int = 0) -> None:
         """Show the current phase, with a count if there is one."""

@@ -204,7 +204,7 @@ def fates_table(ledger: Counter[str]) -> str:
     `ledger/*` over the steps."""
     total = ledger["ledger/rollouts"]
     worlds = sorted({world for name in ledger if (world := name.partition("/world_")[2])})
-    rows: Rows = []
+    rows = []
     for name, n in ledger.most_common():
         if n and name != "ledger/rollouts" and "/world_" not in name:
             own = [f"{ledger[f'{name}/world_{world}']:,.0f}" for world in worlds]
@@ -300,14 +300,16 @@ def plot_curves(workdir: Workdir, path: Path) -> None:
 
 def plot_success(axes: Any, scores: dict[int, Scores], metrics: Sequence[Metrics]) -> None:
     """Plot success in percent over steps."""
-    ends = []
+    ends, half = [], WINDOW // 2
     for origin, colour in (("original", ORIGINAL), ("synthetic", SYNTHETIC)):
         key = f"rollout/success/{origin}"
         points = [(line["step"], line[key]) for line in metrics if line.get(key) is not None]
         if points:
             step_S, success_S = np.transpose(points)
             value_S = 100 * success_S
-            mean_S = moving_mean(value_S)
+            # the centred mean over WINDOW values; at the ends, over those that exist
+            near = [value_S[max(0, i - half) : i + half + 1] for i in range(len(value_S))]
+            mean_S = np.array([values.mean() for values in near])
             faint = {"alpha": 0.25, "markersize": 4, "markeredgewidth": 0}
             axes.plot(step_S, value_S, ".", color=colour, **faint)
             axes.plot(step_S, mean_S, color=colour, linewidth=1.4)
@@ -362,12 +364,6 @@ def plot_fates(axes: Any, metrics: Sequence[Metrics]) -> None:
     )  # fmt: skip
     axes.set(ylim=(0, 100), ylabel="rollouts, %")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
-
-
-def moving_mean(value_S: np.ndarray) -> np.ndarray:
-    """Return the centred mean over WINDOW values; at the ends, over those that exist."""
-    half = WINDOW // 2
-    return np.array([value_S[max(0, i - half) : i + half + 1].mean() for i in range(len(value_S))])
 
 
 def main(folders: list[str]) -> int:

@@ -46,7 +46,7 @@ def record_of(trajectory: Trajectory, *, fate: str) -> Record:
     by the learner before the update minus that by the engine, in nats) and `ratio` (probability at
     the token's update over that before it) and, where a recipe weighed tokens, `advantages`.
     """
-    turns: list[Record] = []
+    turns = []
     seen: list[int] = []
     for turn in trajectory.turns:
         turns.append(_turn_record(turn, seen))

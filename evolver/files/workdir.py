@@ -219,14 +219,13 @@ class Workdir:
                 log.warning("%s is damaged and left out: %s", path, error)
         return found
 
-    def log_tasks(self, tasks: Iterable[Task]) -> None:
-        """Write `tasks.jsonl`."""
+    def log_tasks(self, tasks: Iterable[Task], card: str = "") -> None:
+        """Write `tasks.jsonl` and, if there is a card, `tasks.md`, which describes the invented
+        tasks."""
+        if card:
+            self._write("tasks.md", card)
         lines = (json.dumps(task.to_dict(), ensure_ascii=False) for task in tasks)
         self._write("tasks.jsonl", "".join(f"{line}\n" for line in lines))
-
-    def log_card(self, text: str) -> None:
-        """Write `tasks.md`, which describes the invented tasks."""
-        self._write("tasks.md", text)
 
     def rewind(self, step: int, *, finished: bool = True) -> None:
         """Delete what was written after `step`, because those steps are played again. Unless

@@ -117,9 +117,10 @@ def read_json(text: str, schema: Schema, *, prompt: str = "") -> Any:
     if not text.strip():
         raise Unreadable("empty", "the answer is empty")
     own, quotes, problem = [], False, "there is no JSON in the answer"
-    prompt = _squeezed(prompt)
+    prompt, properties = _squeezed(prompt), schema.get("properties")
     for value, source in _values(text):
-        if not _resembles(value, schema):
+        # An answer is an object with a property of the schema; anything if it has none.
+        if properties and not (isinstance(value, dict) and properties.keys() & value):
             problem = schema_error(value, schema) or problem
         elif _squeezed(source) in prompt:
             quotes = True
@@ -162,13 +163,6 @@ def _values(text: str) -> Iterator[tuple[Any, str]]:
         else:
             yield value, text[start:end]
             start = end
-
-
-def _resembles(value: Any, schema: Schema) -> bool:
-    """Return True if a value may be an answer: an object with a property of the schema; anything if
-    it has none."""
-    properties = schema.get("properties")
-    return not properties or (isinstance(value, dict) and not properties.keys().isdisjoint(value))
 
 
 def _squeezed(text: str) -> str:

@@ -16,7 +16,6 @@ engines' own. Creating a Chat needs httpx (requirements/llm.txt); importing this
 import asyncio
 import concurrent.futures
 import contextlib
-import functools
 import json
 import math
 import os
@@ -149,7 +148,13 @@ class Chat:
     def embed(self, texts: Sequence[str], *, role: str = "embedder") -> list[list[float]]:
         """Return one vector per text, as the role's server gives it. Raises ChatError and
         RunEnds."""
-        return self._together(functools.partial(self._vector, role), texts)
+
+        async def vector(text: str) -> list[float]:
+            body = {"model": self.roles[role].model, "input": text}
+            call = Call(role, self.roles[role], body, version="embedding")
+            return (await self._record(call))[0]["vector"]
+
+        return self._together(vector, texts)
 
     def said(self) -> list[Said]:
         """Return the current policy's answers since the last call, also those that could not be
@@ -230,12 +235,6 @@ class Chat:
         about = {question.about, *(self._said[key].about if key in self._said else ())} - {""}
         reply = Reply(**record)
         self._said[key] = Said(question, reply, usable, key, tuple(sorted(about)), call.held)
-
-    async def _vector(self, name: str, text: str) -> list[float]:
-        role = self.roles[name]
-        body = {"model": role.model, "input": text}
-        record, _ = await self._record(Call(name, role, body, version="embedding"))
-        return record["vector"]
 
     async def _record(self, call: Call) -> tuple[Record, bool]:
         """Return the record of an answer, and True if it came from the cache or from an equal

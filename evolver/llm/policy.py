@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from envs.world import Evaluation, Task
-from evolver.llm.questions import Call, ChatError, Json, Record, Said
+from evolver.llm.questions import Call, ChatError, Record, Said
 from models import chat
 from models.tokenizer import Tokenizer
+from rl.checkpoint import places
 from rl.engines import ContextFull, Engine
 from rl.engines.grammar import Grammars
 from rl.seeds import seed_of
@@ -69,7 +70,18 @@ class PolicyResponder:
             ids = chat.opening(self.tokenizer, call.body["messages"])
             if self._grammars and call.schema is not None and call.held:
                 held["guide"] = self._grammars.guide(call.schema)
-            sampling = self._sampling(call.body, len(ids))
+            body, room = call.body, self.context - len(ids)
+            if room < 1:
+                limit = f"of {self.context} (config.llm.context) none is left for an answer"
+                raise ContextFull(f"the question has {len(ids)} tokens, and {limit}")
+            sampling = Sampling(
+                max_tokens=min(body["max_tokens"], room),
+                temperature=body["temperature"],
+                top_p=body["top_p"] or 1e-9,
+                top_k=body.get("top_k", 0),
+                stop_tokens=self.tokenizer.stops,
+                seed=seed_of(json.dumps(body | {"model": ""}, sort_keys=True)),
+            )
             completion = await self.engine.generate(ids, sampling, session=session, **held)
         except ContextFull as error:
             raise ChatError("context", str(error)) from None
@@ -87,20 +99,6 @@ class PolicyResponder:
             "logprobs": [float(value) for value in completion.logprobs if own],
             "version": completion.version,
         }
-
-    def _sampling(self, body: Json, prompt: int) -> Sampling:
-        room = self.context - prompt
-        if room < 1:
-            limit = f"of {self.context} (config.llm.context) none is left for an answer"
-            raise ContextFull(f"the question has {prompt} tokens, and {limit}")
-        return Sampling(
-            max_tokens=min(body["max_tokens"], room),
-            temperature=body["temperature"],
-            top_p=body["top_p"] or 1e-9,
-            top_k=body.get("top_k", 0),
-            stop_tokens=self.tokenizer.stops,
-            seed=seed_of(json.dumps(body | {"model": ""}, sort_keys=True)),
-        )
 
 
 def trajectory_of(said: Said, tokenizer: Tokenizer) -> Trajectory:
@@ -133,11 +131,7 @@ def _sums(leaves: list[jax.Array]) -> list[jax.Array]:
 
     def total(x: jax.Array) -> jax.Array:
         bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype(jnp.uint32)
-        place = jnp.zeros(x.shape, jnp.uint32)
-        for axis, length in enumerate(x.shape):
-            iota = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-            place = place * np.uint32(length) + iota
-        return jnp.sum(_mixed(bits ^ _mixed(place)), dtype=jnp.uint32)
+        return jnp.sum(_mixed(bits ^ _mixed(places(x.shape))), dtype=jnp.uint32)
 
     return [total(x) for x in leaves]
 

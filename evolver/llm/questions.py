@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from envs.values import Json
 from evolver.llm.answers import Schema, Unreadable, read_json
 from evolver.processes.interrupt import RunEnds
 
@@ -14,10 +15,9 @@ CURRENT_POLICY, INITIAL_POLICY = "policy", "policy:initial"
 CUT = ("content_filter", "abort", "error")  # why an answer is not whole, besides "length"
 SERVED = "served"  # url of a role, or of the world, that the run serves itself
 POLICY_URLS = (CURRENT_POLICY, INITIAL_POLICY)  # urls of roles that an engine of this run answers
-Json = dict[str, Any]  # a JSON object
 # What is cached of an answer: prompt_tokens, completion_tokens, estimated=True where they are, and
 # either the fields of a Reply, or the vector of an embedding.
-Record = dict[str, Any]
+Record = Json
 
 
 class BudgetSpent(RunEnds):

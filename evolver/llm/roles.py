@@ -7,7 +7,6 @@ ROLES.
 
 import asyncio
 import contextlib
-import importlib.util
 import math
 import os
 import re
@@ -17,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from envs.packages import how_to_install
+from envs.packages import how_to_install, is_missing
 from envs.values import json_value
 from evolver.config import plugs
 from evolver.config.keys import arguments
@@ -99,7 +98,7 @@ def llm_problems(config: Any, mode: str) -> Iterator[str]:
     if policy_urls(config):
         packages.append("llguidance")
     for package in packages:
-        if importlib.util.find_spec(package) is None:
+        if is_missing(package):
             yield f"config.llm needs {package}: {how_to_install('llm')}"
             return
     by_url: dict[str, list[str]] = {}
@@ -256,8 +255,8 @@ def make_chat(
     workdir: Path,
     *,
     check: Callable[[], None],
-    served: str = "",
-    loop: asyncio.AbstractEventLoop | None = None,
+    served: str,
+    loop: asyncio.AbstractEventLoop,
 ) -> Chat | None:
     """Return the client of all roles that the config needs, None if it needs none. No server is
     asked yet.

@@ -18,6 +18,7 @@ from typing import Any
 
 from evolver.files.lines import append_line, read_jsonl
 from evolver.llm.questions import BudgetSpent, Json, Record
+from evolver.metrics import Metrics
 from models.files import read_whole, write_atomically
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class Account:
         for name in SUMS:
             setattr(self, name, getattr(self, name) + line.get(name, 0))
 
-    def metrics(self, role: str) -> dict[str, float]:
+    def metrics(self, role: str) -> Metrics:
         """Return `llm/<role>/<name>` and the mean seconds per call."""
         names = ("calls", "hits", "unanswered", "money", "prompt_tokens", "completion_tokens")
         metrics = {f"llm/{role}/{name}": getattr(self, name) for name in names}
@@ -132,12 +133,12 @@ class Ledger:
         """The tokens of the whole run so far, of prompts and answers."""
         return sum(a.prompt_tokens + a.completion_tokens for a in self.total.values())
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Metrics:
         """Return `llm/<role>/<name>` and mean seconds per call since the last call of this method,
         the money and tokens of the whole run so far, and counts of failed writes."""
         with self._lock:
             recent, self._recent = self._recent, accounts([])
-        metrics: dict[str, float] = {}
+        metrics: Metrics = {}
         for role, account in recent.items():
             metrics |= account.metrics(role)
         if self.total:

@@ -5,9 +5,10 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from evolver.metrics import Mechanism
 from rl.trajectory import Trajectory
 
 EXTRACTORS = {
@@ -35,8 +36,8 @@ class Experience:
     when: str
     content: str
     key: str
-    sources: list[str] = field(default_factory=list)  # ids of the training tasks it comes from
-    step: int = 0  # training step of its extraction
+    sources: list[str]  # ids of the training tasks it comes from
+    step: int  # training step of its extraction
     uses: int = 0
     wins: int = 0
     expected: float = 0.0
@@ -60,14 +61,13 @@ def new_experience(
     return Experience(f"exp/{digest}", when, content, key or when, list(sources), step)
 
 
-class Extractor(Protocol):
+class Extractor(Mechanism, Protocol):
     """Makes experience from attempts: the plug `navigating.extractor`.
 
     A class that subclasses this protocol inherits the defaults below and only has to define
     `extract`.
     """
 
-    roles: tuple[str, ...] = ()  # chat roles that the extractor asks
     # False if the extractor ignores the labels of turns, so that the first attempts get none
     reads_labels: bool = True
 
@@ -80,12 +80,8 @@ class Extractor(Protocol):
         """
         ...
 
-    def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call."""
-        return {}
 
-
-class Refiner(Protocol):
+class Refiner(Mechanism, Protocol):
     """Chooses from the experiences that were retrieved, or rewrites them: the plug
     `navigating.refine`.
 
@@ -93,7 +89,6 @@ class Refiner(Protocol):
     `refine`.
     """
 
-    roles: tuple[str, ...] = ()  # chat roles that the refiner asks
     candidates: int = 1  # experiences to retrieve for each one that is wanted
 
     def refine(
@@ -105,10 +100,6 @@ class Refiner(Protocol):
         belong to the pool: to change one, return a copy with the same id.
         """
         ...
-
-    def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call."""
-        return {}
 
 
 class Unrefined(Refiner):

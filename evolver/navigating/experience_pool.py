@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from usearch.index import MetricKind, search
 
+from envs.values import Json
 from evolver.files import formats
 from evolver.files.lines import read_jsonl
 from evolver.llm.embedders import Embedder
@@ -106,12 +107,12 @@ class ExperiencePool:
         self.remove(useless)
         return useless
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         """Return everything as JSON values."""
         experiences = [e.to_dict() for e in self.all()]
         return {"splits": sorted(self.splits), "experiences": experiences}
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: Json) -> None:
         """Replace the pool by the one that `state` was taken from."""
         experiences = [Experience(**record) for record in state["experiences"]]
         self.splits = set(state["splits"])
@@ -158,10 +159,10 @@ class ExperiencePool:
         return None
 
 
-def read_pool(folder: Path) -> dict[str, Any]:
+def read_pool(folder: Path) -> Json:
     """Return the state of a pool on disk. Raises OSError, and BrokenFile with the line, also for a
     pool that does not name its splits, since it may hold answers of held-out tasks."""
-    path, lines = folder / "experiences.jsonl", list[dict[str, Any]]()
+    path, lines = folder / "experiences.jsonl", list[Json]()
     if not path.is_file():
         raise BrokenFile(f"{path} does not exist: this is not a pool, or one that was never saved")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from envs.world import Task
-from evolver.metrics import Meter, mean
+from evolver.metrics import Meter, Metrics, mean
 from evolver.navigating import Experience, Extractor, Refiner
 from evolver.navigating.experience_pool import ExperiencePool
 from rl.seeds import seed_of
@@ -93,8 +93,8 @@ class Navigating:
                     self._meter.average("win_rate", won)
                     self._meter.average("expected_rate", expected)
 
-    def learn(self, trajectories: Sequence[Trajectory], *, step: int) -> list[str]:
-        """Extract, add new experiences and delete those that do not help. Return the ids added.
+    def learn(self, trajectories: Sequence[Trajectory], *, step: int) -> None:
+        """Extract, add new experiences and delete those that do not help.
 
         Raises ValueError if a trajectory is of a held-out task.
         """
@@ -105,9 +105,8 @@ class Navigating:
         self._meter.count("extracted", len(extracted))
         self._meter.count("added", len(added))
         self._meter.count("pruned", len(pruned))
-        return [id for id in added if id in self.pool]
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Metrics:
         """Return metrics since the last call, and the size of the pool. Without guided rollouts
         there are no rates of their success."""
         own = self._meter.read() | {"navigating/pool": float(len(self.pool))}

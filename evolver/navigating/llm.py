@@ -48,8 +48,9 @@ class LlmExtractor(Extractor):
         """valid: least score of the validation, 0 = no validation."""
         self.chat, self.max_chars = parts.chat, parts.max_chars
         self.splits, self.valid = parts.splits, valid
+        # questions that were not answered, and experiences that were refused, by reason
         refused = [f"unfit/{problem}" for problem in REFUSED]
-        self._meter = Meter("navigating", "unanswered", "invalid", "misscored", *refused)
+        self.meter = Meter("navigating", "unanswered", "invalid", "misscored", *refused)
 
     def extract(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Experience]:
         """Return the valid experiences. Raises ValueError for a task of another split, and
@@ -63,22 +64,17 @@ class LlmExtractor(Extractor):
         found = []
         for contrast, answer in zip(contrasts, self.chat.ask(questions)):
             if isinstance(answer, ChatError):
-                self._meter.count("unanswered")
+                self.meter.count("unanswered")
             elif experiences := self._fit(answer.parsed["experiences"], contrast, step):
                 found.append((contrast, experiences))
         return self._validated(found)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the tasks whose questions were not answered, and the experiences that were
-        refused, by reason."""
-        return self._meter.read()
 
     def _fit(
         self, entries: Sequence[dict[str, str]], contrast: Sequence[Trajectory], step: int
     ) -> list[Experience]:
         """Return the experiences of an answer whose text is fit for a prompt, and count the
         others."""
-        self._meter.count("unfit/surplus", len(entries[MOST:]))
+        self.meter.count("unfit/surplus", len(entries[MOST:]))
         task, experiences, observations = contrast[0].task, [], []
         for trajectory in contrast:
             observations += [text_of(turn.observation) for turn in trajectory.turns]
@@ -87,7 +83,7 @@ class LlmExtractor(Extractor):
             problem = unfit_reason(when, task.query, observations)
             problem = problem or unfit_reason(content, task.query, observations)
             if problem:
-                self._meter.count(f"unfit/{problem}")
+                self.meter.count(f"unfit/{problem}")
             else:
                 experiences.append(new_experience(when, content, sources=[task.id], step=step))
         return experiences
@@ -102,33 +98,29 @@ class LlmExtractor(Extractor):
             for _, experiences in found:
                 kept += experiences
             return kept
-        answers = self.chat.ask([self._validation(*it) for it in found])
-        for (_, experiences), answer in zip(found, answers):
+        questions, limit = [], min(self.max_chars, ABRIDGED)
+        for contrast, experiences in found:
+            verdict = record(number=INTEGER, reason=_REASON, score=NUMBER)
+            schema, shown = record(verdicts=array(verdict, len(experiences))), listed(experiences)
+            asked = self._question("validate", schema, contrast, limit, experiences=shown)
+            questions.append(asked)
+        for (_, experiences), answer in zip(found, self.chat.ask(questions)):
             if isinstance(answer, ChatError):
-                self._meter.count("unanswered")
+                self.meter.count("unanswered")
                 continue
             verdicts = sorted(answer.parsed["verdicts"], key=lambda verdict: verdict["number"])
             numbers = [verdict["number"] for verdict in verdicts]
             if numbers != list(range(1, len(experiences) + 1)):  # all may be shifted
-                self._meter.count("misscored", len(experiences))
+                self.meter.count("misscored", len(experiences))
                 continue
             for experience, verdict in zip(experiences, verdicts):
                 if not 0 <= verdict["score"] <= 1:  # on another scale most scores would pass
-                    self._meter.count("misscored")
+                    self.meter.count("misscored")
                 elif verdict["score"] < self.valid:
-                    self._meter.count("invalid")
+                    self.meter.count("invalid")
                 else:
                     kept.append(experience)
         return kept
-
-    def _validation(
-        self, contrast: Sequence[Trajectory], experiences: Sequence[Experience]
-    ) -> Question:
-        verdicts = array(record(number=INTEGER, reason=_REASON, score=NUMBER), len(experiences))
-        limit, shown = min(self.max_chars, ABRIDGED), listed(experiences)
-        return self._question(
-            "validate", record(verdicts=verdicts), contrast, limit, experiences=shown
-        )
 
     def _question(
         self, name: str, schema: Schema, contrast: Sequence[Trajectory], limit: int, **slots: str
@@ -175,23 +167,20 @@ class Reranker(Refiner):
 
     def __init__(self, parts: Parts):
         self.chat = parts.chat
-        self._meter = Meter("navigating", "refined", "unrefined", "unrewritten", "surplus")
+        # queries asked about, those that kept the best candidates, and experiences that were not
+        # rewritten or left out
+        self.meter = Meter("navigating", "refined", "unrefined", "unrewritten", "surplus")
 
     def refine(
         self, queries: Sequence[str], candidates: Sequence[Sequence[Experience]], top_k: int
     ) -> list[list[Experience]]:
         asked = [n for n, experiences in enumerate(candidates) if experiences]
         answers = self.chat.ask([self._question(queries[n], candidates[n], top_k) for n in asked])
-        self._meter.count("refined", len(asked))
+        self.meter.count("refined", len(asked))
         refined: list[list[Experience]] = [[] for _ in candidates]
         for n, answer in zip(asked, answers):
             refined[n] = self._chosen(queries[n], candidates[n], answer, top_k)
         return refined
-
-    def metrics(self) -> dict[str, float]:
-        """Return how many queries were asked about, how many kept the best candidates, and how
-        many experiences were not rewritten or left out."""
-        return self._meter.read()
 
     def _question(self, query: str, candidates: Sequence[Experience], top_k: int) -> Question:
         content = _CONTENT if self.rewrites else string(0)
@@ -214,10 +203,10 @@ class Reranker(Refiner):
             contents.setdefault(entry["number"], entry["content"].strip())
         numbers = range(1, len(candidates) + 1)
         if chosen is None or not contents.keys() <= set(numbers):
-            self._meter.count("unrefined")
+            self.meter.count("unrefined")
             return list(candidates[:top_k])
         kept = list(contents.items())[:top_k]
-        self._meter.count("surplus", len(chosen) - len(kept))
+        self.meter.count("surplus", len(chosen) - len(kept))
         return [self._worded(query, candidates[n - 1], content) for n, content in kept]
 
     def _worded(self, query: str, experience: Experience, content: str) -> Experience:
@@ -225,7 +214,7 @@ class Reranker(Refiner):
         if not self.rewrites:
             return experience
         if unfit_reason(content, query):
-            self._meter.count("unrewritten")
+            self.meter.count("unrewritten")
             return experience
         return replace(experience, content=content)
 

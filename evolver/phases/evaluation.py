@@ -25,7 +25,7 @@ def evaluate(run: Run, *, keep: str = "", repetition: int = 0, sweep: bool = Fal
     seed = run.config.seed
     if repetition:
         seed = seed_of(seed, "evaluation", repetition)
-    guidance: dict[str, list[tuple[str, str]]] = {}
+    guidance = {}
     if c.experience and (navigating := run.navigating):
         queries = [task.query for task in held_out]
         retrieved = hosts.on_first(navigating.pool, lambda: navigating.retrieve(queries))

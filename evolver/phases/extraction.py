@@ -7,7 +7,7 @@ from dataclasses import replace
 from envs.world import WorldError
 from evolver import grading
 from evolver.build import Run
-from evolver.metrics import Metrics, timed
+from evolver.metrics import Metrics, Played, timed
 from evolver.navigating.guidance import Navigating
 from evolver.phases import tasks
 from evolver.phases.rollouts import gather_rollouts, sampling_of
@@ -50,7 +50,7 @@ def first_attempts(run: Run, navigating: Navigating) -> list[Trajectory]:
     return graded
 
 
-def solutions(run: Run) -> tuple[list[Trajectory], Metrics]:
+def solutions(run: Run) -> Played:
     """Return the explorer's own solutions of the invented tasks as attempts at them, if
     `navigating.solutions`.
 
@@ -62,7 +62,7 @@ def solutions(run: Run) -> tuple[list[Trajectory], Metrics]:
     if not c.solutions or pool is None:
         return [], Metrics()
     invented = [task for task in pool.tasks.values() if task.reference and is_verified(task)]
-    solved: list[Trajectory] = []
+    solved = []
     with contextlib.closing(run.make_world()) as world:
         for task in invented:
             with contextlib.suppress(WorldError):

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -38,20 +38,15 @@ COMMON_STATS = ("version", "loads", "stage_seconds", "update_seconds", "gap", "s
 
 
 def select(
-    run: Run,
-    trajectories: Sequence[Trajectory],
-    extra: Sequence[Trajectory],
-    step: int,
-    trains: Callable[[Trajectory], bool] | None = None,
+    run: Run, trajectories: Sequence[Trajectory], extra: Sequence[Trajectory], step: int
 ) -> tuple[list[Packed], list[str | None], Metrics]:
     """Return packed mini-batches of nearly equal numbers of groups, the reason why each rollout
     does not train (None if it does), and the counts of both.
 
     extra: rollouts that train in groups of their own and are counted apart; their reasons come
-    last. trains: False for a rollout that has no signal although others of its group may have some;
-    None = True for all.
+    last.
     """
-    c = run.config.learner
+    c, trains = run.config.learner, run.recipe.trains
     gates = {"version": run.actor.engine.version, **arguments(drop_reasons, c)}
     reason_N, extra_reasons = (drop_reasons(part, **gates) for part in (trajectories, extra))
     if trains:
@@ -116,29 +111,23 @@ def in_rows(config: Any, chosen: Sequence[Sample]) -> Packed:
     return pack(chosen, c.row, share=c.share_prompts, most=c.most_segments)
 
 
-def learn(
-    run: Run,
-    batches: Sequence[Packed],
-    step: int,
-    weigh: Callable[[Sequence[Packed]], Metrics],
-) -> Metrics:
+def learn(run: Run, batches: Sequence[Packed], step: int) -> Metrics:
     """Make one optimizer step per mini-batch and epoch. This must not be interrupted: the old state
     is consumed.
 
-    weigh: called before the first update with the mini-batches, whose log-probabilities by the
-    policy and the reference are known; may change their advantages and channels, and returns
-    metrics.
+    The recipe weighs the tokens before the first update, when their log-probabilities by the policy
+    and the reference are known.
     """
     c, learner, version = run.config, run.learner, run.actor.engine.version
     with timed("logp") as metrics:
         for batch in batches:
             run.progress.phase("log-probabilities")
             score(c.loss, learner, batch)
-    metrics |= weigh(batches)
+    metrics |= run.recipe.weigh(batches)
     if batches:
         metrics["advantage/mean"] = float(np.mean([balance(learner, batch) for batch in batches]))
     metrics |= mismatch.figures(batches, version, recomputed=c.loss.old_logp == "recomputed")
-    measured: list[dict[str, float]] = []
+    measured = []
     with timed("update") as seconds:
         for batch, values in updates(run, learner, batches, step):
             note_tokens(batch, values.pop("logp_RT"))

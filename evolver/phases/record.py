@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
+from envs.values import Json
 from evolver import alarms
 from evolver.build import Run, RunError, remembering
 from evolver.config.derived import mechanisms_of, updates, warmup, worlds
@@ -41,7 +42,7 @@ class Recorder:
         run.workdir.claim(c.to_dict())
         kept = arguments(Checkpoints, c.checkpoint)
         self.checkpoints = Checkpoints(run.workdir / "checkpoints", **kept)
-        self.manifest: dict[str, Any] = {"pending_metrics": None, "wandb": "", "clock": 0.0}
+        self.manifest: Json = {"pending_metrics": None, "wandb": "", "clock": 0.0}
         self.system = ""  # message with which the policy trains, "" if it is not one
         self._updates = -1  # those of the last complete step
         self._saved_at = time.monotonic()
@@ -72,7 +73,7 @@ class Recorder:
             run.pipeline.launched = run.step
         run.workdir.rewind(run.step, finished=self.pending_metrics is None)
         self._history = run.workdir.metrics()
-        run.progress.begin(run.step)
+        run.progress.done = run.step
         writes = run.workdir.writes
         self.sinks = Sinks(run.workdir.path, c, id=self.manifest["wandb"], writes=writes)
 
@@ -167,7 +168,12 @@ class Recorder:
         if self.checkpoints.seconds:
             metrics["time/checkpoint"] = self.checkpoints.seconds
         metrics["time/elapsed"] = self.elapsed
-        self.raise_alarms(metrics)
+        self._history.append(metrics)
+        raised = alarms.raised(self._history)
+        for name in raised:
+            told = alarms.told(name, self._history)
+            run.progress.once(f"alarm/{name}", f"step {step}: {told}")
+        metrics |= {f"alarm/{name}": float(name in raised) for name in alarms.ALARMS}
         run.workdir.log_metrics(step, metrics)
         self.sinks.log(step, metrics)
         show_step(run, metrics)
@@ -176,15 +182,6 @@ class Recorder:
         if step % c.checkpoint.every == 0 or step == c.steps or self.overdue():
             # The metrics are pending in a checkpoint that an interruption saved.
             self.save(metric=best, replace=True)
-
-    def raise_alarms(self, metrics: Metrics) -> None:
-        """Add the alarms to the metrics of a step, and tell each the first time."""
-        self._history.append(metrics)
-        raised = alarms.raised(self._history)
-        for name in raised:
-            told = alarms.told(name, self._history)
-            self.run.progress.once(f"alarm/{name}", f"step {self.run.step}: {told}")
-        metrics |= {f"alarm/{name}": float(name in raised) for name in alarms.ALARMS}
 
     def overdue(self) -> bool:
         """Return True if the last checkpoint is `checkpoint.minutes` old."""
@@ -220,11 +217,11 @@ class Recorder:
         run = self.run
         if run.navigating and hosts.first():
             run.navigating.pool.save(run.workdir / "experience")
-        tasks = list(run.tasks.originals)
-        if pool := run.tasks.pool:
-            run.workdir.log_card(pool.card())
-            tasks += pool.tasks.values()
-        run.workdir.log_tasks(tasks)
+        originals, pool = run.tasks.originals, run.tasks.pool
+        if pool:
+            run.workdir.log_tasks([*originals, *pool.tasks.values()], pool.card())
+        else:
+            run.workdir.log_tasks(originals)
         self.checkpoints.save(run.step, arrays(run), self.manifest, metric=metric, replace=replace)
         self._saved_at = time.monotonic()
 
@@ -255,7 +252,7 @@ def arrays(run: Run) -> learner.State:
     return run.learner.saved | ({"recipe": own} if own else {})
 
 
-def states(run: Run) -> dict[str, Any]:
+def states(run: Run) -> Json:
     """Return {key: state} of the plugs that remember something. Raises RunError for a state that a
     file of JSON would not give back as it is."""
     found = {}

@@ -2,16 +2,14 @@
 
 from evolver import grading
 from evolver.build import Run
-from evolver.metrics import Metrics
+from evolver.metrics import Metrics, Played
 from evolver.phases import rollouts, tasks
 from evolver.processes import hosts
 from rl.seeds import seed_of
 from rl.trajectory import Trajectory, groups_of
 
 
-def refill(
-    run: Run, trajectories: list[Trajectory], step: int, metrics: Metrics
-) -> tuple[list[Trajectory], Metrics]:
+def refill(run: Run, trajectories: list[Trajectory], step: int, metrics: Metrics) -> Played:
     """Replace groups without signal by rollouts of further tasks, in at most `rollout.refill`
     rounds.
 

@@ -11,7 +11,7 @@ from envs.world import Task
 from evolver import grading
 from evolver.build import Run
 from evolver.config.keys import arguments
-from evolver.metrics import Metrics, timed
+from evolver.metrics import Played, timed
 from evolver.pipeline import Pipeline
 from evolver.processes import hosts
 from evolver.processes.interrupt import RunEnds
@@ -60,7 +60,7 @@ def gather_rollouts(run: Run, jobs: Sequence[Job], phase: str) -> list[Trajector
     return hosts.gather_shares(hosts.together(lambda: run.stop.run(played)))
 
 
-def roll_out(run: Run, chosen: Chosen, step: int) -> tuple[list[Trajectory], Metrics]:
+def roll_out(run: Run, chosen: Chosen, step: int) -> Played:
     """Return `rollout.group` graded rollouts of each task of `step`, some of them guided.
 
     With `rollout.async_depth`, rollouts of later steps are started too and continue while this step
@@ -91,16 +91,14 @@ def groups_of_jobs(run: Run, chosen: Sequence[Task], step: int) -> list[list[Job
     return [jobs[start : start + count] for start in range(0, len(jobs), count)]
 
 
-def collect(
-    run: Run, pipeline: Pipeline, chosen: Chosen, step: int
-) -> tuple[list[Trajectory], Metrics]:
+def collect(run: Run, pipeline: Pipeline, chosen: Chosen, step: int) -> Played:
     """Start the rollouts of `chosen`, and wait for the groups that `step` trains on, which are
     graded as they end. Each host plays its share of the groups, and all get all trajectories."""
     groups = {ahead: groups_of_jobs(run, chosen[ahead], ahead) for ahead in chosen}
     count = len(hosts.share(range(run.config.rollout.tasks)))
     show = partial(run.progress.phase, "groups")
 
-    async def start_and_wait() -> tuple[list[Trajectory], Metrics]:
+    async def start_and_wait() -> Played:
         for ahead, jobs in groups.items():
             pipeline.launch(ahead, hosts.share(jobs))
         return await pipeline.collect(step, count, show)

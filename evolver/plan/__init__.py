@@ -26,7 +26,10 @@ def plan(config: Any, workdir: str | Path, target: str = "") -> str:
     """
     originals, held_out, unknown = facts.task_counts(config)
     try:
-        resolved = [_resolved(config, *plug) for plug in plugs.in_config(config)]
+        resolved = []
+        for key, name, args in plugs.in_config(config):
+            off = "" if config[key.partition(".")[0]].get("enabled", True) else ", off"
+            resolved.append(f"{key} = {plugs.resolved(key, name, args)}{off}")
         bill = calls.lines(config, originals, held_out)
     except (OSError, ValueError) as error:  # of a plug that cannot be loaded, or of the price list
         raise PlanError(str(error)) from error
@@ -43,9 +46,3 @@ def plan(config: Any, workdir: str | Path, target: str = "") -> str:
     if target:
         sections.append(render(compiled(replace(case_of(config, target), held_out=held_out))))
     return "\n\n".join(filter(None, sections))
-
-
-def _resolved(config: Any, key: str, name: str, args: dict[str, Any]) -> str:
-    """Return a plug as the call that is made; "off" if its mechanism is switched off."""
-    used = config[key.partition(".")[0]].get("enabled", True)
-    return f"{key} = {plugs.resolved(key, name, args)}{'' if used else ', off'}"

@@ -3,8 +3,8 @@
 import itertools
 import math
 from dataclasses import replace
-from typing import Any
 
+from envs.values import Json
 from evolver.config.derived import needs_reference
 from evolver.config.keys import flat
 from evolver.plan.analytic import BYTES
@@ -19,7 +19,7 @@ OTHER_RUN = {
 }
 
 
-def changes(case: Case) -> dict[str, Any]:
+def changes(case: Case) -> Json:
     """Return the changes to try, {key: value}, the cheapest first. All but the last two leave the
     result unchanged up to rounding."""
     options = {
@@ -40,7 +40,7 @@ def changes(case: Case) -> dict[str, Any]:
     return {key: value for key, value in options.items() if values[key] != value}
 
 
-def changed(case: Case, values: dict[str, Any]) -> Case:
+def changed(case: Case, values: Json) -> Case:
     """Return the case with other values of its config."""
     config = case.config.copy_and_resolve_references()
     config.update_from_flattened_dict(values)

@@ -75,8 +75,11 @@ def lines(config: Any, originals: int = 0, held_out: int = 0) -> list[str]:
         return []
     rows = [["", "calls", "read", "written", "cost"]]
     for role, made in roles.items():
-        name = f"{role} ({made.model or 'no model'})"
-        rows.append([name, _range(made.least, made.most), *_spent(made)])
+        name, least, most = f"{role} ({made.model or 'no model'})", made.least, made.most
+        number = f"{least:,} to {most:,}" if least else f"at most {most:,}"
+        if math.isinf(most):
+            number = f"at least {least:,}" if least else "unknown"
+        rows.append([name, number, *_spent(made)])
     rows.append(["total", "", *_spent(*roles.values())])
     episode = EPISODE * config.rollout.context
     assumed = f"assumed: episodes of {episode:,.0f} tokens, answers of {ANSWER} tokens"
@@ -145,12 +148,6 @@ def _exploration(config: Any, role: str, originals: int) -> Count:
     least = sum(math.ceil(budget / given["per_walk"]) for budget in budgets)
     most = sum(map(bool, budgets)) * given["rounds"] * originals
     return calls * least, calls * max(least, most) + worded if originals else math.inf
-
-
-def _range(least: int, most: float) -> str:
-    if math.isinf(most):
-        return f"at least {least:,}" if least else "unknown"
-    return f"{least:,} to {most:,}" if least else f"at most {most:,}"
 
 
 def _spent(*made: Calls) -> list[str]:

@@ -9,7 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from evolver.config.derived import needs_reference, networks, state_passes, weight_dtype
+from evolver.config.derived import needs_reference, networks, weight_dtype
+from evolver.config.plugs import trait
 from evolver.llm.roles import engine_context
 from evolver.plan import analytic
 from evolver.plan.amounts import checkpoints, evaluated_episodes
@@ -200,7 +201,8 @@ def learner_phases(case: Case) -> dict[str, Phase]:
     remat = c.model.remat in ("full", "attention")
     local = (shape, tokens / devices * tensor, case.micro_batches)
     sizes = {"dtype": c.model.dtype, "tensor": tensor}
-    passes = (c.loss.old_logp == "recomputed") + needs_reference(c) + state_passes(c)
+    passes = (c.loss.old_logp == "recomputed") + needs_reference(c)
+    passes += trait(c, "recipe", "passes", 0)
     return {
         "update": phase(
             case.target,

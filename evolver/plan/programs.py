@@ -30,6 +30,7 @@ from jax.sharding import (
 )
 from ml_collections import ConfigDict
 
+from envs.values import Json
 from evolver import learner as parts
 from evolver.config.derived import needs_reference, weight_dtype
 from evolver.llm.roles import engine_context
@@ -128,7 +129,7 @@ def engine_programs(config: Any, shape: qwen.Config, where: Sharding, slots: int
     }
 
 
-def compiled(trace: Callable[[], Any], platform: str, trips: float) -> dict[str, Any]:
+def compiled(trace: Callable[[], Any], platform: str, trips: float) -> Json:
     """Compile a program. Return {"memory", "collectives", "seconds"}, or {"error", "seconds"} if it
     is refused."""
     began = time.monotonic()
@@ -145,7 +146,7 @@ def compiled(trace: Callable[[], Any], platform: str, trips: float) -> dict[str,
     }
 
 
-def run(job: dict[str, Any]) -> dict[str, Any]:
+def run(job: Json) -> Json:
     """Return {"jax": version, "phases": {phase: see `compiled`}, "gigabytes": peak memory of this
     process}."""
     config, target = ConfigDict(job["config"]), targets.parse(job["target"])

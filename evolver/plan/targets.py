@@ -5,10 +5,11 @@ This module imports no jax. Peaks are from the vendors' data sheets, for dense b
 the one-way bandwidth of one device into its fastest interconnect (NVLink, ICI).
 """
 
-import difflib
 import math
 import re
 from dataclasses import dataclass
+
+from evolver.config.values import hint
 
 GIB = 2**30
 
@@ -100,9 +101,7 @@ def parse(text: str) -> Target:
         raise TargetError(f"--target={text} is not a target; {known}")
     name, count = match[1].lower(), int(match[2])
     if name not in CHIPS:
-        near = difflib.get_close_matches(name, CHIPS, n=1, cutoff=0.4)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise TargetError(f"--target={text}: unknown chip{hint}; {known}")
+        raise TargetError(f"--target={text}: unknown chip{hint(name, CHIPS, 0.4)}; {known}")
     counts = topologies(name)
     if counts and count not in counts:
         sizes = ", ".join(map(str, counts))

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from evolver.metrics import Metrics
 from evolver.processes import coordinator
 from evolver.processes.interrupt import Interrupted, RunEnds, tell
 from rl.engines import EngineFault
@@ -261,7 +262,7 @@ def together(work: Callable[[], T]) -> T:
 
     Alone, the one would save a checkpoint while the others wait for its part of another exchange.
     """
-    results: list[T] = []
+    results = []
     ending: Exception | None = None
     try:
         results.append(work())
@@ -280,7 +281,7 @@ def in_all(error: BaseException | None) -> bool:
     return error is not None and (hasattr(error, "in_all") or in_all(error.__context__))
 
 
-def merge_metrics(metrics: dict[str, float], largest: Collection[str] = ()) -> dict[str, float]:
+def merge_metrics(metrics: Metrics, largest: Collection[str] = ()) -> Metrics:
     """Return the metrics of all processes: counts are added, rates averaged over the processes that
     have them, and of times and of what `largest` names the largest is taken."""
     parts, combined = gather(metrics), {}

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import rl
@@ -39,7 +39,7 @@ class Server:
     health: str
     start_timeout: float
     restarts: int
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str]
 
     def __post_init__(self) -> None:
         (self.port,) = free_ports(1)

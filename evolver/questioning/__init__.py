@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from envs.world import Evaluation, Task, World
+from evolver.metrics import Mechanism
 from evolver.questioning.pool import TaskPool, mixture
 from evolver.questioning.tasks import is_verified, probe_of, synthetic_task
 from rl.trajectory import Trajectory
@@ -59,14 +60,13 @@ class Explorer(Protocol):
         ...
 
 
-class OutcomeJudge(Protocol):
+class OutcomeJudge(Mechanism, Protocol):
     """Scores attempts at synthetic tasks: the plug `questioning.judge`.
 
     A class that subclasses this protocol inherits the defaults below and only has to define
     `score`.
     """
 
-    roles: tuple[str, ...] = ()  # chat roles that the judge asks
     # False if the world's own evaluation counts, so that `score` is never called
     replaces_outcome: bool = True
 
@@ -78,11 +78,6 @@ class OutcomeJudge(Protocol):
         (evolver/processes/interrupt.py) if the run cannot continue.
         """
         ...
-
-    def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call. Names ending in `_rate` are averaged over hosts,
-        others are summed."""
-        return {}
 
 
 class Verifier(OutcomeJudge):

@@ -72,10 +72,6 @@ class Naive(OutcomeJudge):
             **slots,
         )
 
-    def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call."""
-        return self.meter.read()
-
 
 class Principle(Naive):
     """Also tells the model how to score."""

@@ -18,7 +18,7 @@ from envs.world import Task
 from evolver.llm.answers import array, record, string, unfit_reason
 from evolver.llm.prompts import prompt
 from evolver.llm.questions import ChatError, Question, Reply
-from evolver.metrics import Meter
+from evolver.metrics import Mechanism, Meter
 from evolver.parts import Parts
 from evolver.questioning.calls import has_digit
 from evolver.transcripts import quoted, scripts, words
@@ -27,14 +27,12 @@ from rl.bounds import Count, Fraction
 _LONGEST = 600  # characters of a query
 
 
-class Words(Protocol):
+class Words(Mechanism, Protocol):
     """Words synthetic tasks: the plug `questioning.words`.
 
     A class that subclasses this protocol inherits the defaults below and only has to define
     `reword`.
     """
-
-    roles: tuple[str, ...] = ()  # chat roles that it asks
 
     def reword(self, tasks: Sequence[Task], tools: str) -> list[Task]:
         """Return the tasks in their order, with the queries that they are to have. tools: a list of
@@ -43,10 +41,6 @@ class Words(Protocol):
         Raises RunEnds (evolver/processes/interrupt.py) if the run cannot continue.
         """
         ...
-
-    def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call, which are summed over calls."""
-        return {}
 
 
 class Plain(Words):
@@ -70,9 +64,6 @@ class Inlined(Words):
 
     def reword(self, tasks: Sequence[Task], tools: str) -> list[Task]:
         return [replace(task, query=self._query(task)) for task in tasks]
-
-    def metrics(self) -> dict[str, float]:
-        return self.meter.read()
 
     def _worded(self, task: Task, rng: random.Random) -> str:
         query = inlined(task.query, task.meta["named"])
@@ -118,9 +109,6 @@ class ByModel(Words):
         answers = self.chat.ask([self._question(task, tools) for task in asked])
         queries = {task.id: self._chosen(task, answer) for task, answer in zip(asked, answers)}
         return [replace(task, query=queries.get(task.id, task.query)) for task in tasks]
-
-    def metrics(self) -> dict[str, float]:
-        return self.meter.read()
 
     def _question(self, task: Task, tools: str) -> Question:
         named = "\n".join(f"- {value}" for value in task.meta["named"])

@@ -9,7 +9,7 @@ from typing import Any
 
 from evolver import grading
 from evolver.build import Run
-from evolver.metrics import Metrics
+from evolver.metrics import Metrics, Played
 from evolver.parts import Parts
 from evolver.phases import extraction, learning, refill, rollouts, tasks
 from rl.learner import State
@@ -47,12 +47,11 @@ class Recipe:
         self.parts = parts
         self.figures = Metrics()  # the recipe's own metrics since the last call of `metrics`
 
-    def choose(self, run: Run, step: int) -> tuple[Chosen, Metrics]:
-        """Return {step: its tasks} of the steps whose rollouts begin now, and metrics: of this one
-        or, with `rollout.async_depth`, of later ones; see `tasks.choose`."""
-        return tasks.choose(run, step)
+    # Return {step: its tasks} of the steps whose rollouts begin now, and metrics: of this one or,
+    # with `rollout.async_depth`, of later ones.
+    choose = staticmethod(tasks.choose)
 
-    def roll_out(self, run: Run, chosen: Chosen, step: int) -> tuple[list[Trajectory], Metrics]:
+    def roll_out(self, run: Run, chosen: Chosen, step: int) -> Played:
         """Return the step's rollouts, judged, and metrics."""
         trajectories, metrics = rollouts.roll_out(run, chosen, step)
         rollouts.show_faults(run, trajectories, step)
@@ -75,20 +74,15 @@ class Recipe:
         """
         return []
 
-    def select(
-        self, run: Run, trajectories: Sequence[Trajectory], extra: Sequence[Trajectory], step: int
-    ) -> tuple[list[Packed], list[str | None], Metrics]:
-        """Return the mini-batches, why each trajectory does not train (None if it does; those of
-        `extra` come last), and metrics."""
-        return learning.select(run, trajectories, extra, step, self.trains)
+    # Return the mini-batches, why each trajectory does not train (None if it does; those of `extra`
+    # come last), and metrics.
+    select = staticmethod(learning.select)
 
-    def remember(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics:
-        """Keep what the rollouts say about tasks and experience. Return metrics."""
-        return extraction.remember(run, trajectories, step)
+    # Keep what the rollouts say about tasks and experience. Return metrics.
+    remember = staticmethod(extraction.remember)
 
-    def learn(self, run: Run, batches: Sequence[Packed], step: int) -> Metrics:
-        """Update the policy. Nothing may end the run in here. Return metrics."""
-        return learning.learn(run, batches, step, self.weigh)
+    # Update the policy. Nothing may end the run in here. Return metrics.
+    learn = staticmethod(learning.learn)
 
     def weigh(self, batches: Sequence[Packed]) -> Metrics:
         """Change the advantages or the channels of tokens, in place, now that `old_logp_RT` and

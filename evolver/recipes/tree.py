@@ -15,7 +15,7 @@ import numpy as np
 
 from evolver import grading
 from evolver.build import Run
-from evolver.metrics import Metrics
+from evolver.metrics import Played
 from evolver.parts import Parts
 from evolver.phases.rollouts import gather_rollouts, sampling_of
 from evolver.recipes import Chosen, Recipe
@@ -38,7 +38,7 @@ class Tree(Recipe):
         self.branches, self.rounds = branches, rounds
         self.parent: dict[Place, Place] = {}  # branch -> the rollout that it left
 
-    def roll_out(self, run: Run, chosen: Chosen, step: int) -> tuple[list[Trajectory], Metrics]:
+    def roll_out(self, run: Run, chosen: Chosen, step: int) -> Played:
         trajectories, metrics = super().roll_out(run, chosen, step)
         self.parent, first = {}, len(trajectories)
         for number in range(self.rounds):

@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import pydantic
 
 from envs.world import Task
 from evolver.config.paths import resolve
 from evolver.files import formats
-from evolver.files.formats import LARGEST, found
+from evolver.files.formats import LARGEST, Checked, Count, Label, found
 from evolver.files.lines import read_jsonl
 from evolver.files.rollout_files import COPIED, RolloutFile, rollout_files, told
 from evolver.files.workdir import Workdir, metrics_of, plain
@@ -49,6 +51,28 @@ WITHOUT_TOKENIZER = (
     "model.tokenizer and model.path hold a tokenizer.json"
 )
 _LONG = re.compile(r"\d{16}")
+
+
+class ComparedLabels(Checked):
+    """Turns with one pair of labels, and where they are: (name of a file, row)."""
+
+    judge: Label
+    replay: Label
+    turns: Count
+    rollouts: list[Annotated[tuple[str, Count], pydantic.Strict(False)]]
+
+
+class Comparison(Checked):
+    """`.view/replay.json`, see `experiments.view.replay.compare`."""
+
+    rollouts: Count
+    skipped: Count
+    both: Count
+    agreed: Count
+    table: list[ComparedLabels]
+
+
+COMPARISON = pydantic.TypeAdapter(Comparison)
 
 
 @dataclass
@@ -261,7 +285,7 @@ class Run:
             "mechanisms": [name for name in mechanisms if found(config, f"{name}.enabled")],
             "metrics": {name: [line.get(name) for line in lines] for name in names},
             "evaluations": self._lines("eval.jsonl", fitting(formats.JSON_OBJECT)),
-            "replayed": self._lines(".view/replay.json", fitting(formats.COMPARISON)),
+            "replayed": self._lines(".view/replay.json", fitting(COMPARISON)),
             "accounts": {
                 role: {**vars(account), "failures": dict(account.failures)}
                 for role, account in sorted(accounts(self._lines("llm.jsonl", ledger_line)).items())

@@ -9,7 +9,7 @@ parameters are the config's `template.args`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -100,6 +100,9 @@ class Context(Protocol):
         """Take a generation that answers the template, while `managing`. Return the turn's
         `info`."""
         return {}
+
+
+Template = Callable[[Opening], Context]  # the plug `template`, bound to its arguments
 
 
 def noted(messages: Sequence[Message], note: str) -> list[Message]:

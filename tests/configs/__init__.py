@@ -26,4 +26,4 @@ def mistakes(config, mode="train"):
     found = list(key_problems(config, base.Config).values())
     for plug in plugs.in_config(config):
         found += plugs.problems(*plug)
-    return [*found, *contradictions(config, mode)]
+    return [*found, *contradictions(config, mode, plugged=True)]

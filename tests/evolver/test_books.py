@@ -228,9 +228,9 @@ def test_progress_counts_steps_only_while_there_are_some(monkeypatch):
     for stream in (log, terminal):
         progress = Progress(3, stream=stream)
         progress.phase("evaluation", 0, 6)  # --mode=eval
-        progress.begin(-1)
+        progress.done = -1
         progress.phase("exploring", 0, 9)  # before the first step
-        progress.begin(2)
+        progress.done = 2
         progress.phase("rollouts", 0, 2)
         progress.close()
     assert log.getvalue().splitlines() == [

@@ -13,7 +13,7 @@ from evolver.config.checks.contradictions import recipe_contradictions
 from evolver.llm.questions import CURRENT_POLICY, ChatError, Question, Reply, Said
 from evolver.parts import Parts
 from evolver.questioning import TaskPool
-from evolver.recipes import dual_role
+from evolver.recipes import Recipe, dual_role
 from evolver.recipes.dual_role import DualRole
 from evolver.recipes.multi_agent import MultiAgent, agreements, standardised
 from evolver.recipes.proposals import Proposer
@@ -40,7 +40,7 @@ def played(monkeypatch):
         return made
 
     monkeypatch.setattr(dual_role, "gather_rollouts", gather)
-    monkeypatch.setattr("evolver.phases.tasks.choose", lambda run, step: ({step: [seed]}, {}))
+    monkeypatch.setattr(Recipe, "choose", lambda self, run, step: ({step: [seed]}, {}))
     config = base.get_config()
     config.rollout.tasks = 2
     return SimpleNamespace(

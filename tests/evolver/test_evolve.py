@@ -231,10 +231,10 @@ def test_an_interrupted_imitation_goes_on_where_it_was(desk, config, tmp_path, m
 
 def test_temperatures_are_those_of_probes():
     probes = scores(at_0_3=[[1, 1], [0, 0]], at_0_6=[[1, 0], [1, 0]])
-    assert evolve.temperature(probes) == 0.3 and evolve.best(probes) == 0.5
+    assert evolve.at_best(probes)["temperature"] == 0.3 and evolve.best(probes) == 0.5
     assert evolve.hottest(probes) == 0.6  # as good as the best, and it explores more
     assert evolve.hottest(scores()) == 1.0
-    assert evolve.temperature(scores()) == 1.0
+    assert evolve.at_best(scores())["temperature"] == 1.0
 
 
 @pytest.mark.parametrize("after, chosen", [(0.5, "old"), (0.75, "new"), (1.0, "new")])

@@ -21,7 +21,7 @@ from tests.rl.test_samples import trajectory, turn
 
 def run_at(config, version):
     """Return what stands in for a run whose engine has the weights of a version."""
-    run = mock.Mock(config=config)
+    run = mock.Mock(config=config, recipe=Recipe(Parts()))
     run.actor.engine.version = version
     return run
 
@@ -45,7 +45,7 @@ def test_a_decaying_schedule_ends_with_the_run_however_few_updates_were_made(mon
     run.learner.update, run.learner.renews = update, False
     run.learner.alarm.check.return_value = ""
     for step, made in enumerate((2, 0, 1, 1), 1):
-        learning.learn(run, [batch(rows=1)] * made, step, lambda batches: {})
+        learning.learn(run, [batch(rows=1)] * made, step)
     planned = 2 * epochs
     first, *_, last = np.split(np.array(positions), [planned, planned + epochs])
     np.testing.assert_allclose(first, np.arange(planned))

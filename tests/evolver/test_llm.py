@@ -570,7 +570,7 @@ class TestRoles:
         self.use(config, {"attributing.judge": "llm"})
         config.llm.step_judge.model, config.llm.deadline = "big", 7.0
         assert not list(llm_problems(config, "train"))
-        chat = make_chat(config, tmp_path, check=lambda: None)
+        chat = make_chat(config, tmp_path, check=lambda: None, served="", loop=None)
         chat.close()
         assert chat.roles == {"step_judge": Role(DEAD, "big", max_tokens=8192)}
         assert chat.limits == Limits(deadline=7.0) and chat.cache.folder == tmp_path / "llm_cache"

@@ -281,10 +281,12 @@ class TestExtraction:
     def test_the_pool_keeps_it_and_counts_what_failed(self, chat_of):
         chat = chat_of(extraction_script(EXPERIENCE, EXPERIENCE))
         navigating = navigating_of(chat, Unrefined())
-        assert len(navigating.learn([tried(*WON)], step=0)) == 1  # the second says the same
+        navigating.learn([tried(*WON)], step=0)
+        assert len(navigating.pool) == 1  # the second says the same
         assert navigating.retrieve(["A book is to be lent"])[0][0].content == EXPERIENCE["content"]
         navigating = navigating_of(chat_of(said("?")), Unrefined())
-        assert navigating.learn([tried(*WON)], step=0) == []
+        navigating.learn([tried(*WON)], step=0)
+        assert not navigating.pool.all()
         assert [navigating.metrics()["navigating/unanswered"] for _ in range(2)] == [1, 0]
 
     def test_held_out_tasks_teach_nothing(self, chat_of):

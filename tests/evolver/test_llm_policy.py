@@ -25,7 +25,6 @@ from evolver.llm.policy import PolicyResponder, fingerprint, trajectory_of
 from evolver.llm.prompts import prompt
 from evolver.llm.questions import CURRENT_POLICY, INITIAL_POLICY, Call, ChatError, Question, Role
 from evolver.llm.store import ledger_lines
-from evolver.phases import tasks
 from evolver.plan import calls, targets
 from evolver.plan.case import Case
 from evolver.processes.interrupt import Interrupted, Stop
@@ -371,9 +370,8 @@ def answers_in(workdir):
 def test_a_missing_package_of_schemas_is_reported_before_anything_is_computed(monkeypatch):
     config = base.get_config()
     config.attributing.enabled, config.attributing.judge.name = True, "llm"
-    util = roles.importlib.util
-    found = {name: util.find_spec(name) for name in ("httpx", "jsonschema")}
-    monkeypatch.setattr(util, "find_spec", found.get)
+    there = ("httpx", "jsonschema")
+    monkeypatch.setattr(roles, "is_missing", lambda package: package not in there)
     config.llm.url, config.llm.model = "http://127.0.0.1:9/v1", "judge"
     assert not list(roles.llm_problems(config, "train"))  # a server has its own
     config.llm.url = CURRENT_POLICY
@@ -501,13 +499,13 @@ class TestRuns:
         assert figures(parts, "llm/") == figures(whole, "llm/")
 
     def test_the_same_command_gives_the_same_answers(self, tiny, straight, tmp_path, monkeypatch):
-        choose, fresh = tasks.choose, []
+        choose, fresh = Recipe.choose, []
 
-        def watched(run, step):
+        def watched(self, run, step):
             fresh.append(not any(engine._slots.filled.any() for engine in run.engines))
             return choose(run, step)
 
-        monkeypatch.setattr(tasks, "choose", watched)
+        monkeypatch.setattr(Recipe, "choose", watched)
         again = tmp_path / "again"
         assert call(tiny, again) == 0
         assert figures(again) == figures(straight)

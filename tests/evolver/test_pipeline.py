@@ -11,9 +11,11 @@ from configs import base
 from envs.world import Evaluation, Task
 from evolver import grading
 from evolver.attributing import reasons_to_skip
+from evolver.parts import Parts
 from evolver.phases import learning, tasks
 from evolver.pipeline import Pipeline
 from evolver.questioning.pool import TaskPool
+from evolver.recipes import Recipe
 from rl.advantages.estimators import adca, dr_grpo, grpo, loop, rloo
 from rl.engines.jax.engine import JaxEngine
 from rl.evaluation import scores_of
@@ -97,7 +99,8 @@ def test_a_late_group_shares_no_baseline_with_the_next_steps_group_of_its_task()
     assert [t.turns[0].outcome_advantage for t in trajectories] == [first, second, 0, 0]  # adca's
     skipped = reasons_to_skip(trajectories, skip_flat=True)
     assert skipped[1:3] == ["", "the group's outcomes are equal"]
-    run = SimpleNamespace(config=config, actor=SimpleNamespace(engine=SimpleNamespace(version=1)))
+    actor = SimpleNamespace(engine=SimpleNamespace(version=1))
+    run = SimpleNamespace(config=config, actor=actor, recipe=Recipe(Parts()))
     batches, reasons, _ = learning.select(run, trajectories, [], 2)
     assert reasons == [None, None, "no_signal", "no_signal"] and len(batches) == 1
     scores_NR = scores_of(trajectories, [], temperature=1.0, sweep={}).score_NR

@@ -21,7 +21,7 @@ from evolver.parts import Parts
 from evolver.questioning import TaskPool, is_verified
 from evolver.questioning.played import replayer, verified_task
 from evolver.questioning.tasks import Rejected
-from evolver.recipes import proposals
+from evolver.recipes import Recipe, proposals
 from evolver.recipes.coevolve import CoEvolve
 from evolver.recipes.evolutionary import Evolutionary
 from evolver.recipes.proposals import Proposer
@@ -229,7 +229,7 @@ def test_failures_become_tasks_of_what_they_did_reach(monkeypatch):
     recipe.remember(run, [failed], 1)
     again = resumed(recipe, every=2)
     assert again.failed == [[seed.id, [*WON]]]
-    monkeypatch.setattr("evolver.phases.tasks.choose", lambda run, step: ({}, {}))
+    monkeypatch.setattr(Recipe, "choose", lambda self, run, step: ({}, {}))
     again.choose(run, 3)  # the first step of the second phase
     (found,) = run.tasks.pool.tasks.values()
     assert solves(Library(), found, WON)
@@ -276,12 +276,12 @@ def test_coevolve_explores_where_it_found_weaknesses_and_then_forgets_them(monke
             explored.append([seed.id for seed in seeds])
             return iter(())
 
-    def refresh(run, step):
+    def refresh(self, run, step):
         pool.grow(Listed(), Library, 1, step)
         pool.refreshed = step if step == 3 else pool.refreshed
         return {}, {}
 
-    monkeypatch.setattr("evolver.phases.tasks.choose", refresh)
+    monkeypatch.setattr(Recipe, "choose", refresh)
     recipe = CoEvolve(Parts())
     recipe.weak = {"other": "boundary"}
     for step in (2, 3, 4):
@@ -299,7 +299,7 @@ def test_children_join_the_solutions_of_two_tasks_and_are_verified(monkeypatch):
     pool.record([(easy.id, True)] * 6)
     recipe = Evolutionary(Parts(), every=2, children=1, tournament=2, crossover=1.0)
     assert {recipe.parent(pool, random.Random(i), before).id for i in range(8)} == {hard.id}
-    monkeypatch.setattr("evolver.phases.tasks.choose", lambda run, step: ({}, {}))
+    monkeypatch.setattr(Recipe, "choose", lambda self, run, step: ({}, {}))
     recipe.choose(run_with(pool), 3)
     assert recipe.metrics() == {"evolutionary/children": 1}
     (child,) = (task for task in pool.tasks.values() if task not in before)

@@ -15,7 +15,7 @@ from evolver.llm.questions import CURRENT_POLICY, SERVED
 TRAINING = ("train", "plan")  # a plan is of a training run, and refuses what that would refuse
 
 
-def contradictions(config: ConfigDict, mode: str, *, plugged: bool = True) -> Iterator[str]:
+def contradictions(config: ConfigDict, mode: str, *, plugged: bool) -> Iterator[str]:
     """Yield settings that are individually valid but conflict. plugged: True if all plugs can be
     loaded."""
     if plugged:

@@ -1,6 +1,5 @@
 """Checks of `config.engine` that need no server."""
 
-import importlib.util
 import os
 import re
 import shlex
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from envs.packages import how_to_install
+from envs.packages import how_to_install, is_missing
 from evolver.config.checks.contradictions import TRAINING
 from evolver.llm.questions import url_problem
 
@@ -60,7 +59,7 @@ def engine_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     yield from flags_problems(v.flags)
     if mode == "plan":
         return
-    if importlib.util.find_spec("httpx") is None:
+    if is_missing("httpx"):
         yield f"config.engine.name=vllm needs httpx: {how_to_install('llm')}"
     if bool(v.urls) == bool(v.python):
         yield (

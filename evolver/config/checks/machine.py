@@ -1,6 +1,5 @@
 """Checks of what this machine has: packages, files, kernels and devices."""
 
-import importlib.util
 import math
 import shutil
 from collections.abc import Iterator
@@ -8,7 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from envs.packages import how_to_install
+from envs.packages import how_to_install, is_missing
 from evolver.config.paths import model_folder, resolve
 from evolver.llm.questions import SERVED
 
@@ -23,10 +22,10 @@ def install_problems(config: ConfigDict, mode: str) -> Iterator[str]:
         return
     wanted = {"wandb": config.log.wandb != "off", "tensorboardX": config.log.tensorboard}
     for package in filter(wanted.get, wanted):
-        if importlib.util.find_spec(package) is None:
+        if is_missing(package):
             how = how_to_install(package.lower().removesuffix("x"))
             yield f"config.log needs {package}, which is not installed: {how}"
-    if config.env.url == SERVED and importlib.util.find_spec("starlette") is None:
+    if config.env.url == SERVED and is_missing("starlette"):
         yield f"config.env.url={SERVED} needs starlette: {how_to_install('service')}"
     pool, python = config.navigating.pool, config.env.python
     if pool and not resolve(pool).is_dir():

@@ -17,7 +17,7 @@ def model_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     """Yield problems with a checkpoint that could not be loaded, or a tokenizer that does not
     belong to it."""
     path, vocab = config.model.path, 0
-    ends: dict[str, set[int]] = {}
+    ends = {}
     if path:
         try:
             folder = model_folder(path)

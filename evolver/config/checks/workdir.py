@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from pydantic import BaseModel
 
 from envs import mixture
+from envs.values import Json
 from evolver.config.keys import flat
 from evolver.files.workdir import Workdir, plain
 from evolver.llm import roles
@@ -120,7 +121,7 @@ def resume_problems(config: ConfigDict, path: Path) -> Iterator[str]:
         )
 
 
-def differences(before: dict[str, Any], config: ConfigDict, schema: type[BaseModel]) -> list[str]:
+def differences(before: Json, config: ConfigDict, schema: type[BaseModel]) -> list[str]:
     """Return "key: old then, new now" for each value that differs and that a resumed run may not
     change."""
     found = [
@@ -135,14 +136,14 @@ def differences(before: dict[str, Any], config: ConfigDict, schema: type[BaseMod
     return found
 
 
-def url_of(role: str, values: dict[str, Any]) -> Any:
+def url_of(role: str, values: Json) -> Any:
     """Return the url of a role of a language model. values: of a config by the names of its keys;
     an earlier one may lack some."""
     return values.get(f"llm.{role}.url") or values.get("llm.url")
 
 
 def changed(
-    before: dict[str, Any], config: ConfigDict, schema: type[BaseModel]
+    before: Json, config: ConfigDict, schema: type[BaseModel]
 ) -> dict[str, tuple[Any, Any]]:
     """Return {key: (value then, value now)} of the values that differ from those of an earlier
     config, in order. A key that did not exist then had the default of the schema."""
@@ -152,10 +153,10 @@ def changed(
     return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
 
 
-def expanded(config: Any) -> dict[str, Any]:
+def expanded(config: Any) -> Json:
     """Return the values of a config, as JSON has them, with each argument of a plug as an entry of
     its own."""
-    split: dict[str, Any] = {}
+    split: Json = {}
     for name, value in plain(flat(config)).items():
         if isinstance(value, dict):
             split |= {f"{name}.{argument}": given for argument, given in value.items()}

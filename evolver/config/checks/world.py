@@ -59,7 +59,7 @@ def held_out_tasks(world: World, split: str) -> list[Task]:
 def world_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     """Yield problems with the world and its tasks."""
     tasks: Known = {}
-    held_out: list[Task] = []
+    held_out = []
     yield from file_problems(config, tasks)
     mixed = list(mixture_problems(config)) if config.env.name == mixture.Mixture.name else []
     yield from mixed

@@ -20,7 +20,7 @@ import numpy as np
 
 from models import kv_cache, qwen
 from rl.engines import EngineFault, Guide, RequestFault, check_request
-from rl.engines.jax.runner import MAX_STOP_TOKENS, Request, Runner, Shapes, Stream, Work
+from rl.engines.jax.runner import MAX_STOP_TOKENS, Request, Requests, Runner, Shapes, Stream, Work
 from rl.engines.jax.slots import Slots, common_prefix
 from rl.trajectory import Completion, Sampling
 
@@ -80,7 +80,7 @@ class JaxEngine:
         )  # fmt: skip
         self._runner.weights = self._own(params, self.version)
         self._executor = ThreadPoolExecutor(1) if threaded else None
-        self._waiting: list[Request] = []
+        self._waiting: Requests = []
         self._running: dict[int, Request] = {}  # by slot
         self._swap: tuple[Any, int, asyncio.Future[None]] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -205,7 +205,7 @@ class JaxEngine:
             await asyncio.sleep(0)
             quiet = quiet + 1 if len(self._waiting) == before else 0
 
-    async def _run(self, work: Work, requests: list[Request]) -> None:
+    async def _run(self, work: Work, requests: Requests) -> None:
         """Run device calls for these requests and accept their tokens."""
         run = partial(self._runner.in_banks, work, requests)
         if self._executor is None:
@@ -249,7 +249,7 @@ class JaxEngine:
         self._slots.clear()
 
     @property
-    def _requests(self) -> list[Request]:
+    def _requests(self) -> Requests:
         return [*self._waiting, *self._running.values()]
 
     def _drop_cancelled(self) -> None:
@@ -279,14 +279,14 @@ class JaxEngine:
 
     # --- admission --------------------------------------------------------------------------------
 
-    def _admit(self) -> list[Request]:
+    def _admit(self) -> Requests:
         """Assign slots to waiting requests, in order, and return those to prefill now.
 
         A prompt that shares a longer prefix with another prompt of this wave than with the cache
         waits for the next wave, which follows at once: the rollouts of a group prefill their common
         prompt once.
         """
-        wave: list[Request] = []
+        wave: Requests = []
         if self._swap is not None:
             return wave
         # source slot -> positions that must not change until they are copied
@@ -298,7 +298,11 @@ class JaxEngine:
                 reusable = start + SHARE_TOKENS
                 if any(common_prefix(r.prompt, request.prompt) >= reusable for r in wave):
                     continue
-                slot = self._free_slot(pinned, source if start >= SHARE_TOKENS else None)
+                near = source if start >= SHARE_TOKENS else None
+                # Sessions used in the last rounds are not evicted, because their next turn is
+                # likely to come soon, unless no request is running.
+                recent = self._round - PATIENCE if self._running else self._round
+                slot = self._slots.free({*self._running, *pinned}, near, recent)
                 if slot is None:
                     continue
                 bank = self._slots.bank(slot)
@@ -316,15 +320,6 @@ class JaxEngine:
             wave.append(request)
         self._waiting = [r for r in self._waiting if r.slot < 0]
         return wave
-
-    def _free_slot(self, pinned: dict[int, int], near: int | None) -> int | None:
-        """Return a slot for a new session, None if it has to wait.
-
-        Sessions used in the last PATIENCE rounds are not evicted, because their next turn is likely
-        to come soon, unless no request is running.
-        """
-        recent = self._round - PATIENCE if self._running else self._round
-        return self._slots.free({*self._running, *pinned}, near, recent)
 
 
 @partial(jax.jit, static_argnums=(0, 2, 3))

@@ -110,8 +110,9 @@ class Request:
         return 0 if self.stopped else self.sampling.max_tokens - len(self.tokens)
 
 
+Requests = list[Request]
 Result = tuple[Request, list[int], list[float]]  # new tokens of a request, and their logprobs
-Work = Callable[[int, list[Request]], list[Result]]  # on a bank: `prefill` or `decode` of a Runner
+Work = Callable[[int, Requests], list[Result]]  # on a bank: `prefill` or `decode` of a Runner
 
 
 class Shapes:
@@ -217,7 +218,7 @@ class Runner:
         """End the threads."""
         self._threads.shutdown()
 
-    def in_banks(self, work: Work, requests: list[Request]) -> list[Result]:
+    def in_banks(self, work: Work, requests: Requests) -> list[Result]:
         """Run work(bank, its requests) on all banks in parallel; return the results in bank
         order."""
 
@@ -236,10 +237,10 @@ class Runner:
 
     # --- prefill ----------------------------------------------------------------------------------
 
-    def prefill(self, bank: int, left: list[Request]) -> list[Result]:
+    def prefill(self, bank: int, left: Requests) -> list[Result]:
         """Prefill the uncached part of each prompt and sample the first token of each request."""
         self._copy_prefixes(bank, [r for r in left if r.source != r.slot and r.start])
-        done: list[Result] = []
+        done = []
         while left:
             size = max(self.shapes.piece(r) for r in left)
             fitting = sorted(
@@ -258,7 +259,7 @@ class Runner:
             left = [r for r in left if r.rest]
         return done
 
-    def _copy_prefixes(self, bank: int, requests: list[Request]) -> None:
+    def _copy_prefixes(self, bank: int, requests: Requests) -> None:
         """Copy the first `start` cached tokens of each request's source slot to its own slot."""
         size = self._slots.bank_size
         for batch in _chunks(requests, self.shapes.copied[-1]):
@@ -273,7 +274,7 @@ class Runner:
                 self._slots.write(request.slot, 0, request.prompt[: request.start])
 
     def _prefill_call(
-        self, bank: int, batch: list[Request], rows: int, size: int
+        self, bank: int, batch: Requests, rows: int, size: int
     ) -> tuple[list[int], list[float]]:
         """Prefill one piece of each prompt; return the token and log-probability sampled after
         it."""
@@ -294,7 +295,7 @@ class Runner:
 
     # --- decoding ---------------------------------------------------------------------------------
 
-    def decode(self, bank: int, running: list[Request]) -> list[Result]:
+    def decode(self, bank: int, running: Requests) -> list[Result]:
         """Decode one block for each request; requests of similar length share a call."""
         running = sorted(running, key=lambda r: (r.length, r.slot))
         done = []
@@ -303,7 +304,7 @@ class Runner:
                 done += self._decode_call(bank, batch)
         return done
 
-    def _decode_call(self, bank: int, batch: list[Request]) -> list[Result]:
+    def _decode_call(self, bank: int, batch: Requests) -> list[Result]:
         """Decode one block of tokens, one if what may follow a token depends on it."""
         size = self._slots.bank_size
         block = 1 if batch[0].guide else self._block
@@ -311,12 +312,13 @@ class Runner:
         slots = [r.slot % size for r in batch]
         places = slots if rows == size else list(range(len(batch)))
         column = partial(_column, rows, places)
+        padded = [(*r.sampling.stop_tokens, *[-1] * MAX_STOP_TOKENS) for r in batch]
         lines = decoding.Rows(
             slot=column(slots, fill=size),
             token=column([r.tokens[-1] for r in batch]),
             position=column([r.length - 1 for r in batch]),
             budget=column([r.budget for r in batch]),
-            stop=column([_stops(r) for r in batch], fill=-1),
+            stop=column([stops[:MAX_STOP_TOKENS] for stops in padded], fill=-1),
             draw=self._draw(batch, column),
         )
         leave = np.int32(max(1, int(self._leave * len(batch))))
@@ -347,7 +349,7 @@ class Runner:
             self._caches[bank] = jax.device_put(cache, self._devices[bank % len(self._devices)])
         return self._caches[bank]
 
-    def _draw(self, batch: list[Request], column: Column) -> decoding.Draw:
+    def _draw(self, batch: Requests, column: Column) -> decoding.Draw:
         settings, vocab = [r.sampling for r in batch], self._config.vocab
         most = np.iinfo(np.int32).max  # a client may ask for any number
         allowed = None
@@ -366,7 +368,7 @@ class Runner:
         self,
         name: str,
         bank: int,
-        batch: list[Request],
+        batch: Requests,
         positions: int,
         shape: tuple[int, int],
         *arguments: Any,
@@ -403,12 +405,7 @@ def _column(
     return array
 
 
-def _stops(request: Request) -> list[int]:
-    stops = list(request.sampling.stop_tokens)
-    return stops + [-1] * (MAX_STOP_TOKENS - len(stops))
-
-
-def _chunks(requests: list[Request], size: int) -> Iterator[list[Request]]:
+def _chunks(requests: Requests, size: int) -> Iterator[Requests]:
     for first in range(0, len(requests), size):
         yield requests[first : first + size]
 

@@ -70,8 +70,8 @@ class Answers:
     def last_event(self, index: int, g: Generated, turn: toolcalls.ParsedTurn) -> Json:
         """Return the event that ends a choice, with its thought and its tool calls."""
         choice: Json = {
-            "index": index, "finish_reason": _finish(g, turn), "logprobs": None,
-            "weights_version": g.version,
+            "index": index, "finish_reason": "tool_calls" if turn.calls else g.finish,
+            "logprobs": None, "weights_version": g.version,
         }  # fmt: skip
         if not self.chat:
             choice["text"] = ""
@@ -99,7 +99,8 @@ class Answers:
     def _choice(self, index: int, g: Generated) -> Json:
         turn = self.read(g.text)
         choice: Json = {
-            "index": index, "finish_reason": _finish(g, turn), "weights_version": g.version,
+            "index": index, "finish_reason": "tool_calls" if turn.calls else g.finish,
+            "weights_version": g.version,
         }  # fmt: skip
         if self.chat:
             message: Json = {"role": "assistant", "content": turn.content, "refusal": None}
@@ -183,10 +184,6 @@ class Answers:
 def error(message: str, code: str = "invalid_request_error") -> Json:
     """Return the body of an error answer."""
     return {"error": {"message": message[:MAX_MESSAGE], "type": code, "param": None, "code": code}}
-
-
-def _finish(g: Generated, turn: toolcalls.ParsedTurn) -> str:
-    return "tool_calls" if turn.calls else g.finish
 
 
 def _thought(turn: toolcalls.ParsedTurn) -> Json:

@@ -28,17 +28,18 @@ from pydantic import (
     model_validator,
 )
 
-from envs.values import loads
+from envs.values import Json, loads
 from models import chat
 from models.tokenizer import Tokenizer, TokenizerError
 from rl.seeds import seed_of
 from rl.trajectory import Sampling
 
-Json = dict[str, Any]
 MAX_CHOICES, MAX_STOPS, MAX_TOP = 128, 16, 20
 MAX_BODY = 32 << 20  # bytes
 MAX_VALUES = 2**19  # of a body's JSON: a value takes much more memory than its text
-FAIL_FAST = Field(fail_fast=True)  # a list of many wrong entries is one fault
+Entry = TypeVar("Entry")
+# A list of many wrong entries is one fault.
+Many = Annotated[list[Entry], Field(fail_fast=True)]
 # Unsupported options that would change the sample, with the value that has no effect. Null never
 # has one; where null is the only such value, None stands here.
 NEUTRAL: Json = {
@@ -148,7 +149,7 @@ class Message(BaseModel):
     role: Annotated[str, AfterValidator(_role_of)]
     content: Annotated[str, BeforeValidator(_text_of)] = ""
     reasoning_content: str | None = None
-    tool_calls: Annotated[list[ToolCall], FAIL_FAST] | None = None
+    tool_calls: Many[ToolCall] | None = None
 
     @property
     def texts(self) -> list[str]:
@@ -244,8 +245,7 @@ class TextPrompt(Request):
     """A request with texts or token ids. Control tokens in texts are plain text."""
 
     prompt: Annotated[
-        Annotated[list[str], FAIL_FAST]
-        | Annotated[list[Annotated[list[int], FAIL_FAST]], FAIL_FAST],
+        Many[str] | Many[Many[int]],
         BeforeValidator(_listed),
     ] = Field(
         min_length=1,
@@ -268,8 +268,8 @@ class ChatPrompt(Request):
     """A request with a conversation, whose prompt is in the chat template and ends with the header
     of the next assistant turn."""
 
-    messages: Annotated[list[Message], FAIL_FAST] = Field(min_length=1)
-    tools: Annotated[list[Annotated[Json, AfterValidator(_named)]], FAIL_FAST] = []
+    messages: Many[Message] = Field(min_length=1)
+    tools: Many[Annotated[Json, AfterValidator(_named)]] = []
 
     def least(self, tokenizer: Tokenizer) -> int:
         """As in `TextPrompt`."""
@@ -287,7 +287,7 @@ class ChatPrompt(Request):
 class TokenIds(Request):
     """A request to /detokenize."""
 
-    tokens: Annotated[list[int], FAIL_FAST]
+    tokens: Many[int]
 
 
 class Generation(Request):
@@ -305,7 +305,7 @@ class Generation(Request):
         fail_fast=True,
         description=f"a text or a list of at most {MAX_STOPS} texts",
     )  # texts that end a generation and are cut off
-    stop_token_ids: Annotated[list[int], FAIL_FAST] = Field([], description="a list of token ids")
+    stop_token_ids: Many[int] = Field([], description="a list of token ids")
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = Field(

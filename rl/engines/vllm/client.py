@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 
 from envs.http import bearer, retry_after
+from envs.values import Json
 from rl.engines import ContextFull, EngineFault, RequestFault
 from rl.trajectory import Sampling
 
-Json = dict[str, Any]
 GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 # timeout of a weight-update request, which may wait for requests in flight
 CONTROL_SECONDS = 1800.0
@@ -56,7 +56,7 @@ class Part:
     stop: str
     # of the oldest weights that sampled these tokens; -1 = unknown weights, None = not reported
     version: int | None
-    cached: int = 0  # prompt tokens found in the server's prefix cache
+    cached: int  # prompt tokens found in the server's prefix cache
 
 
 class Server:
@@ -106,7 +106,7 @@ class Server:
                 f"{self.url}{path}: the answer is not JSON: {response.text[:80]!r}"
             ) from None
 
-    async def post(self, path: str, body: dict[str, Any] | None = None, **content: Any) -> Any:
+    async def post(self, path: str, body: Json | None = None, **content: Any) -> Any:
         """Send a request of a weight update."""
         return await self.ask("POST", path, timeout=CONTROL_SECONDS, json=body or {}, **content)
 
@@ -134,7 +134,7 @@ class Server:
         """Sample once. Raises ServerGone, ServerBusy, ContextFull, EngineFault (unusable answer),
         and RequestFault if the server refuses a request with a schema."""
         path = self.sampling_path
-        options: Json = {}
+        options = {}
         if self.never:
             bias = dict.fromkeys(map(str, self.never), -100.0)  # the lowest that vLLM accepts
             options["logit_bias"] = bias
@@ -213,7 +213,7 @@ def request_of(
     return {"model": model, "token_ids": prompt, "sampling_params": options}
 
 
-def part_of(path: str, answer: dict[str, Any], sampling: Sampling) -> Part:
+def part_of(path: str, answer: Json, sampling: Sampling) -> Part:
     """Return the sample in an answer. Raises LookupError, TypeError or ValueError for an unusable
     answer."""
     choice = answer["choices"][0]

@@ -173,7 +173,9 @@ class VllmEngine:
         """Sample (see `Engine.generate`). guide: a JSON schema, to which the server holds the
         answer. Raises RequestFault if it refuses the schema."""
         check_request(prompt_ids, sampling, vocab=self.vocab, context=self.context)
-        self._start_health_checks()
+        for replica in self._replicas:
+            if replica.health is None or replica.health.done():
+                replica.health = asyncio.create_task(self._check_health(replica))
         self._stats["requests"] += 1
         tokens: list[int] = []
         logprobs: list[float] = []
@@ -343,7 +345,7 @@ class VllmEngine:
         if self.transfer is not None and not self.transfer.replays:
             return False
         return any(
-            r.admissions and (self._servers.restartable or not self._servers.ended(r.number))
+            r.admissions and (self._servers.restarts or not self._servers.ended(r.number))
             for r in self._replicas
         )
 
@@ -352,11 +354,6 @@ class VllmEngine:
         return "; ".join(replica.why for replica in self._replicas if not replica.up)
 
     # --- health -----------------------------------------------------------------------------------
-
-    def _start_health_checks(self) -> None:
-        for replica in self._replicas:
-            if replica.health is None or replica.health.done():
-                replica.health = asyncio.create_task(self._check_health(replica))
 
     async def _check_health(self, replica: _Replica) -> None:
         """Remove, restart and readmit one replica according to its health checks, until
@@ -375,7 +372,7 @@ class VllmEngine:
             hangs = failed >= 3 * self._patience.failed_checks
             if (
                 not replica.up
-                and self._servers.restartable
+                and self._servers.restarts
                 and (hangs or self._servers.ended(replica.number))
             ):
                 try:

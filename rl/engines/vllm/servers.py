@@ -26,6 +26,8 @@ class ServerStartError(RuntimeError):
 class Servers:
     """Servers that are already running at `urls`. key: sent as a bearer token."""
 
+    restarts = 0  # of dead servers that are left
+
     def __init__(self, urls: Sequence[str], *, model: str, key: str = ""):
         self._urls, self._model, self._key = list(urls), model, key
 
@@ -36,11 +38,6 @@ class Servers:
     def client(self, url: str) -> Server:
         """Return a client of the server at `url`."""
         return Server(url, self._model, self._key)
-
-    @property
-    def restartable(self) -> bool:
-        """True if a dead server can be started again."""
-        return False
 
     def ended(self, number: int) -> bool:
         """Return True if the server's process is known to have ended."""
@@ -99,7 +96,7 @@ class OwnServers(Servers):
         if backend == BACKEND:
             self._flags += ["--worker-extension-cls", "evolver_vllm.Worker"]
         self._flags += shlex.split(flags)
-        self._start_timeout, self._restarts, self._say = start_timeout, restarts, say
+        self._start_timeout, self.restarts, self._say = start_timeout, restarts, say
         self._children: list[Child | None] = [None] * len(self._devices)
 
     async def start(self) -> list[str]:
@@ -112,16 +109,12 @@ class OwnServers(Servers):
             raise
         return self._urls
 
-    @property
-    def restartable(self) -> bool:
-        return self._restarts > 0
-
     def ended(self, number: int) -> bool:
         child = self._children[number]
         return child is None or child.ended
 
     async def restart(self, number: int) -> None:
-        self._restarts -= 1
+        self.restarts -= 1
         await _end([self._children[number]])
         self._say(f"engine: starting replica {number} again; log: {self._log(number)}")
         await self._spawn(number)

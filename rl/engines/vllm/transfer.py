@@ -17,10 +17,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from envs.values import Json
 from models import hf, lora, qwen
 from rl.engines.vllm.client import Server
 
@@ -169,7 +169,7 @@ class SharedMemory(Tensors):
             os.posix_fallocate(file.fileno(), 0, bucket.size)
         return np.memmap(path, np.uint8, mode="r+", shape=(bucket.size,))
 
-    def updates(self) -> Iterator[dict[str, Any]]:
+    def updates(self) -> Iterator[Json]:
         """Yield the bodies of the /update_weights requests, in order."""
         for held, bucket in zip(self._maps, self.buckets):
             yield {
@@ -184,7 +184,7 @@ class SharedMemory(Tensors):
             }
 
     async def connect(self, servers: Sequence[Server]) -> None:
-        body: dict[str, Any] = {"init_info": {}}
+        body: Json = {"init_info": {}}
         requests = (server.post("/init_weight_transfer_engine", body) for server in servers)
         await asyncio.gather(*requests)
 
