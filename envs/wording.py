@@ -54,6 +54,7 @@ _WORD = rf"(?:{_QUOTED}|[\w-]+)"
 _ALTERNATIVES = re.compile(  # "low, normal or high", "'on' or 'off'", "(on or off)", "low/high"
     rf"{_WORD}(?:, {_WORD})+,? (?:or|and) {_WORD}|{_QUOTED} or {_QUOTED}"
     rf"|(?<=[:(] ){_WORD} or {_WORD}|(?<=[(:]){_WORD} or {_WORD}|\w+(?:/\w+)+"
+    rf"|^{_WORD} or {_WORD}(?=\.?$)|(?<=one of ){_WORD}(?:, {_WORD})+"  # "one of low, high"
 )
 # "Lists the cars", "Fetches a row": of a verb, not of things.
 _THIRD = re.compile(

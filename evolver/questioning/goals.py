@@ -292,6 +292,7 @@ class Writer:
         before = [goal.events[m] for m in kept if m < n]
         for name, value in goal.events[n].arguments.items():
             listed = value in operation.properties.get(name, {}).get("enum", ())
+            listed |= value in operation.listed.get(name, ())
             texts = {str(leaf) for leaf in leaves(value)} - named
             if not listed and not all(any(e.shows([t]) for e in before) for t in texts):
                 return False

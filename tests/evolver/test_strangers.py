@@ -95,6 +95,17 @@ def test_a_strangers_world_gives_tasks_and_its_hidden_rule(name):
         assert not solves(world_of(name), task, without)
 
 
+def test_a_world_that_shows_nothing_before_a_change_gives_tasks_which_leave_that_change_out():
+    tasks, _ = explored("counter", 20)
+    assert len(tasks) == 20
+    assert {"pay", "change_order"} <= {task.meta["template"] for task in tasks}
+    for task in tasks:
+        assert "duty" not in task.query
+        without = [action for action in task.reference if '"start_duty"' not in action]
+        assert solves(world_of("counter"), task, task.reference)
+        assert not solves(world_of("counter"), task, without)
+
+
 def test_whom_a_ticket_is_assigned_to_before_it_is_closed_does_not_count():
     tasks, _ = explored("tickets", 20)
     closing = [task for task in tasks if "assign_ticket" in task.meta["prerequisites"]]
