@@ -106,6 +106,14 @@ def test_a_world_that_shows_nothing_before_a_change_gives_tasks_which_leave_that
         assert not solves(world_of("counter"), task, without)
 
 
+@pytest.mark.parametrize("name", ["tickets", "hotel"])
+def test_rehearsals_of_slow_tools_leave_time_for_tasks(name):
+    made, steps = questioning(name, rounds=64), 2000  # 0.2 s each, in less than seven minutes
+    made.pool.spent = lambda: made.pool.counted("env_steps") / steps
+    made.pool.is_over = lambda: made.pool.spent() > 1
+    assert len(made.explore(seed=0, budget=BUDGET)) >= 5
+
+
 def test_whom_a_ticket_is_assigned_to_before_it_is_closed_does_not_count():
     tasks, _ = explored("tickets", 20)
     closing = [task for task in tasks if "assign_ticket" in task.meta["prerequisites"]]
