@@ -106,6 +106,12 @@ def test_a_world_that_shows_nothing_before_a_change_gives_tasks_which_leave_that
         assert not solves(world_of("counter"), task, without)
 
 
+def test_nothing_is_booked_to_be_cancelled_beside_another_goal():
+    tasks, calls = explored("clinic", 24)
+    assert len(tasks) == 24
+    assert not [task for task, call in calls if call.name == "cancel_visit"]
+
+
 @pytest.mark.parametrize("name", ["tickets", "hotel"])
 def test_rehearsals_of_slow_tools_leave_time_for_tasks(name):
     made, steps = questioning(name, rounds=64), 2000  # 0.2 s each, in less than seven minutes
