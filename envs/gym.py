@@ -175,8 +175,8 @@ class GymWorld(World):
         self._total, self._over = 0.0, False
         if isinstance(self._space, spaces.Text):
             self._forms = self._forms or _forms(self._text(observation))
-        actions = self._actions or self._forms
-        actions = f"\nActions: {', '.join(actions)}." if actions else ""
+        listed = ", ".join(self._actions or self._forms)
+        actions = f"\nActions: {listed}." if listed else ""
         text = f"{task.query}{actions}\n{self._text(observation)}"
         return Observation([message("user", text)], [self._tool()])
 
