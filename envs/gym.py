@@ -32,6 +32,9 @@ CHARACTERS = "".join(sorted(set(string.printable)))
 _COLOUR = re.compile(
     r"\x1b\[[0-9;]+m(.*?)\x1b\[0m"
 )  # toy-text environments highlight the agent's position
+# "Commands: look, take <thing>" in what an environment says, and the slot of a form
+_SAID = re.compile(r"\b(?:actions|commands)\b[^:.\n]*:\s*([^\n]+)", re.IGNORECASE)
+_SLOT = re.compile(r"<.+?>|\[.+?\]|\{.+?\}|\b[A-Z]{2,}\b")
 SEEDS = 1_000_000  # per split of a GymWorld: train starts at 0, dev at SEEDS, test at 2 * SEEDS
 MAX_NUMBERS = 10_000  # of the arrays of an observation that are shown
 
@@ -110,7 +113,9 @@ class GymWorld(World):
     """A gymnasium.Env whose actions are Text or Discrete. A task is a seed of the environment.
 
     A turn is one action, given as text or as the argument of a call of the tool `act`. Discrete
-    actions are named by `actions`, or else by their numbers. The agent reads the observation if it
+    actions are named by `actions`, or else by their numbers. Of Text, `actions` are the forms, with
+    slots: "take <thing>"; without them those count that the environment's docstring or its first
+    observation lists ("Commands: look, take <thing>."). The agent reads the observation if it
     is text, else the environment's text rendering, else the observation as Python prints it, with
     its arrays whole; of arrays with more than MAX_NUMBERS, the text says what was cut. The score is
     the sum of rewards, clipped to [0, 1]; an episode succeeds when the sum reaches `success_at`.
@@ -147,10 +152,9 @@ class GymWorld(World):
                 )
             if len(set(actions)) < len(actions):
                 raise ValueError(f"{self._id}: two actions have the same name: {actions}")
-        elif actions:
-            raise ValueError(f"{self._id}: only Discrete actions can be named")
         self._space: Any = space
-        self._actions = actions or []
+        self._actions = actions if actions and isinstance(space, spaces.Discrete) else []
+        self._forms = [] if self._actions else actions or _forms(type(self._env.unwrapped).__doc__)
         self._instruction = instruction or f"You act in {self._id}. Write one action."
         self._success_at = success_at
         self._sizes = {"train": n_train, "dev": n_dev, "test": n_test}
@@ -169,7 +173,10 @@ class GymWorld(World):
         digest = hashlib.blake2b(f"{task.seed} {seed}".encode(), digest_size=4).digest()
         observation, _ = self._env.reset(seed=int.from_bytes(digest, "big") >> 1)
         self._total, self._over = 0.0, False
-        actions = f"\nActions: {', '.join(self._actions)}." if self._actions else ""
+        if isinstance(self._space, spaces.Text):
+            self._forms = self._forms or _forms(self._text(observation))
+        listed = ", ".join(self._actions or self._forms)
+        actions = f"\nActions: {listed}." if listed else ""
         text = f"{task.query}{actions}\n{self._text(observation)}"
         return Observation([message("user", text)], [self._tool()])
 
@@ -209,6 +216,9 @@ class GymWorld(World):
         action: Json = {"type": "string"}
         if self._actions:
             action["enum"] = self._actions
+        elif self._forms:
+            forms = sorted({_SLOT.sub("OBJ", form) for form in self._forms})
+            action["examples" if any(map(_SLOT.search, forms)) else "enum"] = forms
         # "Take an action: 2" would read like words that say what to do.
         said = "" if all(map(str.isdecimal, self._actions or [""])) else "Take an action."
         return tool_of("act", said, {"action": action}, ["action"])
@@ -251,6 +261,13 @@ def _made(id: str, options: dict[str, Any]) -> gymnasium.Env:
         return env
     env.close()
     return gymnasium.make(id, render_mode="ansi", **options)
+
+
+def _forms(text: str | None) -> list[str]:
+    """Return the forms of actions that a text lists."""
+    said = _SAID.search(text or "")
+    parts = re.split(r"[,;|.]|\bor\b|\band\b", said[1]) if said else []
+    return [form for part in parts if (form := part.strip(" '\"`"))]
 
 
 def _printed(observation: Any) -> str:

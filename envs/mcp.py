@@ -13,6 +13,7 @@ import base64
 import concurrent.futures
 import contextlib
 import json
+import logging
 import pathlib
 import re
 import shlex
@@ -40,11 +41,38 @@ RESTARTS = 3  # after so many, the next one is expected
 MAX_IDLE = 4  # servers of closed worlds that wait for the next world of this process
 
 
+class _Printed(logging.Filter):
+    """Tells once of lines that servers print among their messages, of each of which the client
+    logs a traceback, and at the end how many there were."""
+
+    lines = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        failed = record.exc_info and record.exc_info[1]
+        if not (failed and hasattr(failed, "errors")):  # another message
+            return True
+        self.lines += 1
+        record.msg = (
+            f"an MCP server prints {failed.errors()[0]['input']!r:.80} to its standard output,"
+            " which is for messages of the protocol: this line and others are ignored. Let it"
+            " print to its standard error"
+        )
+        record.exc_info = None
+        return self.lines == 1
+
+
+_printed = _Printed()
+_client_log = logging.getLogger("mcp.client.stdio")
+_client_log.addFilter(_printed)
+
+
 @atexit.register
 def _close_idle() -> None:
     while McpWorld._idle:
         McpWorld._idle.pop()[1].close()
     _Spare.close_all()
+    if _printed.lines > 1:
+        _client_log.warning("lines that MCP servers printed and nobody read: %d", _printed.lines)
 
 
 class McpWorld(ToolWorld):

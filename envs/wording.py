@@ -54,6 +54,7 @@ _WORD = rf"(?:{_QUOTED}|[\w-]+)"
 _ALTERNATIVES = re.compile(  # "low, normal or high", "'on' or 'off'", "(on or off)", "low/high"
     rf"{_WORD}(?:, {_WORD})+,? (?:or|and) {_WORD}|{_QUOTED} or {_QUOTED}"
     rf"|(?<=[:(] ){_WORD} or {_WORD}|(?<=[(:]){_WORD} or {_WORD}|\w+(?:/\w+)+"
+    rf"|^{_WORD} or {_WORD}(?=\.?$)|(?<=one of ){_WORD}(?:, {_WORD})+"  # "one of low, high"
 )
 # "Lists the cars", "Fetches a row": of a verb, not of things.
 _THIRD = re.compile(
@@ -162,6 +163,9 @@ def _asked(text: str, left: Sequence[tuple[str, str]], speaks: bool, rng: random
     if len(left) == 1:
         ((name, value),) = left
         of |= {"name": name, "value": value}
+        amount = re.compile(rf"(?<!the )\b{re.escape(name)}\b")
+        if numbers and name.endswith("s") and amount.search(text):
+            return amount.sub(f"{value} {name}", text, 1)  # "Let 7 hours pass"
         is_id = name.endswith("id") or (value.isalnum() and any(c.isdigit() for c in value))
         # "Set the light of hall to dim", "Set the mode to fan", but "Show the card of M12".
         speaks |= text.endswith(f" the {name}")

@@ -1,6 +1,7 @@
 """Phase 1: choose the tasks of a step: original ones of the world and synthetic ones of
 self-questioning."""
 
+import math
 import time
 from collections.abc import Collection, Sequence
 from contextlib import closing
@@ -160,9 +161,12 @@ def invent(run: Run, pool: TaskPool, explorer: Explorer, step: int) -> list[Task
         # What a signal raised is lost in a callback of the garbage collector, as JAX has one, or in
         # a world's bare `except`.
         run.stop.check()
-        return 0 < 60 * minutes < time.monotonic() - started
+        return spent() > 1.0
 
-    pool.watch, pool.is_over = show, is_over
+    def spent() -> float:
+        return (time.monotonic() - started) / (60 * minutes or math.inf)
+
+    pool.watch, pool.is_over, pool.spent = show, is_over, spent
     try:
         with run.stop.at_once():
             new = pool.grow(explorer, run.make_world, budget, seed_of(c.seed, "explore", step))
@@ -179,7 +183,7 @@ def invent(run: Run, pool: TaskPool, explorer: Explorer, step: int) -> list[Task
         raise
     finally:
         # A recipe may begin explorations of its own.
-        pool.watch, pool.is_over = lambda: None, lambda: False
+        pool.watch, pool.is_over, pool.spent = lambda: None, lambda: False, lambda: 0.0
     poor = [task.query for task in new if task.meta.get("undescribed")]
     if c.questioning.words.name == "plain" and 2 * len(poor) > len(new):
         run.progress.once(

@@ -24,6 +24,7 @@ from rl.bounds import Count, CountOrZero
 
 _PATIENCE = 512  # visits of worlds by which something has to be found
 _PROPOSALS = 3  # goals that are written per task that a walk may give
+_REHEARSING = 0.25  # of the time, at most
 _TRIALS = 64  # of goals of one name, after which none of them is expected to become a task
 _RETRIED = 0.1  # of such goals
 _HALF = 0.5  # rate of success up to which a difficulty counts once
@@ -121,8 +122,10 @@ class Curiosity:
         while number < visits:
             for start, _ in self._walks(world, seeds[number % len(seeds)], rng):
                 self._slow |= start.slow
+                if late := self.pool.spent() > _REHEARSING:
+                    break
             # In a slow world the first tasks have to do without the others.
-            if (self._slow and number) or self.pool.is_over():
+            if (self._slow and number) or late or self.pool.is_over():
                 break
             number, visits = number + 1, max(self.rehearsals, self._subjects)
         self._rehearsed = True

@@ -292,6 +292,7 @@ class Writer:
         before = [goal.events[m] for m in kept if m < n]
         for name, value in goal.events[n].arguments.items():
             listed = value in operation.properties.get(name, {}).get("enum", ())
+            listed |= value in operation.listed.get(name, ())
             texts = {str(leaf) for leaf in leaves(value)} - named
             if not listed and not all(any(e.shows([t]) for e in before) for t in texts):
                 return False
@@ -392,6 +393,11 @@ class Writer:
             raise Rejected("reference fails")
         for n, event in enumerate(events):
             kept = [m for m in range(len(events)) if m != n]
+            if event.changes and n not in goal.needed and goal.needed[1:]:
+                made = {cell.value for cell in event.cells if _is_new(cell.value, events)}
+                rest = [m for m in kept if made.isdisjoint(events[m].values)]
+                if self._passes(self._accepted(events, rest), verifier)[0]:
+                    raise Rejected("a call is superfluous")  # one undoes the other
             if not kept or n == goal.asked or not self._known(goal, kept):
                 continue
             success, played = self._passes([events[m] for m in kept], verifier)
@@ -403,8 +409,6 @@ class Writer:
                 raise Rejected("asks for a prerequisite")
             prerequisites.append(event.name)
             if event.changes:
-                if goal.needed[1:] and self._passes(self._accepted(events, kept), verifier)[0]:
-                    raise Rejected("a call is superfluous")  # one undoes the other
                 self._check_other_ways(events, n, verifier)
         return prerequisites
 

@@ -177,6 +177,7 @@ class Phrasing:
             fields = [cell.label for cell in shown if cell.label and cell.value == value]
             if any("[*]" in field for field in fields):
                 found = distinguishing(shown, value, list(hidden), least=1) or []
+            fields = ["the new one"] if event.changes else fields
             found = found or [spaced(field.rpartition(".")[2]) for field in fields]
         if found is None or not (parts or found):
             raise Nameless(value)

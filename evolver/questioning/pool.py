@@ -61,6 +61,7 @@ class TaskPool:
         self.focus: Collection[str] = ()  # ids of the seeds to explore; () = all
         self.watch: Callable[[], None] = lambda: None  # called when something was counted
         self.is_over: Callable[[], bool] = lambda: False  # what explorers ask between walks
+        self.spent: Callable[[], float] = lambda: 0.0  # the share of the time that is over
         self._reset(tasks, {})
 
     def _reset(self, tasks: Iterable[Task], results: dict[str, list[int]]) -> None:

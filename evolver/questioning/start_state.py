@@ -286,6 +286,8 @@ class StartState:
         """Add to the battery: the walk's calls that only read, and the same operations with other
         known values."""
         self.battery = [probe for probe in self.battery if self.reads(probe.event)]
+        for need in itertools.chain.from_iterable(probe.needs or () for probe in self.battery):
+            need.changes = not self.reads(need)
         for event in before_changes(events):
             if event.accepted:
                 self.stats.compare(self.task.id, event)
@@ -293,6 +295,7 @@ class StartState:
         walked = [event for event in self.to_offer(events) if event.accepted]
         self._offer([event for event in walked if self.reads(event)])
         self._await(events)
+        self._enable(events)
         for _ in range(self.rounds):
             self._offer(self._others())
         self.measure()
@@ -403,6 +406,31 @@ class StartState:
         self._impossible.remove(call.key)
         return True
 
+    def _enable(self, events: Events) -> None:
+        """Add calls of a walk that read, and are refused at the start until something was done that
+        is not about what they ask for, such as opening a session. That is done before each."""
+        known = {probe.event.key for probe in self.battery}
+        opened = {probe.event.name for probe in self.battery if changing(probe.needs or ())}
+        walked = [event for event in events if event.accepted]
+        for n, event in enumerate([] if self.code or self.prose else walked):
+            refused = event.key in self._offered or event.name in opened
+            needs = changing(walked[:n])
+            if not (refused and needs and event.key not in known and self.reads(event)):
+                continue
+
+            def answers(calls: Events, event: Event = event) -> bool:
+                return self.play([*calls, event], rename=False)[1] is not None
+
+            if event.key in self._impossible or answers([]) or not answers(needs):
+                self._impossible.add(event.key)
+                continue
+            for call in needs[::-1]:
+                fewer = [other for other in needs if other is not call]
+                needs = fewer if answers(fewer) else needs
+            if all(set(call.values).isdisjoint(event.values) for call in needs):
+                self.battery.append(Probe(event, needs))
+                self._offered = known = {*known, event.key}  # the others may now be answered
+
     def about(self, event: Event) -> list[Event]:
         """Return calls of reading operations with the event's values for their arguments of the
         same names."""
@@ -492,11 +520,19 @@ class StartState:
 
 
 def with_needs(probes: Iterable[Probe]) -> list[Event]:
-    """Return the calls of probes, each after those that it needs, without repetitions."""
-    calls: dict[Key, Event] = {}
-    for probe in probes:
-        calls |= {call.key: call for call in probe.calls()}
-    return list(calls.values())
+    """Return the calls of probes, each after those that it needs, without repetitions but of those
+    that change something, which another one may have undone."""
+    calls: list[Event] = []
+    for call in itertools.chain.from_iterable(probe.calls() for probe in probes):
+        known = changing(calls)[-1:] if call.changes else calls
+        if all(call.key != other.key for other in known):
+            calls.append(call)
+    return calls
+
+
+def changing(events: Events) -> list[Event]:
+    """Return the events that change something."""
+    return [event for event in events if event.changes]
 
 
 def showing_one_of(

@@ -11,8 +11,10 @@ from mcp_types import EmbeddedResource, ResourceLink, TextResourceContents, Tool
 
 server = MCPServer("notes", instructions="Keep notes short.")
 notes: list[str] = []
-offers = sys.argv[1:]  # "reset", "broken reset", "snapshot", "files" and a folder
+offers = sys.argv[1:]  # "reset", "broken reset", "snapshot", "prints", "files" and a folder
 print("the notes are served", file=sys.stderr)
+if "prints" in offers:
+    print("warming up\n{}\nready", flush=True)
 
 
 @server.tool()

@@ -82,6 +82,35 @@ def test_a_text_environment_as_a_world():
         world.step("abc")
 
 
+class Listing(Echo):
+    """An environment with forms. Commands: look, take <thing> or put <thing> on [place]."""
+
+
+class Telling(Echo):
+    def reset(self, *, seed=None, options=None):
+        return "A hall.\nActions that you may take: north, south.", {}
+
+
+@pytest.mark.parametrize(
+    ("env", "actions", "schema"),
+    [
+        (Echo(), None, {}),
+        (Listing(), None, {"examples": ["look", "put OBJ on OBJ", "take OBJ"]}),
+        (Listing(), ["go PLACE"], {"examples": ["go OBJ"]}),
+        (Telling(), None, {"enum": ["north", "south"]}),
+    ],
+)
+def test_the_forms_of_text_actions_are_those_that_are_given_or_that_the_environment_lists(
+    env, actions, schema
+):
+    world = GymWorld(env, actions=actions)
+    start = begin(world)
+    (tool,) = start.tools
+    action = tool["function"]["parameters"]["properties"]["action"]
+    assert action == {"type": "string", **schema}
+    assert ("\nActions: " in start.messages[0]["content"]) is bool(schema)
+
+
 def test_a_discrete_environment_as_a_world():
     options = {"render_mode": "ansi", "is_slippery": False}
     world = GymWorld("FrozenLake-v1", actions=["left", "down", "right", "up"], options=options)

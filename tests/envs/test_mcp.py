@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from envs import make
-from envs.mcp import AGREED, RESTARTS, McpWorld, _innermost, _shown, _Spare, _text
+from envs.mcp import AGREED, RESTARTS, McpWorld, _innermost, _printed, _shown, _Spare, _text
 from envs.source import Source
 from envs.toolcalls import call_text
 from envs.toolworld import SYSTEM
@@ -176,6 +176,19 @@ def test_a_server_is_reset_by_what_it_offers(offers, kept, tmp_path):
         assert used(again, "list_notes") == "(no output)" and used(again, "pid") != last
     again.close()
     assert "the notes are served" in log.read_text()
+
+
+@needs_mcp
+def test_what_servers_print_among_their_messages_is_told_once_and_counted(caplog, monkeypatch):
+    monkeypatch.setattr(_printed, "lines", 0)
+    world = opened("prints")
+    for _ in range(2):
+        world.reset(TASK)
+        assert used(world, "add_note", text="milk") == "note 1"
+    world.close()
+    (message,) = caplog.records
+    assert "prints 'warming up' to its standard output" in message.getMessage()
+    assert message.exc_info is None and _printed.lines >= 6
 
 
 @needs_mcp

@@ -95,6 +95,31 @@ def test_a_strangers_world_gives_tasks_and_its_hidden_rule(name):
         assert not solves(world_of(name), task, without)
 
 
+def test_a_world_that_shows_nothing_before_a_change_gives_tasks_which_leave_that_change_out():
+    tasks, _ = explored("counter", 20)
+    assert len(tasks) == 20
+    assert {"pay", "change_order"} <= {task.meta["template"] for task in tasks}
+    for task in tasks:
+        assert "duty" not in task.query
+        without = [action for action in task.reference if '"start_duty"' not in action]
+        assert solves(world_of("counter"), task, task.reference)
+        assert not solves(world_of("counter"), task, without)
+
+
+def test_nothing_is_booked_to_be_cancelled_beside_another_goal():
+    tasks, calls = explored("clinic", 24)
+    assert len(tasks) == 24
+    assert not [task for task, call in calls if call.name == "cancel_visit"]
+
+
+@pytest.mark.parametrize("name", ["tickets", "hotel"])
+def test_rehearsals_of_slow_tools_leave_time_for_tasks(name):
+    made, steps = questioning(name, rounds=64), 2000  # 0.2 s each, in less than seven minutes
+    made.pool.spent = lambda: made.pool.counted("env_steps") / steps
+    made.pool.is_over = lambda: made.pool.spent() > 1
+    assert len(made.explore(seed=0, budget=BUDGET)) >= 5
+
+
 def test_whom_a_ticket_is_assigned_to_before_it_is_closed_does_not_count():
     tasks, _ = explored("tickets", 20)
     closing = [task for task in tasks if "assign_ticket" in task.meta["prerequisites"]]

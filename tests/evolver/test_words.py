@@ -343,9 +343,21 @@ class TestWording:
     ],
 )
 def test_the_only_entry_of_a_list_is_named_as_it_would_be_among_others(answer, words):
-    event = types.SimpleNamespace(given={}, cells=cells("search", answer))
+    event = types.SimpleNamespace(given={}, cells=cells("search", answer), changes=False)
     ids = {kind for cell in event.cells if cell.value == "T1" for kind in cell.kinds}
     assert Phrasing({}, ids)._phrase([event], "T1", {"T1": 0}) == words
+
+
+def test_what_a_call_creates_is_the_new_one_where_nothing_else_is_known_of_it():
+    event = types.SimpleNamespace(given={}, cells=cells("new", '{"list_id": "L2"}'), changes=True)
+    ids = set(event.cells[0].kinds)
+    assert Phrasing({}, ids)._phrase([event], "L2", {"L2": 0}) == ["the new one"]
+
+
+def test_a_number_of_things_stands_before_them():
+    rng = random.Random(0)
+    said = {asked("Let hours pass: hours 7.", ["7"], rng) for _ in range(40)}
+    assert all("7 hours pass" in text for text in said)
 
 
 @pytest.mark.parametrize(
@@ -355,6 +367,9 @@ def test_the_only_entry_of_a_list_is_named_as_it_would_be_among_others(answer, w
         ("One of 'a', \"b\", or `c`.", ["a", "b", "c"]),
         ("the state (on or off)", ["on", "off"]),
         ("priority, low/high", ["low", "high"]),
+        ("alpha or beta", ["alpha", "beta"]),
+        ("one of low, normal, high", ["low", "normal", "high"]),
+        ("name or id of a lamp", []),
         ("The id of an order or a flight, such as F12.", []),
         ("Show the phone number and the name.", []),
     ],
