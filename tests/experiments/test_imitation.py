@@ -31,10 +31,11 @@ from evolver.imitating import (
 )
 from experiments.imitation import demonstrations, tokenized
 from experiments.imitation.__main__ import main, problems
+from experiments.imitation.bpe import train_bpe
 from experiments.imitation.imitate import with_unseen
 from experiments.imitation.induction import with_induction
 from models import hf, qwen
-from models.tokenizer import Tokenizer, TokenizerError, train_bpe
+from models.tokenizer import Tokenizer, TokenizerError
 from rl import optim
 from rl.samples import Sample
 from rl.seeds import seed_of

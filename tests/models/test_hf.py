@@ -14,9 +14,10 @@ from safetensors.numpy import load_file, save_file
 
 from configs import base
 from evolver.config.checks.model import model_problems
+from experiments.imitation.bpe import train_bpe
 from models import chat, hf, hf_config, qwen
 from models.rope import Llama3, Yarn
-from models.tokenizer import Tokenizer, train_bpe
+from models.tokenizer import Tokenizer
 from tests.models.helpers import ROOT, assert_equal, edit, noise
 
 CONFIG = qwen.Config(

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from models import kv_cache, qwen
+from models import qwen
 from models.logp import token_logp
+from rl.engines.jax import kv_cache
 from tests.models.helpers import assert_close
 
 CONFIG = qwen.Config(vocab=61, d_model=24, layers=2, heads=4, kv_heads=2, head_dim=6, d_ff=40)

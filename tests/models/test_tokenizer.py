@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.imitation.bpe import QWEN_TOKENS, train_bpe
 from models import chat
-from models.tokenizer import QWEN_TOKENS, REQUIRED, Tokenizer, TokenizerError, train_bpe
+from models.tokenizer import REQUIRED, Tokenizer, TokenizerError
 from models.tokenizer import _well_formed as well_formed
 from tests.models.helpers import edit, tool, user
 

@@ -12,9 +12,9 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from experiments.imitation.bpe import train_bpe
 from models import hf, qwen
 from models.logp import token_logp
-from models.tokenizer import train_bpe
 from rl.engines.vllm.engine import Patience, VllmEngine
 from rl.engines.vllm.servers import OwnServers
 from rl.engines.vllm.transfer import SharedMemory
