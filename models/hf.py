@@ -8,21 +8,21 @@ as (out, in); here they are (in, out), with the heads on an axis of their own.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.experimental.multihost_utils import process_allgather
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from safetensors import SafetensorError, safe_open
 
 from models import chat, hf_config, qwen
@@ -114,22 +114,14 @@ def to_hf(config: Config, params: Params, dtype: Any = None) -> Iterator[tuple[s
         yield name, array.reshape(shape[::-1]).T if ours in INPUTS else array.reshape(shape)
 
 
-@functools.cache  # a new function would be compiled again, for every layer and every update
-def _gathering(mesh: Mesh, whole: bool) -> Callable[[Array, int], Array]:
-    """Return the program that copies an array, or one layer of it, to all devices."""
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    return jax.jit(lambda a, i: a if whole else a[i], out_shardings=everywhere)
-
-
 def _on_host(array: Any, layer: int | None) -> np.ndarray:
     """Return a weight, or one layer of it, in this process's memory."""
     on_devices = isinstance(array, Array)
-    if on_devices and not array.is_fully_addressable:
-        take = _gathering(cast(NamedSharding, array.sharding).mesh, layer is None)
-        return np.asarray(take(array, layer or 0).addressable_data(0))
     if not on_devices or (len(array.devices()) == 1 and array.devices() <= set(jax.devices("cpu"))):
         array = np.asarray(array)
-    return np.asarray(array if layer is None else array[layer])
+    part = array if layer is None else array[layer]
+    elsewhere = on_devices and not array.is_fully_addressable
+    return process_allgather(part, tiled=True) if elsewhere else np.asarray(part)
 
 
 # --- loading --------------------------------------------------------------------------------------

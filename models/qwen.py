@@ -320,8 +320,8 @@ class Qwen(nnx.Module):
         """Return logits_RTV in float32. Without positions and segments, each row is one sequence
         without padding.
 
-        `options` are those of `hidden`. All logits exist at once; `logp.token_logp` avoids that for
-        long rows.
+        `options` are those of `hidden`. All logits exist at once; `logp.chunked_logp` avoids that
+        for long rows.
         """
         if positions_RT is None:
             positions_RT = jnp.broadcast_to(jnp.arange(tokens_RT.shape[1]), tokens_RT.shape)

@@ -55,7 +55,7 @@ EIGHT_DEVICES = """
 import sys
 import jax, numpy as np
 from models import hf, mesh, qwen
-from models.logp import token_logp
+from tests.models.helpers import token_logp
 
 config = qwen.Config(vocab=64, d_model=16, layers=2, heads=4, kv_heads=2, head_dim=4, d_ff=24)
 _, alone = hf.load(sys.argv[1])

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from models import qwen
-from models.logp import token_logp
 from rl.engines.jax import kv_cache
-from tests.models.helpers import assert_close
+from tests.models.helpers import assert_close, token_logp
 
 CONFIG = qwen.Config(vocab=61, d_model=24, layers=2, heads=4, kv_heads=2, head_dim=6, d_ff=40)
 QWEN3 = qwen.Config(61, 24, 2, 4, 2, 8, 40, tied=False, qkv_bias=False, qk_norm=True)
