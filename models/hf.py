@@ -94,9 +94,9 @@ def tensors_of(config: Config) -> Iterator[Tensor]:
             yield Tensor(HF_NAMES[ours].format(layer), ours, layer, joined)
 
 
-def shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield (name, shape) of every tensor, in the order of `to_hf`."""
-    return ((tensor.name, tensor.shape) for tensor in tensors_of(config))
+def shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Return {name: shape} of all tensors, in the order of `to_hf`."""
+    return {tensor.name: tensor.shape for tensor in tensors_of(config)}
 
 
 def to_hf(config: Config, params: Params, dtype: Any = None) -> Iterator[tuple[str, np.ndarray]]:
@@ -241,7 +241,7 @@ def _check(folder: Path, config: Config, tensors: Mapping[str, Any]) -> None:
             f"{folder}: num_hidden_layers={config.layers} in config.json, and the files hold"
             f" {len(tensors)} tensors"
         )
-    expected = dict(shapes(config))
+    expected = shapes(config)
     held = {name: tensors[name] for name in expected if name in tensors}
     # Old exports contain the rope frequencies, and some exports of tied models a copy of the
     # embedding (`_check_tied`).
@@ -311,16 +311,13 @@ def _reader(
     def read(index: tuple[slice, ...]) -> np.ndarray:
         (first, last), *others = [part.indices(size)[:2] for part, size in zip(index, weight.shape)]
         out = np.empty([last - first, *(stop - start for start, stop in others)], dtype)
-        if name.startswith("layers."):
-            for layer in range(first, last):
-                hf_name, shape = HF_NAMES[name].format(layer), weight.shape[1:]
-                out[layer - first] = read_tensor(hf_name, others, shape)
-            return out
+        layered = name.startswith("layers.")
         # An embedding is read in pieces.
-        rows = max(1, READ_BYTES // (out.itemsize * math.prod(out.shape[1:])))
+        rows = 1 if layered else max(1, READ_BYTES // (out.itemsize * math.prod(out.shape[1:])))
         for start in range(first, last, rows):
             stop = min(start + rows, last)
-            piece = read_tensor(HF_NAMES[name], [(start, stop), *others], weight.shape)
+            spans = others if layered else [(start, stop), *others]
+            piece = read_tensor(HF_NAMES[name].format(start), spans, weight.shape[layered:])
             out[start - first : stop - first] = piece
         return out
 
@@ -378,8 +375,8 @@ def save(
     if tokenizer is not None:
         generation = {
             "eos_token_id": list(tokenizer.stops),
-            "pad_token_id": tokenizer.pad,
-            "bos_token_id": tokenizer.bos,
+            "pad_token_id": tokenizer.id_of("pad_token"),
+            "bos_token_id": tokenizer.id_of("bos_token"),
             "do_sample": True,
         }
         write_json(folder / "generation_config.json", generation)
@@ -393,7 +390,7 @@ def save(
 def _save_weights(folder: Path, config: Config, params: Params, dtype: np.dtype) -> None:
     shards: list[dict[str, tuple[int, ...]]] = [{}]
     used = total = 0
-    for name, shape in shapes(config):
+    for name, shape in shapes(config).items():
         size = math.prod(shape) * dtype.itemsize
         if used and used + size > SHARD_BYTES:
             shards.append({})

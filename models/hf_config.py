@@ -319,5 +319,5 @@ def record_of(config: Config, dtype: str, tokenizer: Tokenizer | None = None) ->
     if config.rope_scaling:  # `transformers` 4 and vLLM read this key
         record["rope_scaling"] = rope
     if tokenizer is not None:
-        record |= {"eos_token_id": tokenizer.stops[0], "bos_token_id": tokenizer.bos}
+        record |= {"eos_token_id": tokenizer.stops[0], "bos_token_id": tokenizer.id_of("bos_token")}
     return record

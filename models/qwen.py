@@ -478,7 +478,7 @@ def nested(config: Config, flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def parameter_count(config: Config) -> int:
     """Return the number of parameters, embeddings included."""
-    return sum(math.prod(weight.shape) for weight in by_name(weights(config)).values())
+    return sum(math.prod(weight.shape) for weight in jax.tree.leaves(weights(config)))
 
 
 def shapes(config: Config, dtype: Any = jnp.float32, lora: LoRA | None = None) -> Any:
@@ -515,11 +515,6 @@ def init(config: Config, seed: int, dtype: Any = jnp.float32, lora: LoRA | None 
         return jnp.asarray(value.reshape(weight.shape))
 
     return jax.tree.map_with_path(array, declared)
-
-
-def hidden(config: Config, params: Params, *rows_RT: Array, **options: Any) -> Array:
-    """Return `Qwen.hidden` of a model's parameters."""
-    return merge(config, params).hidden(*rows_RT, **options)
 
 
 def unembed(config: Config, params: Params) -> Array:

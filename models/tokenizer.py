@@ -216,15 +216,9 @@ class Tokenizer:
         settings |= {} if calls == "auto" else {"call_format": calls}
         return cls(text, str(path), template, render=render, settings=settings, ends=sorted(ends))
 
-    @property
-    def bos(self) -> int:
-        """The id of the token that begins a text."""
-        return self._control.get(self._named.get("bos_token"), self.stops[-1])
-
-    @property
-    def pad(self) -> int:
-        """The id of the token that fills up."""
-        return self._control.get(self._named.get("pad_token"), self.stops[-1])
+    def id_of(self, variable: str) -> int:
+        """Return the id of the token that its files name as "bos_token" or "pad_token"."""
+        return self._control.get(self._named.get(variable), self.stops[-1])
 
     def with_thinking(self, thinking: bool) -> Tokenizer:
         """Return this tokenizer with the thinking switch turned on or off. Raises TokenizerError if

@@ -161,7 +161,7 @@ def copied(shape, params):
     pairs = [draw.choice(shape.vocab, (8, 2), replace=False) for _ in range(32)]
     rows = np.array([np.concatenate([p, p[draw.permutation(8)]]).reshape(-1) for p in pairs])
     positions = np.broadcast_to(np.arange(32), rows.shape)
-    h = qwen.hidden(shape, params, rows, positions, np.zeros_like(rows))
+    h = qwen.merge(shape, params).hidden(rows, positions, np.zeros_like(rows))
     logits = np.array(h @ qwen.unembed(shape, params))
     np.put_along_axis(logits, rows[..., None], -np.inf, -1)  # tied embeddings prefer this token
     asked = np.arange(16, 32, 2)

@@ -63,7 +63,7 @@ tokens = np.random.default_rng(0).integers(0, 64, (8, 16))
 batch = tokens, np.tile(np.arange(16), (8, 1)), np.ones_like(tokens)
 
 def loss(params, tokens, positions, segments):
-    h = qwen.hidden(config, params, tokens, positions, segments).reshape(-1, 16)
+    h = qwen.merge(config, params).hidden(tokens, positions, segments).reshape(-1, 16)
     return token_logp(h, qwen.unembed(config, params), tokens.reshape(-1), chunk=16)[0].mean()
 
 expected = jax.jit(jax.value_and_grad(loss))(alone, *batch)

@@ -19,7 +19,7 @@ def sparse_checkpoint(folder: Path, config: qwen.Config, files: int = 6) -> int:
     the last norm, of which zeros are refused; return its size in bytes."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(hf_config.record_of(config, "bfloat16")))
-    weight_map, total, names = {}, 0, list(hf.shapes(config))
+    weight_map, total, names = {}, 0, list(hf.shapes(config).items())
     for number in range(files):
         header, end = {}, 0
         first, last = (n * len(names) // files for n in (number, number + 1))

@@ -200,9 +200,12 @@ def test_a_sentencepiece_model_is_read_by_transformers(tmp_path):
     inst = "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content + eos_token }}{% else %}{{ '[INST] ' + m.content + ' [/INST]' }}{% endif %}{% endfor %}"
     (tmp_path / "chat_template.jinja").write_text(inst)
     loaded = Tokenizer.load(tmp_path)
-    assert loaded.decode(loaded.stops) == "</s>" and loaded.decode([loaded.bos]) == "<s>"
+    assert (
+        loaded.decode(loaded.stops) == "</s>"
+        and loaded.decode([loaded.id_of("bos_token")]) == "<s>"
+    )
     ids = chat.opening(loaded, [user("Oslo</s>")])
-    assert ids[0] == loaded.bos and loaded.stops[0] not in ids
+    assert ids[0] == loaded.id_of("bos_token") and loaded.stops[0] not in ids
 
 
 def test_files_that_transformers_cannot_read_are_one_message(small, tmp_path, capfd):

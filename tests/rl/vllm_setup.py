@@ -66,7 +66,7 @@ def checkpoint(folder: Path, *, tied: bool, seed: int = 0) -> tuple[qwen.Config,
 @functools.partial(jax.jit, static_argnums=0)
 def _logp(shape: qwen.Config, params, tokens_RT, temperature):
     positions_RT = np.arange(CONTEXT)[None]
-    h_RTD = qwen.hidden(shape, params, tokens_RT, positions_RT, np.ones_like(positions_RT))
+    h_RTD = qwen.merge(shape, params).hidden(tokens_RT, positions_RT, np.ones_like(positions_RT))
     head = qwen.unembed(shape, params)
     logp_TV = jax.nn.log_softmax(logits(h_RTD[0, :-1], head, temperature))
     return jnp.take_along_axis(logp_TV, tokens_RT[0, 1:, None], axis=1)[:, 0]

@@ -403,7 +403,7 @@ def _scored(
     """Return logp_T of each next token, and (id_TC, logp_TC) of the `count` most probable tokens at
     each place, () if count is 0. T is a power of two."""
     positions_RT = jnp.arange(tokens_RT.shape[1])[None]
-    h_TD = qwen.hidden(shape, params, tokens_RT, positions_RT, segments_RT)[0]
+    h_TD = qwen.merge(shape, params).hidden(tokens_RT, positions_RT, segments_RT)[0]
     head = qwen.unembed(shape, params)
     chunk = min(len(h_TD), CHUNK)
     h_CSD, next_T = h_TD.reshape(-1, chunk, shape.d_model), jnp.roll(tokens_RT[0], -1)
