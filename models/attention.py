@@ -159,8 +159,8 @@ def _grouped(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
 
 
 def _heads_last(out_RKGTh: Array) -> Array:
-    r, kv_heads, groups, t, head_dim = out_RKGTh.shape
-    return out_RKGTh.transpose(0, 3, 1, 2, 4).reshape(r, t, kv_heads * groups, head_dim)
+    out = out_RKGTh.transpose(0, 3, 1, 2, 4)
+    return out.reshape(*out.shape[:2], -1, out.shape[-1])
 
 
 def _attention_forward(q: Array, k: Array, v: Array, segments: Array) -> tuple[Array, Residuals]:

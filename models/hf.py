@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from models import chat, hf_config, qwen
 from models.files import replacing, write_atomically, write_json
 from models.hf_config import ModelError
-from models.mesh import RULES, shardings
+from models.mesh import RULES, places
 from models.qwen import Config, Params, Weight
 from models.tokenizer import Tokenizer
 
@@ -148,13 +148,13 @@ def load(
     with ExitStack() as stack:
         tensors = _open(folder, stack)
         _check(folder, config, tensors)
-        flat = qwen.by_name(qwen.weights(config))
+        declared = qwen.weights(config)
+        flat = qwen.by_name(declared)
         one = SingleDeviceSharding(jax.local_devices()[0])
-        places: dict[str, Sharding] = dict.fromkeys(flat, one)
-        if mesh is not None:
-            places = qwen.by_name(shardings(config, mesh, rules))
+        placed = None if mesh is None else qwen.by_name(places(declared, mesh, rules))
+        where = placed or dict.fromkeys(flat, one)
         arrays = {
-            name: _place(weight.shape, places[name], _reader(folder, name, weight, tensors, dtype))
+            name: _place(weight.shape, where[name], _reader(folder, name, weight, tensors, dtype))
             # Read the largest weights first, so that memory which the allocator keeps from earlier
             # reads is small.
             for name, weight in sorted(flat.items(), key=lambda item: -math.prod(item[1].shape))

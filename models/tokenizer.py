@@ -284,7 +284,7 @@ class Tokenizer:
             split = json.dumps(PRE_TOKENIZER, ensure_ascii=False) in text
             config = _TOKENIZER_CONFIG | ({} if split else config)
         if self.calls:
-            config = config | {"call_format": self.calls}
+            config["call_format"] = self.calls
         write_atomically(folder / "tokenizer.json", text)
         write_json(folder / "tokenizer_config.json", config)
         template = thoughtless(self._source) if self.thinking is False else self._source

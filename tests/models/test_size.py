@@ -51,7 +51,9 @@ def test_fourteen_billion_parameters_are_checked_and_sharded_before_any_is_read(
     with hf.ExitStack() as stack:
         tensors = hf._open(tmp_path / "m", stack)
         hf._check(tmp_path / "m", config, tensors)
-        places = qwen.by_name(mesh.shardings(config, AbstractMesh((1, 8, 1, 1), mesh.AXES)))
+        places = qwen.by_name(
+            mesh.places(qwen.weights(config), AbstractMesh((1, 8, 1, 1), mesh.AXES))
+        )
         flat, total, largest = qwen.by_name(qwen.weights(config)), 0, 0
         for weight_name, weight in flat.items():
             size = 2 * math.prod(places[weight_name].shard_shape(weight.shape))
