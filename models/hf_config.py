@@ -115,8 +115,9 @@ def end_tokens(folder: str | Path) -> dict[str, set[int]]:
                     f"{folder}/{name}: eos_token_id={ends!r} is neither a token id nor a list of"
                     " them"
                 )
-            found[name] = set(listed)
-    return {name: ends for name, ends in found.items() if ends}
+            if listed:
+                found[name] = set(listed)
+    return found
 
 
 def fields(record: Mapping[str, Any]) -> dict[str, Any]:

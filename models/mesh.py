@@ -57,7 +57,7 @@ def make_mesh(shape: Mapping[str, int]) -> Mesh:
             f"mesh {text}: sizes are positive, and at most one is -1 (the remaining devices)"
         )
     devices = jax.devices()
-    named = math.prod(size for size in sizes if size != -1)
+    named = abs(math.prod(sizes))
     if -1 in sizes:
         if len(devices) % named:
             raise MeshError(f"mesh {text}: {named} does not divide the {len(devices)} devices")

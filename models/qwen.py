@@ -104,15 +104,16 @@ qwen3-32b   151936     5120     64    64        8      128  25600
 def _preset(name: str, *sizes: str) -> Config:
     """Return the Config of a row: wide models have a head of their own, and all dense Qwen3 ones
     norms of queries and keys, and no biases."""
-    numbers: list[Any] = list(map(int, sizes))
+    shape: dict[str, Any] = dict(zip(_FIELDS, map(int, sizes)))
     qwen3 = name.startswith("qwen3")
     return Config(
-        *numbers, tied=numbers[1] < 3000, qkv_bias=not qwen3, qk_norm=qwen3,
+        **shape, tied=shape["d_model"] < 3000, qkv_bias=not qwen3, qk_norm=qwen3,
         max_positions=40960 if qwen3 else 32768,
     )  # fmt: skip
 
 
-PRESETS = {row.split()[0]: _preset(*row.split()) for row in TABLE.splitlines()[2:]}
+_FIELDS, *_ROWS = map(str.split, TABLE.strip().splitlines())
+PRESETS = {row[0]: _preset(*row) for row in _ROWS}
 
 # What each layer saves for the backward pass, besides its input; the rest is recomputed.
 REMAT = {
