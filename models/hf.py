@@ -116,11 +116,11 @@ def to_hf(config: Config, params: Params, dtype: Any = None) -> Iterator[tuple[s
 
 def _on_host(array: Any, layer: int | None) -> np.ndarray:
     """Return a weight, or one layer of it, in this process's memory."""
-    on_devices = isinstance(array, Array)
-    if not on_devices or (len(array.devices()) == 1 and array.devices() <= set(jax.devices("cpu"))):
+    devices = array.devices() if isinstance(array, Array) else set()
+    if len(devices) <= 1 and devices <= set(jax.devices("cpu")):
         array = np.asarray(array)
     part = array if layer is None else array[layer]
-    elsewhere = on_devices and not array.is_fully_addressable
+    elsewhere = isinstance(part, Array) and not part.is_fully_addressable
     return process_allgather(part, tiled=True) if elsewhere else np.asarray(part)
 
 
