@@ -146,8 +146,7 @@ def load(
     folder = Path(path)
     config = config_of(folder)
     with ExitStack() as stack:
-        tensors = _open(folder, stack)
-        _check(folder, config, tensors)
+        tensors = checked(folder, config, stack)
         declared = qwen.weights(config)
         flat = qwen.by_name(declared)
         one = SingleDeviceSharding(jax.local_devices()[0])
@@ -203,7 +202,7 @@ def for_tokenizer(config: Config, tokenizer: Tokenizer) -> Config:
 
 
 def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    """Return {name: safetensors slice} over all files of the directory; no tensor is read yet."""
+    """Return {name: safetensors slice} over all files of the directory."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -234,8 +233,11 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
     return tensors
 
 
-def _check(folder: Path, config: Config, tensors: Mapping[str, Any]) -> None:
-    """Raise ModelError naming every tensor that is not as the Config requires."""
+def checked(folder: Path, config: Config, stack: ExitStack) -> dict[str, Any]:
+    """Return {name: safetensors slice} of a checkpoint whose files `stack` closes; only a head that
+    must be a copy is read. Raises ModelError naming every tensor that is not as the Config
+    requires."""
+    tensors = _open(folder, stack)
     if config.layers > len(tensors):
         raise ModelError(
             f"{folder}: num_hidden_layers={config.layers} in config.json, and the files hold"
@@ -266,6 +268,7 @@ def _check(folder: Path, config: Config, tensors: Mapping[str, Any]) -> None:
         raise ModelError(f"{folder}: tensors " + "; ".join(messages))
     if config.tied and HF_NAMES["unembed"] in tensors:
         _check_tied(folder, tensors[HF_NAMES["embed"]], tensors[HF_NAMES["unembed"]])
+    return tensors
 
 
 def some(names: Sequence[str], most: int) -> str:
