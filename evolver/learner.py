@@ -92,7 +92,8 @@ def initial_policy(config: Any, mesh: Mesh) -> tuple[qwen.Config, qwen.Params]:
         return hf.load(folder, mesh=mesh, dtype=dtype, rules=config.sharding.to_dict())
     shape = qwen.PRESETS[config.model.preset]
     params = qwen.init(shape, seed_of(config.seed, "init") % 2**31, dtype)
-    return shape, meshes.put(params, meshes.shardings(shape, mesh, config.sharding.to_dict()))
+    places = meshes.places(qwen.weights(shape), mesh, config.sharding.to_dict())
+    return shape, meshes.put(params, places)
 
 
 def make_learner(config: Any, shape: qwen.Config, params: qwen.Params, mesh: Mesh) -> Learner:

@@ -19,9 +19,10 @@ from tokenizers import AddedToken, pre_tokenizers
 from tokenizers import models as bpe_models
 
 from experiments import commands
+from experiments.imitation.bpe import byte_level
 from models import hf, hf_config, qwen
 from models.hf_config import ModelError
-from models.tokenizer import Tokenizer, TokenizerError, byte_level
+from models.tokenizer import Tokenizer, TokenizerError
 
 EMBED, UNEMBED = "token_embd.weight", "output.weight"  # GGUF's names
 SIZES = {

@@ -13,7 +13,7 @@ Several segments may share a prompt, a segment of its own before them in the row
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -159,19 +159,13 @@ def _grouped(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
 
 
 def _heads_last(out_RKGTh: Array) -> Array:
-    r, kv_heads, groups, t, head_dim = out_RKGTh.shape
-    return out_RKGTh.transpose(0, 3, 1, 2, 4).reshape(r, t, kv_heads * groups, head_dim)
-
-
-@jax.custom_vjp
-def _attention(q_RKGTh: Array, k_RKTh: Array, v_RKTh: Array, segments_RT: Array) -> Array:
-    return _attention_forward(q_RKGTh, k_RKTh, v_RKTh, segments_RT)[0]
+    out = out_RKGTh.transpose(0, 3, 1, 2, 4)
+    return out.reshape(*out.shape[:2], -1, out.shape[-1])
 
 
 def _attention_forward(q: Array, k: Array, v: Array, segments: Array) -> tuple[Array, Residuals]:
     parts = []
-    for rows in _blocks(q.shape[3]):
-        keys = _keys_until(rows.stop, k, v, segments)
+    for rows, keys in _blocks(k, v, segments):
         parts.append(_attend(keys, rows.start, segments[:, rows], q[:, :, :, rows]))
     out, lse = (jnp.concatenate(part, axis=3) for part in zip(*parts))
     return out, (q, k, v, segments, out, lse)
@@ -181,27 +175,26 @@ def _attention_backward(residuals: Residuals, dout: Array) -> Gradients:
     q, k, v, segments, out, lse = residuals
     queries = q, lse, _delta(out, dout), dout
     dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
-    for rows in _blocks(q.shape[3]):
-        keys, seen = _keys_until(rows.stop, k, v, segments), slice(rows.stop)
-        block = (x[:, :, :, rows] for x in queries)
+    for rows, keys in _blocks(k, v, segments):
+        block, seen = (x[:, :, :, rows] for x in queries), slice(rows.stop)
         (more_k, more_v), dq_block = _gradients(keys, rows.start, segments[:, rows], *block)
         dq.append(dq_block.astype(q.dtype))
         dk, dv = dk.at[:, :, seen].add(more_k), dv.at[:, :, seen].add(more_v)
     return jnp.concatenate(dq, axis=3), dk.astype(k.dtype), dv.astype(v.dtype), None
 
 
+_attention = jax.custom_vjp(lambda *arrays: _attention_forward(*arrays)[0])
 _attention.defvjp(_attention_forward, _attention_backward)
 
 
-def _blocks(t: int) -> list[slice]:
-    """Return blocks of queries: small enough that scores stay in a CPU's cache, few enough to
-    compile quickly."""
+def _blocks(k: Array, v: Array, segments: Array) -> Iterator[tuple[slice, Keys]]:
+    """Yield blocks of queries, each with the keys up to its end: small enough that scores stay in a
+    CPU's cache, few enough to compile quickly."""
+    t = k.shape[2]
     size = max(64, -(-t // 8))
-    return [slice(start, min(start + size, t)) for start in range(0, t, size)]
-
-
-def _keys_until(end: int, k: Array, v: Array, segments: Array) -> Keys:
-    return Keys(k[:, :, :end], v[:, :, :end], segments[:, :end])
+    for start in range(0, t, size):
+        end = min(start + size, t)
+        yield slice(start, end), Keys(k[:, :, :end], v[:, :, :end], segments[:, :end])
 
 
 def _delta(out: Array, dout: Array) -> Array:
@@ -318,11 +311,6 @@ def ring(q: Array, k: Array, v: Array, segments_RT: Array, *, axis: str, size: i
     return _heads_last(_ring(*_grouped(q, k, v), segments_RT, axis, size))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _ring(q: Array, k: Array, v: Array, segments: Array, axis: str, size: int) -> Array:
-    return _ring_forward(q, k, v, segments, axis, size)[0]
-
-
 def _ring_forward(
     q: Array, k: Array, v: Array, segments: Array, axis: str, size: int
 ) -> tuple[Array, Residuals]:
@@ -377,6 +365,7 @@ def _around(
     return jax.lax.fori_loop(0, size, turn, (local, moving, keys))[:2]
 
 
+_ring = jax.custom_vjp(lambda *given: _ring_forward(*given)[0], nondiff_argnums=(4, 5))
 _ring.defvjp(_ring_forward, _ring_backward)
 
 

@@ -15,13 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from models.files import BrokenFile, read_text
 from models.jinja import ChatError, Message, Tool
-
-if TYPE_CHECKING:
-    from models.tokenizer import Tokenizer
+from models.tokenizer import Tokenizer
 
 SYSTEM_FILE = "system_message.txt"  # of a checkpoint: that with which its model was trained
 

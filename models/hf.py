@@ -8,27 +8,27 @@ as (out, in); here they are (in, out), with the heads on an axis of their own.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.experimental.multihost_utils import process_allgather
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from safetensors import SafetensorError, safe_open
 
 from models import chat, hf_config, qwen
 from models.files import replacing, write_atomically, write_json
 from models.hf_config import ModelError
-from models.mesh import RULES, shardings
+from models.mesh import RULES, places
 from models.qwen import Config, Params, Weight
 from models.tokenizer import Tokenizer
 
@@ -94,9 +94,9 @@ def tensors_of(config: Config) -> Iterator[Tensor]:
             yield Tensor(HF_NAMES[ours].format(layer), ours, layer, joined)
 
 
-def shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield (name, shape) of every tensor, in the order of `to_hf`."""
-    return ((tensor.name, tensor.shape) for tensor in tensors_of(config))
+def shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Return {name: shape} of all tensors, in the order of `to_hf`."""
+    return {tensor.name: tensor.shape for tensor in tensors_of(config)}
 
 
 def to_hf(config: Config, params: Params, dtype: Any = None) -> Iterator[tuple[str, np.ndarray]]:
@@ -114,22 +114,14 @@ def to_hf(config: Config, params: Params, dtype: Any = None) -> Iterator[tuple[s
         yield name, array.reshape(shape[::-1]).T if ours in INPUTS else array.reshape(shape)
 
 
-@functools.cache  # a new function would be compiled again, for every layer and every update
-def _gathering(mesh: Mesh, whole: bool) -> Callable[[Array, int], Array]:
-    """Return the program that copies an array, or one layer of it, to all devices."""
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    return jax.jit(lambda a, i: a if whole else a[i], out_shardings=everywhere)
-
-
 def _on_host(array: Any, layer: int | None) -> np.ndarray:
     """Return a weight, or one layer of it, in this process's memory."""
-    on_devices = isinstance(array, Array)
-    if on_devices and not array.is_fully_addressable:
-        take = _gathering(cast(NamedSharding, array.sharding).mesh, layer is None)
-        return np.asarray(take(array, layer or 0).addressable_data(0))
-    if not on_devices or (len(array.devices()) == 1 and array.devices() <= set(jax.devices("cpu"))):
+    devices = array.devices() if isinstance(array, Array) else set()
+    if len(devices) <= 1 and devices <= set(jax.devices("cpu")):
         array = np.asarray(array)
-    return np.asarray(array if layer is None else array[layer])
+    part = array if layer is None else array[layer]
+    elsewhere = isinstance(part, Array) and not part.is_fully_addressable
+    return process_allgather(part, tiled=True) if elsewhere else np.asarray(part)
 
 
 # --- loading --------------------------------------------------------------------------------------
@@ -154,15 +146,14 @@ def load(
     folder = Path(path)
     config = config_of(folder)
     with ExitStack() as stack:
-        tensors = _open(folder, stack)
-        _check(folder, config, tensors)
-        flat = qwen.by_name(qwen.weights(config))
+        tensors = checked(folder, config, stack)
+        declared = qwen.weights(config)
+        flat = qwen.by_name(declared)
         one = SingleDeviceSharding(jax.local_devices()[0])
-        places: dict[str, Sharding] = dict.fromkeys(flat, one)
-        if mesh is not None:
-            places = qwen.by_name(shardings(config, mesh, rules))
+        placed = None if mesh is None else qwen.by_name(places(declared, mesh, rules))
+        where = placed or dict.fromkeys(flat, one)
         arrays = {
-            name: _place(weight.shape, places[name], _reader(folder, name, weight, tensors, dtype))
+            name: _place(weight.shape, where[name], _reader(folder, name, weight, tensors, dtype))
             # Read the largest weights first, so that memory which the allocator keeps from earlier
             # reads is small.
             for name, weight in sorted(flat.items(), key=lambda item: -math.prod(item[1].shape))
@@ -211,7 +202,7 @@ def for_tokenizer(config: Config, tokenizer: Tokenizer) -> Config:
 
 
 def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    """Return {name: safetensors slice} over all files of the directory; no tensor is read yet."""
+    """Return {name: safetensors slice} over all files of the directory."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -242,14 +233,17 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
     return tensors
 
 
-def _check(folder: Path, config: Config, tensors: Mapping[str, Any]) -> None:
-    """Raise ModelError naming every tensor that is not as the Config requires."""
+def checked(folder: Path, config: Config, stack: ExitStack) -> dict[str, Any]:
+    """Return {name: safetensors slice} of a checkpoint whose files `stack` closes; only a head that
+    must be a copy is read. Raises ModelError naming every tensor that is not as the Config
+    requires."""
+    tensors = _open(folder, stack)
     if config.layers > len(tensors):
         raise ModelError(
             f"{folder}: num_hidden_layers={config.layers} in config.json, and the files hold"
             f" {len(tensors)} tensors"
         )
-    expected = dict(shapes(config))
+    expected = shapes(config)
     held = {name: tensors[name] for name in expected if name in tensors}
     # Old exports contain the rope frequencies, and some exports of tied models a copy of the
     # embedding (`_check_tied`).
@@ -274,6 +268,7 @@ def _check(folder: Path, config: Config, tensors: Mapping[str, Any]) -> None:
         raise ModelError(f"{folder}: tensors " + "; ".join(messages))
     if config.tied and HF_NAMES["unembed"] in tensors:
         _check_tied(folder, tensors[HF_NAMES["embed"]], tensors[HF_NAMES["unembed"]])
+    return tensors
 
 
 def some(names: Sequence[str], most: int) -> str:
@@ -319,16 +314,13 @@ def _reader(
     def read(index: tuple[slice, ...]) -> np.ndarray:
         (first, last), *others = [part.indices(size)[:2] for part, size in zip(index, weight.shape)]
         out = np.empty([last - first, *(stop - start for start, stop in others)], dtype)
-        if name.startswith("layers."):
-            for layer in range(first, last):
-                hf_name, shape = HF_NAMES[name].format(layer), weight.shape[1:]
-                out[layer - first] = read_tensor(hf_name, others, shape)
-            return out
+        layered = name.startswith("layers.")
         # An embedding is read in pieces.
-        rows = max(1, READ_BYTES // (out.itemsize * math.prod(out.shape[1:])))
+        rows = 1 if layered else max(1, READ_BYTES // (out.itemsize * math.prod(out.shape[1:])))
         for start in range(first, last, rows):
             stop = min(start + rows, last)
-            piece = read_tensor(HF_NAMES[name], [(start, stop), *others], weight.shape)
+            spans = others if layered else [(start, stop), *others]
+            piece = read_tensor(HF_NAMES[name].format(start), spans, weight.shape[layered:])
             out[start - first : stop - first] = piece
         return out
 
@@ -386,8 +378,8 @@ def save(
     if tokenizer is not None:
         generation = {
             "eos_token_id": list(tokenizer.stops),
-            "pad_token_id": tokenizer.pad,
-            "bos_token_id": tokenizer.bos,
+            "pad_token_id": tokenizer.id_of("pad_token"),
+            "bos_token_id": tokenizer.id_of("bos_token"),
             "do_sample": True,
         }
         write_json(folder / "generation_config.json", generation)
@@ -401,7 +393,7 @@ def save(
 def _save_weights(folder: Path, config: Config, params: Params, dtype: np.dtype) -> None:
     shards: list[dict[str, tuple[int, ...]]] = [{}]
     used = total = 0
-    for name, shape in shapes(config):
+    for name, shape in shapes(config).items():
         size = math.prod(shape) * dtype.itemsize
         if used and used + size > SHARD_BYTES:
             shards.append({})

@@ -115,8 +115,9 @@ def end_tokens(folder: str | Path) -> dict[str, set[int]]:
                     f"{folder}/{name}: eos_token_id={ends!r} is neither a token id nor a list of"
                     " them"
                 )
-            found[name] = set(listed)
-    return {name: ends for name, ends in found.items() if ends}
+            if listed:
+                found[name] = set(listed)
+    return found
 
 
 def fields(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,8 +146,7 @@ def fields(record: Mapping[str, Any]) -> dict[str, Any]:
         ("rope_theta", theta, 1.0, 1e12),
         ("rms_norm_eps", eps, 0.0, 1.0),
     ):
-        real = isinstance(number, int | float) and not isinstance(number, bool)
-        if not (real and least < number < most):
+        if not (type(number) in (int, float) and least < number < most):
             problems.append(f"{key}={number!r} is not a number between {least:g} and {most:g}")
     problems += _unsupported(record, kind)
     if not problems:
@@ -251,8 +251,8 @@ def _rope(record: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     `rope_parameters` too.
     """
     parts = [{name: record[name] for name in ROPE if record.get(name) is not None}]
-    for key in ("rope_scaling", "rope_parameters"):
-        parts.append(_rope_object(key, record.get(key), problems))
+    older_and_newer = ("rope_scaling", "rope_parameters")
+    parts += [_rope_object(key, record.get(key), problems) for key in older_and_newer]
     merged: dict[str, Any] = {}
     for name, value in itertools.chain.from_iterable(part.items() for part in parts):
         held = merged.setdefault(name, value)
@@ -319,5 +319,5 @@ def record_of(config: Config, dtype: str, tokenizer: Tokenizer | None = None) ->
     if config.rope_scaling:  # `transformers` 4 and vLLM read this key
         record["rope_scaling"] = rope
     if tokenizer is not None:
-        record |= {"eos_token_id": tokenizer.stops[0], "bos_token_id": tokenizer.bos}
+        record |= {"eos_token_id": tokenizer.stops[0], "bos_token_id": tokenizer.id_of("bos_token")}
     return record

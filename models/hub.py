@@ -7,13 +7,13 @@ from pathlib import Path
 
 from models.hf_config import TOKENIZER_FILES, ModelError
 
-ID = re.compile(r"[\w.-]+/[\w.-]+")
+ID = re.compile(r"(?!\.)[\w.-]+/[\w.-]+")
 SMALL = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 
 
 def is_id(name: str) -> bool:
     """Return True if `name` has the form of a Hub id: owner/model."""
-    return bool(ID.fullmatch(name)) and not name.startswith(".")
+    return bool(ID.fullmatch(name))
 
 
 def fetch(name: str, *, weights: bool = True) -> Path:

@@ -62,9 +62,9 @@ def answer(text: str) -> Message:
     return {"role": "tool", "content": text}
 
 
-def said(*calls: tuple[str, str], thought: str = "", text: str = SAID) -> Message:
+def said(*calls: tuple[str, str], text: str = SAID) -> Message:
     """Return a turn that says a text, and calls functions, each a name and an id, with it."""
-    turn = {"role": "assistant", "content": thought + text}
+    turn = {"role": "assistant", "content": text}
     made = [{"id": id, "name": name, "arguments": {"at": text}} for name, id in calls]
     return turn | ({"tool_calls": made} if made else {})
 
@@ -77,7 +77,7 @@ PROBES: tuple[list[Turn], ...] = (
     [(said(), [user("One."), user("Two.")])],
     [(said(CALL), [answer("1")]), (said(), [user("One.")])],
     [(said(CALL, CALL), [answer("1"), answer("2")])],
-    [(said(thought="<think>\nHm.\n</think>\n\n"), [user("One.")]), (said(), [user("Two.")])],
+    [(said(text=f"<think>\nHm.\n</think>\n\n{SAID}"), [user("One.")]), (said(), [user("Two.")])],
 )
 
 
@@ -296,10 +296,10 @@ class ChatTemplate:
 
     def _end_in(self, text: str) -> int:
         """Return where a marked end of a turn begins in a text. Raises ChatError."""
-        found = [place for end in self.ends if (place := text.find(MARK + end)) >= 0]
+        found = re.search("|".join(re.escape(MARK + end) for end in self.ends), text)
         if not found:
             raise ChatError(f"the chat template does not end every turn with {self.end}")
-        return min(found)
+        return found.start()
 
     def _masked(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -365,13 +365,12 @@ def _prepared(messages: Sequence[Message]) -> list[Message]:
             one["tool_calls"] = waiting = []
         for call in calls:
             function = call.get("function", call)
-            name, arguments = function["name"], function["arguments"]
-            if not isinstance(arguments, dict):
+            if not isinstance(arguments := function["arguments"], dict):
                 raise ChatError(
                     "the arguments of a tool call must be a JSON object, not"
                     f" {type(arguments).__name__}"
                 )
-            function = {"name": name, "arguments": arguments}
+            function = {"name": function["name"], "arguments": arguments}
             id = call.get("id") or next(ids)
             waiting.append({"id": id, "type": "function", "function": function})
         if role == "tool" and waiting:

@@ -17,34 +17,6 @@ from models import loops
 NEVER = -1e30  # the logit of a row without a token; an infinity would make entropies NaN
 
 
-def token_logp(
-    h_ND: Array,
-    w_DV: Array,
-    targets_N: Array,
-    *,
-    temperature: float = 1.0,
-    chunk: int = 1024,
-    unused: int = 0,
-) -> tuple[Array, Array]:
-    """Return the log-probability of each target and the entropy of each distribution: (logp_N,
-    entropy_N), float32.
-
-    Forward and backward process `chunk` tokens at a time, so that at most (chunk, V) logits exist.
-    The entropy has no gradient. unused: see `logits`.
-    """
-    n = targets_N.shape[0]
-    chunks = max(1, -(-n // chunk))
-    size = -(-n // chunks)
-    pad = chunks * size - n
-    h_ND, targets_N = jnp.pad(h_ND, ((0, pad), (0, 0))), jnp.pad(targets_N, (0, pad))
-    # Chunk j holds tokens j, j + chunks, ...: each chunk spans every device that N is sharded over.
-    h_CSD = h_ND.reshape(size, chunks, -1).swapaxes(0, 1)
-    targets_CS = targets_N.reshape(size, chunks).T
-    logp, entropy = chunked_logp(h_CSD, w_DV, targets_CS, temperature, chunks, unused)
-    logp, entropy = (y.T.reshape(-1)[:n] for y in (logp, entropy))
-    return logp, jax.lax.stop_gradient(entropy)
-
-
 def logits(h: Array, w_DV: Array, temperature: Any = 1.0, unused: int = 0) -> Array:
     """Return h_..D @ w_DV / temperature in float32, without a chance for the last `unused` rows of
     the vocabulary."""
@@ -61,23 +33,18 @@ def chunked_logp(
     count: Array | int,
     unused: int = 0,
 ) -> tuple[Array, Array]:
-    """Return `token_logp` of the first `count` of C chunks of S tokens: (logp_CS, entropy_CS), 0 in
-    the other chunks.
+    """Return the log-probability of each target and the entropy of each distribution, float32, of
+    the first `count` of C chunks of S tokens: (logp_CS, entropy_CS), 0 in the other chunks.
 
     Forward and backward hold the logits of one chunk at a time; only their log-sum-exp is saved for
-    the backward pass.
+    the backward pass. The entropy has no gradient. unused: see `logits`.
     """
     return _chunked_logp_forward(h_CSD, w_DV, targets_CS, temperature, count, unused)[0]
 
 
-def _chunked_logp_forward(
-    h_CSD: Array,
-    w_DV: Array,
-    targets_CS: Array,
-    temperature: float,
-    count: Any,
-    unused: int,
-) -> tuple[tuple[Array, Array], tuple]:
+def _chunked_logp_forward(*inputs: Any) -> tuple[tuple[Array, Array], tuple]:
+    h_CSD, w_DV, targets_CS, temperature, count, unused = inputs
+
     def add_chunk(i: Array, chunk: Any, out: Any) -> Any:
         h, targets = chunk
         y = logits(h, w_DV, temperature, unused)

@@ -22,7 +22,7 @@ from models.qwen import LoRA, Params
 
 
 def join(params: Params, adapters: Params, lora: LoRA) -> Params:
-    """Return parameters and adapters as the one tree that `qwen.hidden` takes; the matrices are not
+    """Return parameters and adapters as the one tree that `qwen.merge` takes; the matrices are not
     merged."""
     scale = lora.alpha / lora.rank
     scaled = jax.tree.map_with_path(

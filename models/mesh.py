@@ -57,7 +57,7 @@ def make_mesh(shape: Mapping[str, int]) -> Mesh:
             f"mesh {text}: sizes are positive, and at most one is -1 (the remaining devices)"
         )
     devices = jax.devices()
-    named = math.prod(size for size in sizes if size != -1)
+    named = abs(math.prod(sizes))
     if -1 in sizes:
         if len(devices) % named:
             raise MeshError(f"mesh {text}: {named} does not divide the {len(devices)} devices")
@@ -75,17 +75,9 @@ def make_mesh(shape: Mapping[str, int]) -> Mesh:
     )
 
 
-def shardings(
-    config: qwen.Config, mesh: Mesh | AbstractMesh, rules: Mapping[str, str] = RULES
-) -> Any:
-    """Return a NamedSharding for each weight of a model. Raises MeshError naming every indivisible
-    axis."""
-    return places(qwen.weights(config), mesh, rules)
-
-
 def places(weights: Any, mesh: Mesh | AbstractMesh, rules: Mapping[str, str] = RULES) -> Any:
-    """Return a NamedSharding for each `Weight` of a tree. Raises MeshError naming every axis that
-    cannot be split."""
+    """Return a NamedSharding for each `Weight` of a tree, such as `qwen.weights` returns. Raises
+    MeshError naming every axis that cannot be split."""
     declared = jax.tree.leaves(weights)
     pairs = list(itertools.chain.from_iterable(zip(w.axes, w.shape) for w in declared))
     split = {axis: _split(axis, mesh, rules) for axis, _ in pairs}

@@ -73,33 +73,47 @@ class LoRA:
     targets: tuple[str, ...] = tuple(INPUTS)
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.targets if name not in INPUTS]
-        if unknown or not self.targets:
+        if not self.targets or not INPUTS.keys() >= set(self.targets):
             raise ValueError(f"LoRA targets {self.targets!r}: choose from {', '.join(INPUTS)}")
         if self.rank < 1:
             raise ValueError(f"LoRA rank {self.rank}: must be at least 1")
 
 
-# All dense Qwen3 models have norms of queries and keys, and no biases.
-_qwen3 = functools.partial(Config, qkv_bias=False, qk_norm=True, max_positions=40960)
-PRESETS = {
-    "tiny": Config(1024, 128, 2, 4, 2, 32, 384),
-    "mini": Config(1024, 128, 3, 4, 2, 32, 384),
-    "reader": Config(2048, 256, 8, 8, 4, 32, 768),
-    "0.5b": Config(151936, 896, 24, 14, 2, 64, 4864),
-    "1.5b": Config(151936, 1536, 28, 12, 2, 128, 8960),
-    "3b": Config(151936, 2048, 36, 16, 2, 128, 11008),
-    "7b": Config(152064, 3584, 28, 28, 4, 128, 18944, tied=False),
-    "14b": Config(152064, 5120, 48, 40, 8, 128, 13824, tied=False),
-    "32b": Config(152064, 5120, 64, 40, 8, 128, 27648, tied=False),
-    "72b": Config(152064, 8192, 80, 64, 8, 128, 29568, tied=False),
-    "qwen3-0.6b": _qwen3(151936, 1024, 28, 16, 8, 128, 3072),
-    "qwen3-1.7b": _qwen3(151936, 2048, 28, 16, 8, 128, 6144),
-    "qwen3-4b": _qwen3(151936, 2560, 36, 32, 8, 128, 9728),
-    "qwen3-8b": _qwen3(151936, 4096, 36, 32, 8, 128, 12288, tied=False),
-    "qwen3-14b": _qwen3(151936, 5120, 40, 40, 8, 128, 17408, tied=False),
-    "qwen3-32b": _qwen3(151936, 5120, 64, 64, 8, 128, 25600, tied=False),
-}
+# The models that may begin with random weights, by the first fields of `Config`.
+TABLE = """
+             vocab  d_model layers heads kv_heads head_dim  d_ff
+tiny          1024      128      2     4        2       32    384
+mini          1024      128      3     4        2       32    384
+reader        2048      256      8     8        4       32    768
+0.5b        151936      896     24    14        2       64   4864
+1.5b        151936     1536     28    12        2      128   8960
+3b          151936     2048     36    16        2      128  11008
+7b          152064     3584     28    28        4      128  18944
+14b         152064     5120     48    40        8      128  13824
+32b         152064     5120     64    40        8      128  27648
+72b         152064     8192     80    64        8      128  29568
+qwen3-0.6b  151936     1024     28    16        8      128   3072
+qwen3-1.7b  151936     2048     28    16        8      128   6144
+qwen3-4b    151936     2560     36    32        8      128   9728
+qwen3-8b    151936     4096     36    32        8      128  12288
+qwen3-14b   151936     5120     40    40        8      128  17408
+qwen3-32b   151936     5120     64    64        8      128  25600
+"""
+
+
+def _preset(name: str, *sizes: str) -> Config:
+    """Return the Config of a row: wide models have a head of their own, and all dense Qwen3 ones
+    norms of queries and keys, and no biases."""
+    shape: dict[str, Any] = dict(zip(_FIELDS, map(int, sizes)))
+    qwen3 = name.startswith("qwen3")
+    return Config(
+        **shape, tied=shape["d_model"] < 3000, qkv_bias=not qwen3, qk_norm=qwen3,
+        max_positions=40960 if qwen3 else 32768,
+    )  # fmt: skip
+
+
+_FIELDS, *_ROWS = map(str.split, TABLE.strip().splitlines())
+PRESETS = {row[0]: _preset(*row) for row in _ROWS}
 
 # What each layer saves for the backward pass, besides its input; the rest is recomputed.
 REMAT = {
@@ -320,16 +334,15 @@ class Qwen(nnx.Module):
         """Return logits_RTV in float32. Without positions and segments, each row is one sequence
         without padding.
 
-        `options` are those of `hidden`. All logits exist at once; `logp.token_logp` avoids that for
-        long rows.
+        `options` are those of `hidden`. All logits exist at once; `logp.chunked_logp` avoids that
+        for long rows.
         """
         if positions_RT is None:
             positions_RT = jnp.broadcast_to(jnp.arange(tokens_RT.shape[1]), tokens_RT.shape)
         if segments_RT is None:
             segments_RT = jnp.ones_like(tokens_RT)
         h_RTD = self.hidden(tokens_RT, positions_RT, segments_RT, **options)
-        head = self.embed if self.config.tied else self.unembed
-        return logits(h_RTD, head[...].T, unused=self.config.unused)
+        return logits(h_RTD, unembed(self.config, self.params), unused=self.config.unused)
 
     def hidden(
         self,
@@ -478,7 +491,7 @@ def nested(config: Config, flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def parameter_count(config: Config) -> int:
     """Return the number of parameters, embeddings included."""
-    return sum(math.prod(weight.shape) for weight in by_name(weights(config)).values())
+    return sum(math.prod(weight.shape) for weight in jax.tree.leaves(weights(config)))
 
 
 def shapes(config: Config, dtype: Any = jnp.float32, lora: LoRA | None = None) -> Any:
@@ -500,8 +513,7 @@ def init(config: Config, seed: int, dtype: Any = jnp.float32, lora: LoRA | None 
 
     def array(path: Any, weight: Weight) -> Array:
         if not weight.std:
-            value = np.full(weight.shape, float(weight.std is None), np.float32)
-            return jnp.asarray(value, dtype)
+            return jnp.asarray(np.full(weight.shape, float(weight.std is None), dtype))
         layers = weight.shape[0] if weight.axes[0] == "layers" else 1
         size, key = math.prod(weight.shape) // layers, (seed, index[name_of(path)])
 
@@ -515,11 +527,6 @@ def init(config: Config, seed: int, dtype: Any = jnp.float32, lora: LoRA | None 
         return jnp.asarray(value.reshape(weight.shape))
 
     return jax.tree.map_with_path(array, declared)
-
-
-def hidden(config: Config, params: Params, *rows_RT: Array, **options: Any) -> Array:
-    """Return `Qwen.hidden` of a model's parameters."""
-    return merge(config, params).hidden(*rows_RT, **options)
 
 
 def unembed(config: Config, params: Params) -> Array:

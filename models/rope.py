@@ -133,7 +133,7 @@ def _numbers(kind: str, rope: Mapping[str, Any], *names: str) -> dict[str, float
     for name in names:
         if (value := rope.get(name)) is None:
             continue
-        real = isinstance(value, int | float) and not isinstance(value, bool)
+        real = type(value) in (int, float)  # bool is neither
         if not (real and 0 < value < LARGEST) or (name == ORIGINAL and value != int(value)):
             wrong.append(f"{name}={value!r}")
         else:

@@ -12,14 +12,11 @@ import contextlib
 import copy
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, trainers
-from tokenizers import models as bpe_models
 
 from models import hf_config, jinja
 from models.files import BrokenFile, read_text, write_atomically, write_json
@@ -30,16 +27,6 @@ PRE_TOKENIZER = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Qwen2.5's added tokens in the order of their ids.
-ADDED = """
-    <|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|>
-    <|box_end|> <|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|>
-    <|image_pad|> <|video_pad|>
-    <tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|>
-    <|repo_name|> <|file_sep|>
-"""
-# The flag is True for those that Qwen marks as special: the first fourteen.
-QWEN_TOKENS = tuple((name, number < 14) for number, name in enumerate(ADDED.split()))
 # Long runs of one character, on which expressions such as (a+)+$ need exponential time.
 RUNS = "\0".join(40 * chr(code) for code in range(32, 127))
 LONG = 2**13  # characters from which encoding lets other threads run
@@ -229,15 +216,9 @@ class Tokenizer:
         settings |= {} if calls == "auto" else {"call_format": calls}
         return cls(text, str(path), template, render=render, settings=settings, ends=sorted(ends))
 
-    @property
-    def bos(self) -> int:
-        """The id of the token that begins a text."""
-        return self._control.get(self._named.get("bos_token"), self.stops[-1])
-
-    @property
-    def pad(self) -> int:
-        """The id of the token that fills up."""
-        return self._control.get(self._named.get("pad_token"), self.stops[-1])
+    def id_of(self, variable: str) -> int:
+        """Return the id of the token that its files name as "bos_token" or "pad_token"."""
+        return self._control.get(self._named.get(variable), self.stops[-1])
 
     def with_thinking(self, thinking: bool) -> Tokenizer:
         """Return this tokenizer with the thinking switch turned on or off. Raises TokenizerError if
@@ -303,7 +284,7 @@ class Tokenizer:
             split = json.dumps(PRE_TOKENIZER, ensure_ascii=False) in text
             config = _TOKENIZER_CONFIG | ({} if split else config)
         if self.calls:
-            config = config | {"call_format": self.calls}
+            config["call_format"] = self.calls
         write_atomically(folder / "tokenizer.json", text)
         write_json(folder / "tokenizer_config.json", config)
         template = thoughtless(self._source) if self.thinking is False else self._source
@@ -322,45 +303,6 @@ _TOKENIZER_CONFIG = {
     "clean_up_tokenization_spaces": False,
     "split_special_tokens": False,
 }
-
-
-def train_bpe(texts: Iterable[str], vocab_size: int, extra_tokens: Sequence[str] = ()) -> Tokenizer:
-    """Train a byte-level BPE with Qwen's pre-tokenizer and special tokens.
-
-    vocab_size: the largest size of the whole vocabulary, which holds the bytes, the merges, Qwen's
-    added tokens and `extra_tokens`; it is smaller if the texts have nothing left to merge.
-    extra_tokens: strings that always become one id, such as the punctuation of a tool call. The
-    same texts in the same order give the same tokenizer.
-    """
-    added = [AddedToken(name, special=special, normalized=False) for name, special in QWEN_TOKENS]
-    added += [AddedToken(text, special=False, normalized=False) for text in extra_tokens]
-    budget = vocab_size - len(added)
-    if budget < 256:
-        raise TokenizerError(
-            f"vocab_size {vocab_size} is too small: bytes and added tokens need {256 + len(added)}"
-        )
-    model = byte_level(bpe_models.BPE())
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=budget, initial_alphabet=alphabet, show_progress=False)
-    # Added tokens split the text before BPE sees it, so merges across them would never be used.
-    longest_first = sorted((token.content for token in added), key=len, reverse=True)
-    splitter = re.compile("|".join(map(re.escape, longest_first)))
-    model.train_from_iterator(
-        (piece for text in texts for piece in splitter.split(text) if piece), trainer
-    )
-    model.add_tokens(added)
-    return Tokenizer(model.to_str())
-
-
-def byte_level(bpe: bpe_models.BPE) -> tokenizers.Tokenizer:
-    """Return a tokenizer that splits text in Qwen's way."""
-    model = tokenizers.Tokenizer(bpe)
-    model.normalizer = normalizers.NFC()
-    split = pre_tokenizers.Split(Regex(PRE_TOKENIZER), behavior="isolated", invert=False)
-    of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    model.pre_tokenizer = pre_tokenizers.Sequence([split, of_bytes])
-    model.decoder = decoders.ByteLevel()
-    return model
 
 
 def _settings_of(folder: Path) -> dict[str, Any]:

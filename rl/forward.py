@@ -49,7 +49,7 @@ class Forward:
       this many rows. Given the largest number of rows that will occur, only one program is
       compiled.
     temperature: the temperature of the log-probabilities.
-    dtype, remat, attention, most_segments: see `qwen.hidden`.
+    dtype, remat, attention, most_segments: see `Qwen.hidden`.
     chunk: tokens that a device puts through the unembedding at once.
     widths: number of row widths to compile, evenly spaced in (T / 2, T]. A micro-batch is cut to
       the narrowest that holds its tokens, which does not change the result.
@@ -261,8 +261,8 @@ def hidden(forward: Forward, params: qwen.Params, rows: Rows) -> Array:
                 " 'cudnn'"
             )
         segments_RT = sharing(segments_RT, rows["prompts"])
-    return qwen.hidden(
-        forward.config, params, rows["tokens"], rows["positions"], segments_RT, dtype=forward.dtype,
+    return qwen.merge(forward.config, params).hidden(
+        rows["tokens"], rows["positions"], segments_RT, dtype=forward.dtype,
         remat=forward.remat, attention=kernel, most_segments=most, mesh=mesh,
     )  # fmt: skip
 

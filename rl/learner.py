@@ -58,7 +58,7 @@ def state_shardings(
     replicated."""
     if mesh is None:
         return None
-    base = meshes.shardings(config, mesh, layout.rules)
+    base = meshes.places(qwen.weights(config), mesh, layout.rules)
     params = meshes.places(qwen.weights(config, layout.lora), mesh, layout.rules)
     replicated = NamedSharding(mesh, PartitionSpec())
     moments = _in_memory("pinned_host", params) if layout.offload else params

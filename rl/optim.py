@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from models import qwen, rounding
+from models import qwen
+from rl import rounding
 
 
 def schedule(
@@ -138,7 +139,7 @@ def muon(
 
 def rounded(params: Any, like: Any, key: jax.Array) -> Any:
     """Return float32 `params` in the dtypes of `like`, with stochastic rounding to bfloat16
-    (models/rounding.py)."""
+    (rl/rounding.py)."""
     names = qwen.by_name(params)
     keys = dict(zip(names, jax.random.split(key, len(names))))
 

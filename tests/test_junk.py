@@ -37,9 +37,10 @@ from evolver.navigating import new_experience
 from evolver.navigating.experience_pool import ExperiencePool
 from evolver.plan import targets
 from experiments import from_gguf
+from experiments.imitation.bpe import train_bpe
 from models import hf, hf_config
 from models.files import BrokenFile
-from models.tokenizer import Tokenizer, TokenizerError, train_bpe
+from models.tokenizer import Tokenizer, TokenizerError
 from rl.checkpoint import _drop_damaged_metrics
 from rl.engines.serve.requests import ChatRequest, Refused, fields_of, parse, prompts_of
 from tests.evolver.test_books import trajectory

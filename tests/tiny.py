@@ -91,8 +91,8 @@ def _made() -> tempfile.TemporaryDirectory:
     import numpy as np
 
     import envs
+    from experiments.imitation.bpe import train_bpe
     from models import hf, qwen
-    from models.tokenizer import train_bpe
 
     world = envs.make("travel")
     tasks = world.tasks("train")

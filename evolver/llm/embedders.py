@@ -141,7 +141,7 @@ class PolicyEmbedder:
         @jax.jit
         def pooled(params: qwen.Params, tokens_T: jax.Array, real_T: jax.Array) -> jax.Array:
             place_1T = jnp.arange(len(tokens_T))[None]
-            states_1TD = qwen.hidden(shape, params, tokens_T[None], place_1T, real_T[None])
+            states_1TD = qwen.merge(shape, params).hidden(tokens_T[None], place_1T, real_T[None])
             mean_D = (states_1TD[0] * real_T[:, None]).sum(0) / real_T.sum()
             return mean_D / jnp.linalg.norm(mean_D)
 

@@ -125,6 +125,7 @@ def vocabulary(config: Any) -> dict[str, str]:
         if others := ", ".join(map(str, sorted(tokens - own.keys()))):
             ends += f"; {others} of {file} does not end one"
     template = f"{tokenizer.rendering}; {calls.said_of(tokenizer)}"
+    template += "" if tokenizer.template.lists_tools else "; lists no tools"
     return {"vocabulary": ids, "chat template": template, "ends of turns": ends}
 
 

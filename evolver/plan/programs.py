@@ -36,10 +36,10 @@ from evolver.config.derived import needs_reference, weight_dtype
 from evolver.llm.roles import engine_context
 from evolver.plan import hlo, targets
 from evolver.plan.case import LEARNER, model_shape
-from models import kv_cache, lora, qwen
+from models import lora, qwen
 from models import mesh as meshes
 from rl import forward, learner
-from rl.engines.jax import decoding
+from rl.engines.jax import decoding, kv_cache
 from rl.packing import Packed
 
 Programs = dict[str, Callable[[], Any]]  # {phase: a function that traces its program}

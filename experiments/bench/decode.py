@@ -30,8 +30,8 @@ from experiments.bench.accelerator import (
     show,
 )
 from experiments.bench.harness import clocked
-from models import kv_cache, qwen
-from rl.engines.jax import decoding
+from models import qwen
+from rl.engines.jax import decoding, kv_cache
 
 CONTEXTS = (2048, 8192, 16384)
 BLOCK = 32  # tokens decoded in one call

@@ -27,8 +27,8 @@ from evolver.engines import scorer
 from experiments import commands
 from experiments.bench.our_engine import play
 from experiments.bench.workload import Workload, flat
+from experiments.imitation.bpe import train_bpe
 from models import hf, qwen
-from models.tokenizer import train_bpe
 from rl.engines import Engine
 from rl.engines.jax.engine import JaxEngine
 from rl.engines.vllm.engine import VllmEngine

@@ -28,7 +28,7 @@ from evolver.config.checks.workdir import changed, place_problems
 from evolver.config.keys import fitted, key_problems
 from evolver.files.workdir import Workdir, WorkdirInUse
 from experiments.imitation import demonstrations
-from models.tokenizer import train_bpe
+from experiments.imitation.bpe import train_bpe
 from rl.contexts import Context, Opening
 from run import refused
 

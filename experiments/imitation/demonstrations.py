@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import envs
-from models.tokenizer import QWEN_TOKENS
+from experiments.imitation.bpe import QWEN_TOKENS
 from rl.seeds import seed_of
 
 # Fixed text of turns. As single tokens, these strings halve the length of an episode.

@@ -18,10 +18,11 @@ from evolver.config.paths import model_folder
 from evolver.files.workdir import Workdir
 from evolver.imitating import NothingFits, train
 from experiments.imitation import demonstrations
+from experiments.imitation.bpe import train_bpe
 from experiments.imitation.induction import with_induction
 from experiments.imitation.tokenized import tokenized
 from models import hf, qwen
-from models.tokenizer import Tokenizer, train_bpe
+from models.tokenizer import Tokenizer
 from rl.checkpoint import Checkpoints
 from rl.samples import Sample
 from rl.seeds import seed_of

@@ -91,7 +91,7 @@ def expected_state(params, one):
     """Return the last hidden state of a turn's prompt, by the model written plainly."""
     prompt = jnp.array([one.training_prompt])
     places, segments = jnp.arange(prompt.shape[1])[None], jnp.ones_like(prompt)
-    return qwen.hidden(CONFIG, params, prompt, places, segments)[0, -1]
+    return qwen.merge(CONFIG, params).hidden(prompt, places, segments)[0, -1]
 
 
 @pytest.mark.parametrize("share", [False, True])

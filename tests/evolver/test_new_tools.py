@@ -12,7 +12,7 @@ from envs.world import Evaluation, Observation, StepResult, Task, World, tool_of
 from evolver.imitating import turns_of
 from evolver.questioning.curiosity import Curiosity
 from evolver.replaying import calls_of, play
-from models.tokenizer import train_bpe
+from experiments.imitation.bpe import train_bpe
 from rl.contexts.causal import Causal
 from tests.evolver.explorers import Questioning
 

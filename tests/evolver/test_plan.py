@@ -96,7 +96,9 @@ def test_flops_of_a_forward_pass_are_those_that_xla_counts(tied):
 
     def logits(params, tokens):
         positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
-        return qwen.hidden(shape, params, tokens, positions, tokens) @ qwen.unembed(shape, params)
+        return qwen.merge(shape, params).hidden(tokens, positions, tokens) @ qwen.unembed(
+            shape, params
+        )
 
     tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     counted = jax.jit(logits).lower(qwen.shapes(shape), tokens).compile().cost_analysis()["flops"]

@@ -31,10 +31,11 @@ from evolver.imitating import (
 )
 from experiments.imitation import demonstrations, tokenized
 from experiments.imitation.__main__ import main, problems
+from experiments.imitation.bpe import train_bpe
 from experiments.imitation.imitate import with_unseen
 from experiments.imitation.induction import with_induction
 from models import hf, qwen
-from models.tokenizer import Tokenizer, TokenizerError, train_bpe
+from models.tokenizer import Tokenizer, TokenizerError
 from rl import optim
 from rl.samples import Sample
 from rl.seeds import seed_of
@@ -160,7 +161,7 @@ def copied(shape, params):
     pairs = [draw.choice(shape.vocab, (8, 2), replace=False) for _ in range(32)]
     rows = np.array([np.concatenate([p, p[draw.permutation(8)]]).reshape(-1) for p in pairs])
     positions = np.broadcast_to(np.arange(32), rows.shape)
-    h = qwen.hidden(shape, params, rows, positions, np.zeros_like(rows))
+    h = qwen.merge(shape, params).hidden(rows, positions, np.zeros_like(rows))
     logits = np.array(h @ qwen.unembed(shape, params))
     np.put_along_axis(logits, rows[..., None], -np.inf, -1)  # tied embeddings prefer this token
     asked = np.arange(16, 32, 2)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from models.logp import chunked_logp
 from rl.trajectory import Completion
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +43,16 @@ def noise(shapes, scale=1.0, dtype=jnp.float32, seed=0):
     """Return random arrays for a tree of shapes, such as `qwen.shapes` returns."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda s: jnp.asarray(scale * rng.normal(size=s.shape), dtype), shapes)
+
+
+def token_logp(h_ND, w_DV, targets_N, *, temperature=1.0, chunk, unused=0):
+    """Return (logp_N, entropy_N), computed `chunk` tokens at a time."""
+    n, count = len(targets_N), -(-len(targets_N) // chunk)
+    pad = (0, count * chunk - n)
+    h_CSD = jnp.pad(h_ND, (pad, (0, 0))).reshape(count, chunk, -1)
+    targets_CS = jnp.pad(targets_N, pad).reshape(count, chunk)
+    found = chunked_logp(h_CSD, w_DV, targets_CS, temperature, count, unused)
+    return tuple(y.reshape(-1)[:n] for y in found)
 
 
 def edit(file: Path, change: dict) -> None:

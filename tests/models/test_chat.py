@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from envs.world import Observation
+from experiments.imitation.bpe import train_bpe
 from models import chat, jinja
-from models.tokenizer import Tokenizer, train_bpe
+from models.tokenizer import Tokenizer
 from rl.contexts import Opening
 from rl.contexts.causal import Causal
 from tests.models.helpers import extend, tool, user

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.world import Observation
+from experiments.imitation.bpe import train_bpe
 from models import chat, hf, jinja, qwen
-from models.tokenizer import Tokenizer, TokenizerError, train_bpe
+from models.tokenizer import Tokenizer, TokenizerError
 from rl.contexts import Opening
 from rl.contexts.causal import Causal
 from rl.contexts.reasoning import ReasoningAugmented

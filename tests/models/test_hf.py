@@ -14,9 +14,10 @@ from safetensors.numpy import load_file, save_file
 
 from configs import base
 from evolver.config.checks.model import model_problems
+from experiments.imitation.bpe import train_bpe
 from models import chat, hf, hf_config, qwen
 from models.rope import Llama3, Yarn
-from models.tokenizer import Tokenizer, train_bpe
+from models.tokenizer import Tokenizer
 from tests.models.helpers import ROOT, assert_equal, edit, noise
 
 CONFIG = qwen.Config(
@@ -326,6 +327,41 @@ def test_a_gated_model_is_one_message_that_says_what_to_do(monkeypatch):
     (problem,) = model_problems(config, "train")
     assert "Cannot access gated repo" in problem and "`hf auth login`" in problem
     assert "\n" not in problem
+
+
+def damage(folder, kind):
+    if kind == "cut":
+        (folder / "model.safetensors").write_bytes(b"cut")
+    elif kind == "index":
+        index = {"weight_map": {"model.norm.weight": "model-2.safetensors"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    else:
+        edit(folder / "config.json", kind)
+
+
+@pytest.mark.parametrize(
+    "kind, words",
+    [
+        ({"intermediate_size": 66}, "of the wrong shape: model.layers.0.mlp.gate_proj.weight"),
+        ({"num_hidden_layers": 3}, "missing: model.layers.2.input_layernorm.weight"),
+        ({"tie_word_embeddings": False}, "missing: lm_head.weight"),
+        ("cut", "model.safetensors is corrupt or truncated"),
+        ("index", "names files that do not exist: model-2.safetensors"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["plan", "train"])
+def test_weights_that_are_not_those_of_config_json_are_one_problem_before_the_start(
+    tmp_path, kind, words, mode
+):
+    tokenizer = train_bpe(["a b c"], 300)
+    shape = dataclasses.replace(CONFIG, vocab=tokenizer.vocab_size, max_positions=32768)
+    hf.save(tmp_path, shape, qwen.init(shape, 0), tokenizer=tokenizer)
+    config = base.get_config()
+    config.model.path = str(tmp_path)
+    assert not list(model_problems(config, mode))
+    damage(tmp_path, kind)
+    (problem,) = model_problems(config, mode)
+    assert problem.startswith(f"config.model.path: {tmp_path}") and words in problem
 
 
 def test_config_json_is_read_without_jax():

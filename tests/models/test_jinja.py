@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from configs import base
 from envs.world import Observation
 from evolver.config.checks.model import model_problems
+from experiments.imitation.bpe import train_bpe
 from models import chat, jinja
-from models.tokenizer import Tokenizer, TokenizerError, train_bpe
+from models.tokenizer import Tokenizer, TokenizerError
 from rl.contexts import Opening
 from rl.contexts.causal import Causal
 from tests.models import make_golden_ids

@@ -13,7 +13,7 @@ def abstract(**shape):
 
 
 def test_every_weight_gets_a_sharding():
-    places = meshes.shardings(qwen.PRESETS["14b"], abstract(fsdp=8, tensor=8))
+    places = meshes.places(qwen.weights(qwen.PRESETS["14b"]), abstract(fsdp=8, tensor=8))
     assert places["layers"]["attention"]["q"].spec == PartitionSpec(None, "fsdp", "tensor", None)
     assert places["layers"]["mlp"]["down"].spec == PartitionSpec(None, "tensor", "fsdp")
     assert places["unembed"].spec == PartitionSpec("tensor", "fsdp")
@@ -21,19 +21,21 @@ def test_every_weight_gets_a_sharding():
 
 def test_indivisible_axes_are_named():
     with pytest.raises(meshes.MeshError) as error:
-        meshes.shardings(qwen.PRESETS["7b"], abstract(tensor=8))
+        meshes.places(qwen.weights(qwen.PRESETS["7b"]), abstract(tensor=8))
     assert "tensor=8 does not divide heads=28" in str(error.value)
     assert "tensor=8 does not divide kv_heads=4" in str(error.value)
     with pytest.raises(meshes.MeshError, match="fsdp=3 does not divide embed=128"):
-        meshes.shardings(qwen.PRESETS["tiny"], abstract(fsdp=3))
+        meshes.places(qwen.weights(qwen.PRESETS["tiny"]), abstract(fsdp=3))
 
 
 def test_one_axis_of_the_mesh_cannot_split_two_axes_of_a_weight():
     with pytest.raises(
         meshes.MeshError, match="tensor would split two axes of one weight, vocab and embed"
     ):
-        meshes.shardings(
-            qwen.PRESETS["tiny"], abstract(tensor=2), {**meshes.RULES, "embed": "tensor"}
+        meshes.places(
+            qwen.weights(qwen.PRESETS["tiny"]),
+            abstract(tensor=2),
+            {**meshes.RULES, "embed": "tensor"},
         )
 
 
@@ -55,7 +57,7 @@ EIGHT_DEVICES = """
 import sys
 import jax, numpy as np
 from models import hf, mesh, qwen
-from models.logp import token_logp
+from tests.models.helpers import token_logp
 
 config = qwen.Config(vocab=64, d_model=16, layers=2, heads=4, kv_heads=2, head_dim=4, d_ff=24)
 _, alone = hf.load(sys.argv[1])
@@ -63,14 +65,14 @@ tokens = np.random.default_rng(0).integers(0, 64, (8, 16))
 batch = tokens, np.tile(np.arange(16), (8, 1)), np.ones_like(tokens)
 
 def loss(params, tokens, positions, segments):
-    h = qwen.hidden(config, params, tokens, positions, segments).reshape(-1, 16)
+    h = qwen.merge(config, params).hidden(tokens, positions, segments).reshape(-1, 16)
     return token_logp(h, qwen.unembed(config, params), tokens.reshape(-1), chunk=16)[0].mean()
 
 expected = jax.jit(jax.value_and_grad(loss))(alone, *batch)
 for shape in ({"data": 2, "fsdp": 4}, {"fsdp": 4, "tensor": 2}, {"data": 2, "fsdp": 2, "sequence": 2}):
     m = mesh.make_mesh(shape)
     _, params = hf.load(sys.argv[1], mesh=m)
-    places = mesh.shardings(config, m)
+    places = mesh.places(qwen.weights(config), m)
     jax.tree.map(lambda a, s: np.testing.assert_equal(a.sharding, s), params, places)
     jax.tree.map(np.testing.assert_array_equal, params, alone)
     step = jax.jit(jax.value_and_grad(loss), out_shardings=(None, places))

@@ -37,7 +37,7 @@ def test_the_module_holds_the_parameters_and_computes_their_logits():
     assert jax.tree.structure(model.params) == jax.tree.structure(params)
     jax.tree.map(np.testing.assert_array_equal, model.params, params)
     positions_RT = jnp.tile(jnp.arange(6), (2, 1))
-    h_RTD = qwen.hidden(CONFIG, params, TOKENS_RT, positions_RT, jnp.ones_like(TOKENS_RT))
+    h_RTD = qwen.merge(CONFIG, params).hidden(TOKENS_RT, positions_RT, jnp.ones_like(TOKENS_RT))
     inside = jax.jit(lambda p: qwen.merge(CONFIG, p)(TOKENS_RT))(params)
     assert inside.shape == (2, 6, CONFIG.vocab) and inside.dtype == jnp.float32
     np.testing.assert_allclose(inside, h_RTD @ qwen.unembed(CONFIG, params), atol=1e-5)
@@ -68,7 +68,7 @@ def test_flax_derives_the_shardings_that_the_mesh_gives():
     state = nnx.state(qwen.abstract(PRESETS["7b"], None), nnx.Param)
     with logical_axis_rules(RULES):
         found = nnx.to_pure_dict(nnx.get_named_sharding(state, MESH))
-    expected = meshes.shardings(PRESETS["7b"], MESH)
+    expected = meshes.places(qwen.weights(PRESETS["7b"]), MESH)
     shapes = qwen.shapes(PRESETS["7b"])
     same = jax.tree.map(
         lambda a, b, shape: a.is_equivalent_to(b, len(shape.shape)), found, expected, shapes

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from models import hf, kv_cache, qwen
+from models import hf, qwen
 from models.rope import Llama3
+from rl.engines.jax import kv_cache
 from tests.models.helpers import assert_close, edit, noise
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.npz"))

@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from models import kv_cache, qwen
-from models.logp import token_logp
-from tests.models.helpers import assert_close
+from models import qwen
+from rl.engines.jax import kv_cache
+from tests.models.helpers import assert_close, token_logp
 
 CONFIG = qwen.Config(vocab=61, d_model=24, layers=2, heads=4, kv_heads=2, head_dim=6, d_ff=40)
 QWEN3 = qwen.Config(61, 24, 2, 4, 2, 8, 40, tied=False, qkv_bias=False, qk_norm=True)
 
-FUNCTIONS = (kv_cache.for_decoding, kv_cache.extend, qwen.hidden)
+
+def hidden(config, params, *rows_RT):
+    return qwen.merge(config, params).hidden(*rows_RT)
+
+
+FUNCTIONS = (kv_cache.for_decoding, kv_cache.extend, hidden)
 DECODING, EXTEND, HIDDEN = (jax.jit(functools.partial(function, CONFIG)) for function in FUNCTIONS)
 
 
@@ -87,7 +92,7 @@ def test_bfloat16(params):
     args = tokens, np.arange(9)[None], np.ones((1, 9), int)
 
     def loss(params):
-        h_RTD = qwen.hidden(CONFIG, params, *args, dtype=jnp.bfloat16)
+        h_RTD = qwen.merge(CONFIG, params).hidden(*args, dtype=jnp.bfloat16)
         return jnp.sum(h_RTD.astype(jnp.float32) ** 2), h_RTD
 
     gradient, half_RTD = jax.jit(jax.grad(loss, has_aux=True))(params)

@@ -19,7 +19,7 @@ def sparse_checkpoint(folder: Path, config: qwen.Config, files: int = 6) -> int:
     the last norm, of which zeros are refused; return its size in bytes."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(hf_config.record_of(config, "bfloat16")))
-    weight_map, total, names = {}, 0, list(hf.shapes(config))
+    weight_map, total, names = {}, 0, list(hf.shapes(config).items())
     for number in range(files):
         header, end = {}, 0
         first, last = (n * len(names) // files for n in (number, number + 1))
@@ -49,9 +49,10 @@ def test_fourteen_billion_parameters_are_checked_and_sharded_before_any_is_read(
     assert sum(f.stat().st_blocks for f in (tmp_path / "m").iterdir()) * 512 < 10_000_000
     assert hf.config_of(tmp_path / "m") == config
     with hf.ExitStack() as stack:
-        tensors = hf._open(tmp_path / "m", stack)
-        hf._check(tmp_path / "m", config, tensors)
-        places = qwen.by_name(mesh.shardings(config, AbstractMesh((1, 8, 1, 1), mesh.AXES)))
+        tensors = hf.checked(tmp_path / "m", config, stack)
+        places = qwen.by_name(
+            mesh.places(qwen.weights(config), AbstractMesh((1, 8, 1, 1), mesh.AXES))
+        )
         flat, total, largest = qwen.by_name(qwen.weights(config)), 0, 0
         for weight_name, weight in flat.items():
             size = 2 * math.prod(places[weight_name].shard_shape(weight.shape))
@@ -119,7 +120,6 @@ def test_more_than_a_billion_parameters_are_loaded_and_saved_in_little_more_than
     # a copy or two of the largest tensor
     assert figures["writing"] < 2 * 151936 * 1536 * 2 + 100_000_000
     with hf.ExitStack() as stack:
-        written = hf._open(tmp_path / "out", stack)
-        hf._check(tmp_path / "out", config, written)
+        written = hf.checked(tmp_path / "out", config, stack)
         norm = written["model.norm.weight"][:]
     assert np.all(np.asarray(norm, np.float32) == 1)

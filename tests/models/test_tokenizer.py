@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.imitation.bpe import QWEN_TOKENS, train_bpe
 from models import chat
-from models.tokenizer import QWEN_TOKENS, REQUIRED, Tokenizer, TokenizerError, train_bpe
+from models.tokenizer import REQUIRED, Tokenizer, TokenizerError
 from models.tokenizer import _well_formed as well_formed
 from tests.models.helpers import edit, tool, user
 
@@ -199,9 +200,12 @@ def test_a_sentencepiece_model_is_read_by_transformers(tmp_path):
     inst = "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content + eos_token }}{% else %}{{ '[INST] ' + m.content + ' [/INST]' }}{% endif %}{% endfor %}"
     (tmp_path / "chat_template.jinja").write_text(inst)
     loaded = Tokenizer.load(tmp_path)
-    assert loaded.decode(loaded.stops) == "</s>" and loaded.decode([loaded.bos]) == "<s>"
+    assert (
+        loaded.decode(loaded.stops) == "</s>"
+        and loaded.decode([loaded.id_of("bos_token")]) == "<s>"
+    )
     ids = chat.opening(loaded, [user("Oslo</s>")])
-    assert ids[0] == loaded.bos and loaded.stops[0] not in ids
+    assert ids[0] == loaded.id_of("bos_token") and loaded.stops[0] not in ids
 
 
 def test_files_that_transformers_cannot_read_are_one_message(small, tmp_path, capfd):

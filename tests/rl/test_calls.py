@@ -83,7 +83,11 @@ def saved(tokenizer: Tokenizer, folder):
         (lambda: made(jinja.QWEN3), "hermes", "Qwen3's; calls in hermes"),
         (mistral, "mistral", "what was sampled stays; calls in mistral"),
         (later, "mistral", "the checkpoint's own; calls in mistral"),
-        (lambda: made(SMOL), "hermes", "calls in hermes, since the template writes none"),
+        (
+            lambda: made(SMOL),
+            "hermes",
+            "calls in hermes, since the template writes none; lists no tools",
+        ),
         (lambda: made(NAMED), "hermes", "since the template writes them in no known format"),
         (lambda: real("llama3_1"), "llama3_json", "; calls in llama3_json"),
         (lambda: real("llama3_2"), "llama3_json", "; calls in llama3_json"),

@@ -46,7 +46,7 @@ def make(config=CONFIG, weights=None, **options):
 @functools.partial(jax.jit, static_argnums=0)
 def all_logp(config, weights, tokens, temperature):
     places = jnp.arange(len(tokens))[None]
-    h = qwen.hidden(config, weights, tokens[None], places, jnp.ones_like(places))[0]
+    h = qwen.merge(config, weights).hidden(tokens[None], places, jnp.ones_like(places))[0]
     return jax.nn.log_softmax(h @ qwen.unembed(config, weights) / temperature)
 
 

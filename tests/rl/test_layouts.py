@@ -135,7 +135,7 @@ def test_rematerialisation_keeps_less_and_less_and_changes_nothing():
     tokens, places = np.arange(512)[None] ** 2 % 64, np.arange(512)[None]
 
     def gradient(remat):
-        loss = lambda p, *a: jnp.mean(qwen.hidden(config, p, *a, remat=remat) ** 2)
+        loss = lambda p, *a: jnp.mean(qwen.merge(config, p).hidden(*a, remat=remat) ** 2)
         args = weights, tokens, places, np.ones_like(tokens)
         compiled = jax.jit(jax.grad(loss)).lower(*args).compile()
         return compiled(*args), compiled.memory_analysis().temp_size_in_bytes
@@ -200,7 +200,7 @@ def noisy_adapters():
 
 def test_adapters_start_at_zero_and_merge_into_the_weights(tmp_path):
     tokens = np.arange(12)[None] % CONFIG.vocab
-    h = lambda p: qwen.hidden(CONFIG, p, tokens, tokens, np.ones_like(tokens))
+    h = lambda p: qwen.merge(CONFIG, p).hidden(tokens, tokens, np.ones_like(tokens))
     fresh, adapters = qwen.init(CONFIG, 0, lora=ADAPTERS), noisy_adapters()
     np.testing.assert_array_equal(h(lora.join(params(), fresh, ADAPTERS)), h(params()))
     joined = h(lora.join(params(), adapters, ADAPTERS))

@@ -58,7 +58,7 @@ def batch(rows=5, seed=0):
 def slow_logp(params, packed, temperature=1.0):
     """Return (logp_RT, entropy_RT) from the logits of every token, 0 where a token does not
     train."""
-    h = qwen.hidden(CONFIG, params, packed.tokens_RT, packed.positions_RT, packed.segments_RT)
+    h = qwen.merge(CONFIG, params).hidden(packed.tokens_RT, packed.positions_RT, packed.segments_RT)
     every = jax.nn.log_softmax(h @ qwen.unembed(CONFIG, params) / temperature)
     before = jnp.pad(every, ((0, 0), (1, 0), (0, 0)))[:, :-1]
     logp = jnp.take_along_axis(before, packed.tokens_RT[..., None], axis=-1)[..., 0]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.world import Evaluation, Observation, StepResult, Task, World
-from models.tokenizer import train_bpe
+from experiments.imitation.bpe import train_bpe
 from rl import samples
 from rl.contexts import Limits, cut, inject
 from rl.contexts.causal import Causal

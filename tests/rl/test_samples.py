@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.world import Evaluation, Observation, Task
-from models.tokenizer import train_bpe
+from experiments.imitation.bpe import train_bpe
 from rl import samples
 from rl.contexts import Opening
 from rl.contexts.causal import Causal

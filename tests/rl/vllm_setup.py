@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from experiments.imitation.bpe import train_bpe
 from models import hf, qwen
-from models.logp import token_logp
-from models.tokenizer import train_bpe
+from models.logp import logits
 from rl.engines.vllm.engine import Patience, VllmEngine
 from rl.engines.vllm.servers import OwnServers
 from rl.engines.vllm.transfer import SharedMemory
@@ -65,9 +66,10 @@ def checkpoint(folder: Path, *, tied: bool, seed: int = 0) -> tuple[qwen.Config,
 @functools.partial(jax.jit, static_argnums=0)
 def _logp(shape: qwen.Config, params, tokens_RT, temperature):
     positions_RT = np.arange(CONTEXT)[None]
-    h_RTD = qwen.hidden(shape, params, tokens_RT, positions_RT, np.ones_like(positions_RT))
+    h_RTD = qwen.merge(shape, params).hidden(tokens_RT, positions_RT, np.ones_like(positions_RT))
     head = qwen.unembed(shape, params)
-    return token_logp(h_RTD[0, :-1], head, tokens_RT[0, 1:], temperature=temperature)[0]
+    logp_TV = jax.nn.log_softmax(logits(h_RTD[0, :-1], head, temperature))
+    return jnp.take_along_axis(logp_TV, tokens_RT[0, 1:, None], axis=1)[:, 0]
 
 
 def learner_score(shape: qwen.Config, params, ids: list[int], temperature=1.0) -> np.ndarray:

@@ -97,11 +97,12 @@ def mesh_error(config: ConfigDict, shape: Any) -> str:
     its sharding rules; "" if it can."""
     from jax.sharding import AbstractMesh
 
-    from models import mesh
+    from models import mesh, qwen
 
     sizes = tuple(config.mesh[axis] for axis in mesh.AXES)
+    weights, over = qwen.weights(shape), AbstractMesh(sizes, mesh.AXES)
     try:
-        mesh.shardings(shape, AbstractMesh(sizes, mesh.AXES), config.sharding.to_dict())
+        mesh.places(weights, over, config.sharding.to_dict())
     except mesh.MeshError as error:
         return str(error)
     return ""

@@ -1,6 +1,7 @@
 """Checks of the policy's checkpoint and tokenizer."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ def model_problems(config: ConfigDict, mode: str) -> Iterator[str]:
         except (FileNotFoundError, ValueError) as error:
             yield f"config.model.path={path}: {error}"
             return
-        if folder == resolve(path) and not any(folder.glob("*.safetensors")):
+        local, weights = folder == resolve(path), any(folder.glob("*.safetensors"))
+        if local and not weights:
             held = ", ".join(sorted(p.name for p in folder.iterdir())[:6]) or "nothing"
             yield (
                 f"config.model.path={path} has no *.safetensors file (Hugging Face format); it"
@@ -39,6 +41,8 @@ def model_problems(config: ConfigDict, mode: str) -> Iterator[str]:
             shape = hf_config.fields(hf_config.read(folder))
             yield from shape_conflicts(config, shape)
             vocab, ends = shape["vocab"], hf_config.end_tokens(folder)
+            if local and weights:
+                yield from weight_problems(folder)
         except ValueError as error:
             yield f"config.model.path={path}: {error}"
     if path or config.model.tokenizer:
@@ -48,6 +52,18 @@ def model_problems(config: ConfigDict, mode: str) -> Iterator[str]:
             "config.model.path is empty, so the weights are random; config.model.tokenizer must"
             " then name a tokenizer"
         )
+
+
+def weight_problems(folder: Path) -> Iterator[str]:
+    """Yield why the weights in a directory are not those of its config.json, read from the headers
+    of the files."""
+    from models import hf
+
+    try:
+        with ExitStack() as stack:
+            hf.checked(folder, hf.config_of(folder), stack)
+    except hf_config.ModelError as error:
+        yield f"config.model.path: {error}"
 
 
 def command_that_writes(path: str) -> str:

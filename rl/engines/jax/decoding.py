@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models import kv_cache, qwen
+from models import qwen
 from models.logp import logits
+from rl.engines.jax import kv_cache
 
 Array = jax.Array | np.ndarray
 

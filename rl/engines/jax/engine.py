@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models import kv_cache, qwen
+from models import qwen
 from rl.engines import EngineFault, Guide, RequestFault, check_request
+from rl.engines.jax import kv_cache
 from rl.engines.jax.runner import MAX_STOP_TOKENS, Request, Requests, Runner, Shapes, Stream, Work
 from rl.engines.jax.slots import Slots, common_prefix
 from rl.trajectory import Completion, Sampling
@@ -42,7 +43,7 @@ class JaxEngine:
     prefill: most prompt tokens per row of one prefill call.
     dtype: of the computation. weight_dtype: of the matrices, None = dtype; a product with a matrix
         of another dtype rounds its other factor to it. Matrices coarser than the computation are
-        rounded stochastically, by a key that follows from the version (models/rounding.py).
+        rounded stochastically, by a key that follows from the version (rl/rounding.py).
     devices: each holds all weights and its share of the slots; () = the first device. A session
         stays on its device.
     threaded: run device calls in a thread, so that other coroutines run meanwhile. Samples still

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models import kv_cache, qwen
+from models import qwen
 from rl.engines import Guide
-from rl.engines.jax import decoding
+from rl.engines.jax import decoding, kv_cache
 from rl.engines.jax.slots import Slots
 from rl.trajectory import Completion, Sampling
 

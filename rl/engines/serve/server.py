@@ -42,7 +42,7 @@ import numpy as np
 from envs import http
 from envs.packages import how_to_install
 from models import chat, hf, qwen
-from models.logp import logits, token_logp
+from models.logp import chunked_logp, logits
 from models.tokenizer import Tokenizer
 from rl.calls import format_of
 from rl.engines import EngineFault
@@ -83,6 +83,7 @@ except ModuleNotFoundError as missing:
     ) from None
 
 THREADS = 2
+CHUNK = 1024  # tokens of a prompt whose logits exist at once
 NOT_LOCAL = "without a key this server answers to the names of this machine only; see --key"
 Choice = tuple[list[int], Sampling]  # (prompt, sampling)
 Result = TypeVar("Result")
@@ -400,13 +401,16 @@ def _scored(
     shape: qwen.Config, params: Any, tokens_RT: Any, segments_RT: Any, temperature: Any, count: int
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Return logp_T of each next token, and (id_TC, logp_TC) of the `count` most probable tokens at
-    each place, () if count is 0."""
+    each place, () if count is 0. T is a power of two."""
     positions_RT = jnp.arange(tokens_RT.shape[1])[None]
-    h_TD = qwen.hidden(shape, params, tokens_RT, positions_RT, segments_RT)[0]
+    h_TD = qwen.merge(shape, params).hidden(tokens_RT, positions_RT, segments_RT)[0]
     head = qwen.unembed(shape, params)
-    logp_T, _ = token_logp(
-        h_TD[:-1], head, tokens_RT[0, 1:], temperature=temperature, unused=shape.unused
+    chunk = min(len(h_TD), CHUNK)
+    h_CSD, next_T = h_TD.reshape(-1, chunk, shape.d_model), jnp.roll(tokens_RT[0], -1)
+    logp_CS, _ = chunked_logp(
+        h_CSD, head, next_T.reshape(-1, chunk), temperature, len(h_CSD), shape.unused
     )
+    logp_T = logp_CS.reshape(-1)
     if not count:
         return logp_T, ()
 

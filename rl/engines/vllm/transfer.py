@@ -56,7 +56,7 @@ def buckets_of(shape: qwen.Config, dtype: str, limit: int) -> list[Bucket]:
     """Split a model's tensors, in checkpoint order, into buckets of at most `limit` bytes or of one
     larger tensor."""
     buckets = [Bucket()]
-    for name, dimensions in hf.shapes(shape):
+    for name, dimensions in hf.shapes(shape).items():
         size = math.prod(dimensions) * np.dtype(dtype).itemsize
         if buckets[-1].names and buckets[-1].size + size > limit:
             buckets.append(Bucket())

@@ -25,7 +25,7 @@ from models.qwen import (
     unembed,
     weights,
 )
-from models.rounding import stochastic
+from rl.rounding import stochastic
 
 Cache = dict[str, tuple[Array, ...]]
 JOINED = {
@@ -44,7 +44,7 @@ def for_decoding(
 ) -> Params:
     """Return the weights in the layout that `extend` reads: matrices in `matrix_dtype` (None =
     dtype), others in `dtype`. With a key, float32 matrices become bfloat16 by stochastic rounding
-    (models/rounding.py).
+    (rl/rounding.py).
 
     {"embed", "norm", "unembed" (D, V), "layers": a tuple of dicts}. Layers are separate, and
     matrices that share an input are concatenated. Without this, XLA's CPU code would copy every
