@@ -53,7 +53,7 @@ class Meter:
 
 
 class Mechanism(Protocol):
-    """What all mechanisms have."""
+    """The part that all mechanisms share."""
 
     roles: tuple[str, ...] = ()  # chat roles that it asks
     meter: Meter = Meter("")  # of its metrics; its own if it counts any
