@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from evolver import alarms
-from evolver.build import Run, open_run
+from evolver.build import Run, foretell, open_run
 from evolver.config.derived import worlds
 from evolver.files import report
 from evolver.metrics import Metrics, rollout_metrics
@@ -22,6 +22,7 @@ def train(config: Any, workdir: str | Path) -> None:
     with open_run(config, workdir) as run:
         tasks.check(run)
         tasks.look_ahead(run)
+        foretell(run)
         with Recorder(run) as recorder:
             try:
                 prepare(run, recorder)

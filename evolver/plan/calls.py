@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from evolver.config import plugs
 from evolver.config.paths import resolve
 from evolver.llm.questions import POLICY_URLS
-from evolver.llm.roles import read_prices, role_settings
+from evolver.llm.roles import paid, read_prices, role_settings
 from evolver.navigating.experience_pool import read_pool
 from evolver.navigating.llm import MOST, Reranker
 from evolver.plan.amounts import EPISODE, evaluated_tasks, evaluations, first_tasks
@@ -91,6 +91,25 @@ def lines(config: Any, originals: int = 0, held_out: int = 0) -> list[str]:
         assumed,
         priced if config.llm.prices else "config.llm.prices gives no prices",
     ]
+
+
+def forecast(config: Any, originals: int, held_out: int) -> str:
+    """Return what language models are expected to take, in one line; "" if none may cost money."""
+    roles, prices = role_settings(config), read_prices(config.llm.prices)
+    if not (bought := paid(roles, prices)):
+        return ""
+    made = [calls for role, calls in bill(config, originals, held_out).items() if role in bought]
+    read, written, cost = _spent(*made)
+    least, most = sum(calls.least for calls in made), sum(calls.most for calls in made)
+    c = config.llm
+    ends = [f"{c.budget_tokens:,} tokens"] * (c.budget_tokens > 0)
+    ends += [f"{c.budget_money:g} of money"] * bool(c.budget_money)
+    money = f"; money: {cost}" if config.llm.prices else "; config.llm.prices gives no prices"
+    return (
+        f"language models ({', '.join(bought)}) are expected to take {_range(least, most)} calls,"
+        f" {read} million tokens read and {written} million written{money}."
+        f" The run ends at {' or '.join(ends) or 'no limit of its own'}"
+    )
 
 
 def _counts(config: Any, originals: int, held_out: int) -> dict[str, Count]:

@@ -29,7 +29,8 @@ class Server:
 
     name: what it serves, in messages. command: its command line for a port. log: its output is
     appended. health: the path that answers once it is ready. environment: further variables.
-    start_timeout: seconds until it has to answer. restarts: how often it is started again, in all.
+    start_timeout: seconds until it has to answer. restarts: how often it is started again while
+    `progress` returns the same: a server that dies between two steps of a run never ends it.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Server:
     health: str
     start_timeout: float
     restarts: int
+    progress: Callable[[], object] = lambda: None
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -78,10 +80,13 @@ class Server:
     def _watch(self) -> None:
         """Start the process again whenever it ends by itself, as often as it may be. Say so, also
         when it is gone for good."""
-        for left in range(self.restarts, -1, -1):
+        left, reached = self.restarts, self.progress()
+        while left >= 0:
             while (child := self._child) is not None and not child.ended:
                 if self._closed.wait(CHECKS_S):
                     return
+            if (now := self.progress()) != reached:
+                left, reached = self.restarts, now
             if child is not None:
                 then = "and is started again" if left else "and is not started again"
                 self.say(self._fault(child, f"it ended, {then}"))
@@ -92,6 +97,7 @@ class Server:
                 self.say(str(error))
             except InterruptedError:
                 return
+            left -= 1
 
     def _close(self) -> None:
         """End the process."""

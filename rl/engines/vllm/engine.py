@@ -258,6 +258,7 @@ class VllmEngine:
             for replica in done:
                 self._stats["readmitted"] += not replica.up
                 replica.up, replica.waits, replica.why = True, False, ""
+                self._servers.renew(replica.number)
             self.version = version
             self._stats["loads"] += 1
             self._stats["update_seconds"] += time.monotonic() - began
@@ -343,7 +344,8 @@ class VllmEngine:
         if self.transfer is not None and not self.transfer.replays:
             return False
         return any(
-            r.admissions and (self._servers.restartable or not self._servers.ended(r.number))
+            r.admissions
+            and (self._servers.restartable(r.number) or not self._servers.ended(r.number))
             for r in self._replicas
         )
 
@@ -375,7 +377,7 @@ class VllmEngine:
             hangs = failed >= 3 * self._patience.failed_checks
             if (
                 not replica.up
-                and self._servers.restartable
+                and self._servers.restartable(replica.number)
                 and (hangs or self._servers.ended(replica.number))
             ):
                 try:
