@@ -8,7 +8,7 @@ from evolver.build import Run, foretell, open_run
 from evolver.config.derived import worlds
 from evolver.files import report
 from evolver.metrics import Metrics, rollout_metrics
-from evolver.phases import extraction, learning, rollouts, tasks
+from evolver.phases import extraction, learning, now, rollouts, tasks
 from evolver.phases.record import Recorder
 from evolver.processes import hosts
 from evolver.processes.interrupt import Interrupted, RunEnds
@@ -23,7 +23,7 @@ def train(config: Any, workdir: str | Path) -> None:
         tasks.check(run)
         tasks.look_ahead(run)
         foretell(run)
-        with Recorder(run) as recorder:
+        with Recorder(run) as recorder, now.shown(run):
             try:
                 prepare(run, recorder)
                 while run.step < config.steps:

@@ -13,6 +13,7 @@ from evolver.plan.amounts import EPISODE, evaluated_tasks, evaluations, first_ta
 from evolver.plan.text import table
 
 ANSWER = 500  # assumed mean tokens of an answer
+SECONDS = 10.0  # assumed mean seconds of an answer
 EXPERIENCE = 100  # assumed tokens of one experience or one query
 # The plugs whose calls are counted, and the episodes that a call reads, assumed. The calls of other
 # plugs are unknown.
@@ -91,6 +92,16 @@ def lines(config: Any, originals: int = 0, held_out: int = 0) -> list[str]:
         assumed,
         priced if config.llm.prices else "config.llm.prices gives no prices",
     ]
+
+
+def grading(config: Any) -> tuple[int, float]:
+    """Return the questions about outcomes and turns of one step, and the seconds that their answers
+    take, as many at a time as `llm.concurrency` allows."""
+    q, rollouts = config.questioning, config.rollout.tasks * config.rollout.group
+    judged = round(q.share * config.rollout.tasks) * config.rollout.group
+    roles = {"judge": judged, "step_judge": rollouts}
+    count = sum(roles.get(role, 0) for role in role_settings(config))
+    return count, math.ceil(count / config.llm.concurrency) * SECONDS
 
 
 def forecast(config: Any, originals: int, held_out: int) -> str:

@@ -251,8 +251,17 @@ def rollout_phases(case: Case) -> dict[str, Phase]:
 
 
 def step_seconds(case: Case) -> float:
-    """Return the expected time of a step."""
-    return sum(phase.expected for phase in phases(case).values())
+    """Return the expected time of a step. With `rollout.async_depth`, rollouts and updates take
+    place at the same time."""
+    rollouts, learner = halves(case)
+    return max(rollouts, learner) if case.config.rollout.async_depth else rollouts + learner
+
+
+def halves(case: Case) -> tuple[float, float]:
+    """Return the expected seconds of the rollouts and of the learner in a step."""
+    parts = (rollout_phases(case), learner_phases(case))
+    rollouts, learner = (sum(phase.expected for phase in part.values()) for part in parts)
+    return rollouts, learner
 
 
 def overheads(case: Case) -> dict[str, float]:

@@ -17,6 +17,7 @@ from rl.engines import EngineFault
 from rl.engines.child import Child, free_ports
 
 CHECKS_S = 0.5  # between two looks at a server
+RUNNING: list[Server] = []  # those of this process, for whoever shows them
 
 
 class NotServed(EngineFault):
@@ -47,6 +48,7 @@ class Server:
         (self.port,) = free_ports(1)
         self._closed = threading.Event()
         self._child: Child | None = None
+        self._started = 0
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     @contextlib.contextmanager
@@ -55,16 +57,24 @@ class Server:
 
         check: called while the server starts; raises what ends the run. Raises NotServed.
         """
+        RUNNING.append(self)
         try:
             self._start(check)
             self._watcher.start()
             yield f"http://127.0.0.1:{self.port}"
         finally:
+            RUNNING.remove(self)
             self._close()
+
+    def figures(self) -> dict[str, object]:
+        """Return its name, its state and how often it was started again."""
+        up = self._child is not None and not self._child.ended
+        return {"name": self.name, "state": "up" if up else "down", "restarts": self._started - 1}
 
     def _start(self, check: Callable[[], None]) -> None:
         """Start the process and wait until it answers. Raises NotServed and what `check` raises."""
         self.say(f"serving {self.name}; log: {self.log}")
+        self._started += 1
         environment = {**os.environ, **self.environment}
         child = self._child = Child(self.command(self.port), self.log, environment)
         ends = time.monotonic() + self.start_timeout

@@ -38,6 +38,8 @@ def resource(run: Run, search: Search | None, words: list[str], query: dict[str,
     match words:
         case ["overview"]:
             return run.overview()
+        case ["now"]:
+            return run.now()
         case ["index"]:
             asked = [int(query.get(name, -1)) for name in ("first", "end", "generation")]
             return run.index_text(*asked)

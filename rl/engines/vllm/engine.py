@@ -283,6 +283,13 @@ class VllmEngine:
         """
         return self._stats | {"replicas": len(self._up), "version": self.version}
 
+    def servers(self) -> list[dict[str, Any]]:
+        """Return the name and the state of each replica, and the requests that it has."""
+        return [
+            {"name": r.server.url, "state": "up" if r.up else r.why, "running": len(r.running)}
+            for r in self._replicas
+        ]
+
     @property
     def urls(self) -> list[str]:
         """The URLs of the servers, by replica number."""
