@@ -56,7 +56,8 @@ class Watch:
     """Reads the figures of a run. Those that take a difference are since the last reading."""
 
     def __init__(self, run: Run):
-        self.run, self._before = run, (time.monotonic(), self._generated())
+        self.run = run
+        self._before = time.monotonic(), self._generated()
 
     def figures(self) -> Figures:
         """Return the phase, servers, workers, queues, memory in bytes, speed and cost."""

@@ -100,7 +100,8 @@ def grading(config: Any) -> tuple[int, float]:
     q, rollouts = config.questioning, config.rollout.tasks * config.rollout.group
     judged = round(q.share * config.rollout.tasks) * config.rollout.group
     roles = {"judge": judged, "step_judge": rollouts}
-    count = sum(roles.get(role, 0) for role in role_settings(config))
+    asked = [role for role, settings in role_settings(config).items() if not settings.is_policy]
+    count = sum(roles.get(role, 0) for role in asked)
     return count, math.ceil(count / config.llm.concurrency) * SECONDS
 
 
@@ -119,7 +120,7 @@ def forecast(config: Any, originals: int, held_out: int) -> str:
     return (
         f"language models ({', '.join(bought)}) are expected to take {_range(least, most)} calls,"
         f" {read} million tokens read and {written} million written{money}."
-        f" The run ends at {' or '.join(ends) or 'no limit of its own'}"
+        f" {'The run ends at ' + ' or '.join(ends) if ends else 'Nothing limits them'}"
     )
 
 
