@@ -86,6 +86,7 @@ def _join(c: Any, stack: contextlib.ExitStack) -> None:
         local_device_ids=devices,
         coordinator_bind_address=bind,
         initialization_timeout=int(c.deadline),
+        heartbeat_timeout_seconds=coordinator.SILENCE,
     )
 
 
@@ -160,9 +161,14 @@ class Watch:
 
     def _run(self) -> None:
         messages: dict[int, str] = {}
-        heard = [("", time.monotonic())] * self._count  # each one's message and when it changed
+        last = time.monotonic()
+        heard = [("", last)] * self._count  # each one's message and when it changed
         while not self._ended.wait(HEARTBEAT):
             now = time.monotonic()
+            if now - last > self._deadline / 2:
+                # This process, or its machine, stood still: how long others did is not known.
+                heard = [(text, now) for text, _ in heard]
+            last = now
             # Without the service, on the machine of process 0, that process counts as silent.
             with contextlib.suppress(Exception):
                 self._publish(str(now))

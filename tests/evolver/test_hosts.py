@@ -3,6 +3,7 @@ one."""
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from evolver.processes.identity import identity
 from rl.engines import EngineFault
 from tests.evolver.runs import command, figures
 from tests.evolver.test_recipes import demonstrated
+from tests.faults.stage import descendants
 
 ROOT = Path(__file__).parents[2]
 RUNS = ("alone", "together")
@@ -119,6 +121,32 @@ def test_a_process_that_dies_ends_the_others_and_the_run_can_resume(tmp_path, ti
     assert [code for code, _, _ in again] == [0, 0], again[0][2][-3000:]
     assert "resuming after step" in again[0][1]
     assert [line["step"] for line in figures(tmp_path / "run")] == list(range(7))
+
+
+@pytest.mark.slow
+def test_a_machine_that_stands_still_for_a_while_ends_nothing(tmp_path, tiny):
+    processes = start(
+        tmp_path, tiny, 2, "run", "--config.mesh.fsdp=2", "--config.steps=4", deadline=6.0
+    )
+    until = time.monotonic() + 900
+    while not [*tmp_path.glob("run/checkpoints/[0-9]*")] and time.monotonic() < until:
+        time.sleep(0.2)
+    pids = [pid for process in processes for pid in (process.pid, *descendants(process.pid))]
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in pids:
+            os.kill(pid, number)
+        time.sleep(20)
+    for code, _, err in finish(processes):
+        assert code == 0, err[-3000:]
+
+
+def test_jax_aborts_no_process_before_the_watch_ends_it(monkeypatch):
+    given = {}
+    monkeypatch.setattr(hosts.jax.distributed, "initialize", lambda *_, **more: given.update(more))
+    monkeypatch.setattr(hosts, "await_port", lambda *_: None)
+    settings = SimpleNamespace(coordinator="127.0.0.1:1", count=2, index=1, deadline=3600.0)
+    hosts._join(settings, None)
+    assert given["heartbeat_timeout_seconds"] > 10 * settings.deadline
 
 
 def test_a_process_that_cannot_connect_reports_it(tmp_path, tiny):

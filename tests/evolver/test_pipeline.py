@@ -13,7 +13,7 @@ from configs import base
 from envs.world import Evaluation, Task
 from evolver import grading
 from evolver.attributing import reasons_to_skip
-from evolver.phases import learning, tasks
+from evolver.phases import evaluation, learning, tasks
 from evolver.pipeline import Pipeline
 from evolver.processes.interrupt import RunEnds
 from evolver.questioning.pool import TaskPool
@@ -208,6 +208,19 @@ def test_a_run_with_rollouts_ahead_trains_on_every_step_and_knows_how_old_they_a
     # It goes on after its last step as any run does.
     finish("run", "--config.rollout.async_depth=1", "--config.steps=4")
     assert [line["step"] for line in figures(run)] == [0, 1, 2, 3, 4]
+
+
+def test_the_rollouts_of_the_next_step_go_on_during_an_evaluation(tiny, tmp_path, monkeypatch):
+    ahead, play = {}, evaluation.gather_rollouts
+
+    def evaluate(run, jobs, phase):
+        ahead[run.step] = run.pipeline.counts()[1]
+        return play(run, jobs, phase)
+
+    monkeypatch.setattr(evaluation, "gather_rollouts", evaluate)
+    words = ("--config.rollout.async_depth=1", "--config.steps=2", "--config.eval.every=1")
+    assert go(tiny, tmp_path / "run", *words) == 0
+    assert ahead[1] > 0 and ahead[2] == 0, "groups of step 2 while step 1 is evaluated"
 
 
 def test_rollouts_that_would_be_too_old_are_refused(tiny, tmp_path, capsys):
