@@ -1,4 +1,4 @@
-"""What a run is doing now, in a file of the workdir that the view shows while it changes."""
+"""The state of a run that is going on, in a file of the workdir that the view shows."""
 
 import contextlib
 import itertools
