@@ -90,15 +90,16 @@ def estimated_temporaries(case: Case) -> dict[str, float]:
 
 
 def memory(case: Case) -> Memory:
-    """Return the memory of the fullest device, with the cache that the config asks for."""
+    """Return the memory of the fullest device, with the cache that the config asks for. That of
+    servers elsewhere is not of the target."""
     state, scratch, engine = case.state, temporaries(case), case.engine
     table = {}
     for phase in PHASES:
         learns = phase in LEARNER
-        row = dict.fromkeys(KINDS, 0.0)
-        if learns or engine.shared:
-            row |= state | {"gradients": 0.0}
-        if not learns or engine.shared:
+        if not learns and not engine.shared:
+            continue
+        row = dict.fromkeys(KINDS, 0.0) | state | {"gradients": 0.0}
+        if engine.shared:
             row["engine weights"] = engine.weights + engine.initial
             row["KV cache"] = engine.cache
         row["temporaries"] = scratch[phase] if learns or case.on_jax else SERVER

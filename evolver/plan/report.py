@@ -70,7 +70,8 @@ def memory_table(case: Case) -> list[str]:
         over = "" if total <= limit else "  too much"
         cells = [f"{row[kind] / GIB:.1f}" if row[kind] else "." for kind in KINDS]
         rows.append([phase, *cells, f"{total / GIB:.1f}", f"{limit / GIB:.1f}{over}"])
-    sources = [f"{p} {'compiled' if p in case.programs else 'estimated'}" for p in PHASES]
+    here = [phase for phase in PHASES if phase in memory(case)]
+    sources = [f"{p} {'compiled' if p in case.programs else 'estimated'}" for p in here]
     lines = [*table(*rows), f"temporaries (activations, buffers): {', '.join(sources)}"]
     if host := sum(case.on_host.values()) * case.target.count:
         lines.append(f"in host memory: {host / GIB:.0f} GiB of all hosts together")
