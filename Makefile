@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -r
 export JAX_PLATFORMS ?= cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart pretrained flagship rehearsal test test-slow test-services test-parity test-faults lint format bench bench-peers appworld test-appworld test-worlds plan-gpu plan-tpu clean
+.PHONY: help quickstart pretrained flagship rehearsal test test-slow test-services test-launch test-parity test-faults lint format bench bench-peers appworld test-appworld test-worlds plan-gpu plan-tpu clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -71,6 +71,9 @@ test-appworld: $(VENV)/.dev appworld ## test AppWorld's real engine on our mini 
 test-worlds: .venv-worlds/.installed ## test the environments that need packages of their own, and Ray; needs Python 3.11 and Java (2 GB)
 	.venv-worlds/bin/python -m pytest tests/envs tests/evolver/test_every_world.py -m "slow or services or not services" \
 	  --ignore=tests/envs/test_appworld.py $(ARGS)
+
+test-launch: $(VENV)/.dev .venv-launch/.installed ## check what experiments/launch renders, and the containers, with the tools' own schemas; installs them (1 GB)
+	$(BIN)/python -m pytest tests/test_launch.py -m "services or not services" $(ARGS)
 
 appworld: .venv-appworld/.installed ## install AppWorld into .venv-appworld and build our mini data set for it
 	.venv-appworld/bin/python -m envs.appworld.mini.build
@@ -126,6 +129,12 @@ $(VENV)/.parity: requirements/parity.txt requirements/templates.txt $(VENV)/.dev
 
 $(VENV)/.cuda: requirements/cuda.txt requirements/llm.txt $(VENV)/.core
 	$(PIP) requirements/cuda.txt -r requirements/llm.txt
+	@touch $@
+
+.venv-launch/.installed: requirements/launch.txt
+	@$(HAVE_PYTHON)
+	"$(FOUND)" -m venv .venv-launch
+	.venv-launch/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/launch.txt
 	@touch $@
 
 .venv-vllm/.installed: requirements/vllm.txt

@@ -121,6 +121,7 @@ def start(config: Any, workdir: str, mode: str, target: str) -> int:
     from evolver import evolve, loop, modes
     from evolver.build import RunError
     from evolver.processes import hosts
+    from evolver.processes.identity import identity
     from evolver.processes.interrupt import Interrupted, RunEnds, tell
     from rl import checkpoint
 
@@ -139,6 +140,8 @@ def start(config: Any, workdir: str, mode: str, target: str) -> int:
     try:
         set_variables(config)
         with hosts.connected(config):
+            if not hosts.alone():
+                hosts.agree(identity(config))
             keep_programs()
             start_mode[mode](config, workdir)
     except KeyboardInterrupt:

@@ -189,7 +189,7 @@ class Vllm(Group):
     start_timeout: Patience = 900.0
     """Seconds within which a started server must answer."""
     restarts: CountOrZero = 2
-    """Restarts of dead servers, in total."""
+    """Restarts of a server that dies without taking an update in between."""
     transfer: Literal["shm", "nccl", "lora", "none"] = "shm"
     """The way that weights travel: shared memory, NCCL, adapter files; none for evaluation only."""
     shared: str = "/dev/shm"
@@ -340,7 +340,7 @@ class Serve(Group):
     start_timeout: Patience = 900.0
     """Seconds within which it must answer."""
     restarts: CountOrZero = 2
-    """Restarts of a server that died, in total."""
+    """Restarts of a server that dies while no step is done in between."""
 
 
 class Llm(Group):
@@ -379,8 +379,9 @@ class Llm(Group):
     budget_money: NotNegative = 0.0
     """Cost at which the run ends, in the unit of the prices; 0 = no limit. Of several processes
     each may spend its part of what is left, and the first one that has spent it ends the run."""
-    budget_tokens: CountOrZero = 0
-    """Prompt and completion tokens at which the run ends; 0 = no limit."""
+    budget_tokens: int = Field(0, ge=-1)
+    """Prompt and completion tokens at which the run ends; -1 = no limit; 0 = none is chosen, which
+    a run whose roles have a key or a price does not start with, unless it has budget_money."""
     shown: int = Field(2000, ge=16)
     """Most characters of one action or observation shown to a model."""
     serve: Serve = Serve()

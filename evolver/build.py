@@ -146,7 +146,9 @@ def build(
     """Build the parts of a run, before anything is resumed. `closing` closes them, also if a later
     part fails."""
     c = config
-    opened = open_source(c, workdir.path, say=progress.say, check=stop.check)
+    opened = open_source(
+        c, workdir.path, say=progress.say, check=stop.check, progress=lambda: progress.done
+    )
     source = closing.enter_context(opened)
 
     def make_world() -> World:
@@ -216,7 +218,10 @@ def open_chat(
     `llm.serve`. Raises RunError for a server that cannot be used."""
     served = ""
     if config.llm.serve.path:
-        opened = serving(config, workdir.path, say=progress.say, check=stop.check)
+        opened = serving(
+            config, workdir.path, say=progress.say, check=stop.check,
+            progress=lambda: progress.done,
+        )  # fmt: skip
         served = closing.enter_context(opened)
     chat = make_chat(config, workdir.path, check=stop.check, served=served, loop=stop.loop)
     if chat:
@@ -293,6 +298,16 @@ def check_memory(config: Any, workdir: Path) -> None:
 
     if lacking := shortages(config, workdir):
         raise RunError("\n".join(lacking))
+
+
+def foretell(run: Run) -> None:
+    """Say what the models that may cost money are expected to take in this run."""
+    from evolver.plan.calls import forecast
+
+    if run.chat and (
+        said := forecast(run.config, len(run.tasks.originals), len(run.tasks.held_out))
+    ):
+        run.progress.say(said)
 
 
 def load_tokenizer(config: Any) -> Tokenizer:

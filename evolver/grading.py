@@ -1,13 +1,14 @@
 """Phases 3 to 5: outcomes, labels, rewards and advantages of the trajectories of a step."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from envs.world import Evaluation
 from evolver.attributing import Label, TurnJudge
-from evolver.metrics import Metrics, Played, timed
-from evolver.processes import hosts
+from evolver.metrics import Metrics
 from evolver.questioning import OutcomeJudge, is_verified
 from rl import rewards
 from rl.advantages import Batch, Estimator, estimate
@@ -16,6 +17,8 @@ from rl.rewards import Reward
 from rl.samples import void_reason
 from rl.trajectory import StopReason, Trajectory, groups_of
 
+T = TypeVar("T")
+Group = tuple[str, int]  # a task and the draw of it, see `Trajectory.group`
 # How the error of a rollout begins whose judge gave no verdict.
 UNJUDGED = "the outcome was not judged"
 
@@ -25,11 +28,14 @@ class Grader:
     """The judges of a run: `outcomes` is None if the world's own evaluation counts, `turns` if
     nothing is labelled.
 
-    With `rollout.async_depth`, up to `concurrency` threads grade groups as they end.
+    Up to `concurrency` threads grade groups as they end.
     """
 
     outcomes: OutcomeJudge | None = None
     turns: TurnJudge | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.outcomes or self.turns)
 
     @property
     def concurrency(self) -> int:
@@ -85,17 +91,54 @@ def score_outcomes(judge: OutcomeJudge, trajectories: Sequence[Trajectory]) -> N
             trajectory.error = f"{UNJUDGED}: {verdict}"
 
 
-def grade_all(grader: Grader, trajectories: Sequence[Trajectory], judge: Judge = grade) -> Played:
-    """Return graded trajectories and the time that it took. Each host grades a share of the
-    groups. judge: what grades groups, in place."""
-    if judge is grade and not (grader.outcomes or grader.turns):
-        return list(trajectories), Metrics()
-    mine = hosts.share(list(groups_of(trajectories).values()))
-    members = [trajectory for group in mine for trajectory in group]
-    with timed("grade") as metrics:
-        hosts.together(lambda: judge(grader, members))
-        graded = hosts.gather_shares(mine)
-    return [trajectory for group in graded for trajectory in group], metrics
+class Grading:
+    """Grades the groups of some rollouts in threads, each as soon as its last rollout has ended,
+    while others go on.
+
+    work: grades whole groups, in place. sizes: {group: the number of its rollouts}. threads: those
+    that work at a time. A thread that becomes free takes all groups that wait for one.
+    """
+
+    def __init__(
+        self, work: Callable[[Sequence[Trajectory]], None], sizes: Mapping[Group, int], threads: int
+    ):
+        self._work, self._sizes, self._free = work, sizes, threads
+        self._ended: dict[Group, list[Trajectory]] = {group: [] for group in sizes}
+        self._waiting: list[Trajectory] = []
+        self._tasks: asyncio.TaskGroup | None = None
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="judge")
+
+    async def until_graded(self, played: Coroutine[Any, Any, T]) -> T:
+        """Return what `played` does, once all of its groups are graded. `add` gets each rollout
+        as it ends. Raises what either of them raises; the other one is abandoned."""
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                result = self._tasks.create_task(played)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        return result.result()
+
+    def add(self, *trajectories: Trajectory) -> None:
+        """Note that rollouts have ended."""
+        for trajectory in trajectories:
+            members = self._ended[trajectory.group]
+            members.append(trajectory)
+            if len(members) == self._sizes[trajectory.group]:
+                self._waiting += sorted(members, key=lambda member: member.rollout)
+        self._start()
+
+    def _start(self) -> None:
+        if self._waiting and self._free and self._tasks:
+            self._free -= 1
+            members, self._waiting = self._waiting, []
+            self._tasks.create_task(self._grade(members))
+
+    async def _grade(self, members: Sequence[Trajectory]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._work, members)
+        self._free += 1
+        self._start()
 
 
 def alike(

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from evolver import alarms
-from evolver.build import Run, open_run
+from evolver.build import Run, foretell, open_run
 from evolver.config.derived import worlds
 from evolver.files import report
 from evolver.metrics import Metrics, rollout_metrics
-from evolver.phases import extraction, learning, rollouts, tasks
+from evolver.phases import extraction, learning, now, rollouts, tasks
 from evolver.phases.record import Recorder
 from evolver.processes import hosts
 from evolver.processes.interrupt import Interrupted, RunEnds
@@ -22,7 +22,8 @@ def train(config: Any, workdir: str | Path) -> None:
     with open_run(config, workdir) as run:
         tasks.check(run)
         tasks.look_ahead(run)
-        with Recorder(run) as recorder:
+        foretell(run)
+        with Recorder(run) as recorder, now.shown(run):
             try:
                 prepare(run, recorder)
                 while run.step < config.steps:

@@ -47,6 +47,11 @@ class Pipeline:
         """True if any group is still in flight."""
         return not all(group.done() for group in self._groups)
 
+    def counts(self) -> tuple[int, int]:
+        """Return the numbers of groups that are done but have not trained, and of all groups."""
+        groups = list(self._groups)
+        return sum(group.done() for group in groups), len(groups)
+
     def ahead(self, step: int, last: int) -> range:
         """Return the steps to start now: those up to `depth` beyond `step` and up to `last` that
         were not started."""

@@ -28,9 +28,11 @@ def open_source(
     *,
     say: Callable[[str], None] = print,
     check: Callable[[], None] = lambda: None,
+    progress: Callable[[], object] = lambda: None,
 ) -> Iterator[Source]:
     """Open the source of the config's worlds while the context lasts, and the service that they are
-    on if the run has to serve them itself. check, and what is raised: as for `Server.running`."""
+    on if the run has to serve them itself. check, and what is raised: as for `Server.running`.
+    progress: as for `Server`."""
     env = config.env
     if env.url != SERVED:
         with make_source(config) as source:
@@ -44,6 +46,7 @@ def open_source(
         health="/healthz",
         start_timeout=env.timeout,
         restarts=RESTARTS,
+        progress=progress,
         environment=own_code(),
     )
     with server.running(check) as url:

@@ -31,7 +31,6 @@ import numpy as np
 
 from configs import base
 from envs.world import Task
-from evolver import grading
 from evolver.build import Run, RunError
 from evolver.config import plugs
 from evolver.config.checks.workdir import changed
@@ -41,7 +40,7 @@ from evolver.navigating import Experience, new_experience
 from evolver.navigating.experience_pool import ExperiencePool
 from evolver.navigating.guidance import Navigating
 from evolver.phases import extraction, tasks
-from evolver.phases.rollouts import gather_rollouts, sampling_of
+from evolver.phases.rollouts import graded_rollouts, sampling_of
 from experiments import measuring
 from experiments.compare import markdown, over_tasks, percent
 from experiments.measuring import write_lines
@@ -239,9 +238,8 @@ def paired_rollouts(
         )
         for (task, experience), i in itertools.product(batch, range(rollouts))
     ]  # fmt: skip
-    attempts, _ = grading.grade_all(
-        dataclasses.replace(run.grader, turns=None), gather_rollouts(run, jobs, name)
-    )
+    outcomes = dataclasses.replace(run.grader, turns=None)
+    attempts, _ = graded_rollouts(run, jobs, name, outcomes)
     key = {task.id: (task.id, experience.id if experience else "") for task, experience in batch}
     success: Pairs = {pair: [None] * rollouts for pair in key.values()}
     for t in attempts:

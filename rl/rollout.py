@@ -123,13 +123,17 @@ class Worlds:
     def __init__(self, make_world: Callable[[], World]):
         self._make = make_world
         self._idle: list[World] = []
+        self.lent = 0
 
     def take(self) -> World:
         """Return an idle world, or a new one. Raises whatever making one raises."""
-        return self._idle.pop() if self._idle else self._make()
+        world = self._idle.pop() if self._idle else self._make()
+        self.lent += 1
+        return world
 
     def give(self, world: World, *, broken: bool) -> None:
         """Take a world back. A broken one may hang in a call, so a daemon thread closes it."""
+        self.lent -= 1
         if broken:
             threading.Thread(target=_close, args=(world,), daemon=True).start()
             return

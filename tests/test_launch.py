@@ -17,6 +17,7 @@ import yaml
 
 from evolver.config import cli
 from evolver.processes.hosts import LOST
+from experiments.launch.__main__ import main as launch
 
 LAUNCH = Path("experiments/launch").resolve()
 INTERRUPTED = 130  # exit code of a run that was told to end
@@ -186,7 +187,140 @@ def test_jobset_gives_each_pod_its_number_and_ends_at_an_exit_code_that_stays(tm
     assert rule["action"] == "FailJob" and job["backoffLimit"] == 0
 
 
-@pytest.mark.services
-def test_skypilot_reads_the_task():
-    sky = pytest.importorskip("sky")
-    assert sky.Task.from_yaml(str(LAUNCH / "skypilot.yaml")).num_nodes == 1
+# {what is asked of a scheduler: the nodes, and the devices of each, in what it gets}
+RENDERED = {
+    ("slurm",): (1, "8"),
+    ("slurm", "--nodes=2", "--devices=4"): (2, "4"),
+    ("jobset",): (1, {"nvidia.com/gpu": 8}),
+    ("jobset", "--nodes=4", "--image=mine"): (4, {"nvidia.com/gpu": 8}),
+    ("jobset", "--devices=tpu-v6e-slice:4x4:4"): (4, {"google.com/tpu": 4}),
+    ("jobset", "--devices=tpu-v5p-slice:2x2x1:4"): (1, {"google.com/tpu": 4}),
+    ("skypilot", "--devices=H100:8"): (1, "H100:8"),
+    ("skypilot", "--nodes=3", "--devices=A100-80GB:8"): (3, "A100-80GB:8"),
+    ("skypilot", "--devices=tpu-v6e-16"): (1, "tpu-v6e-16"),
+}  # fmt: skip
+TOOLS = Path(".venv-launch/bin").resolve()
+tooled = [
+    pytest.mark.services,
+    pytest.mark.skipif(not TOOLS.is_dir(), reason="make test-launch installs the tools"),
+]
+
+
+def rendered(capsys, words):
+    """Return what --dry-run prints: the command, and the file that it would get."""
+    assert launch([*words, "--dry-run", "--", *RUN]) == 0
+    command, _, text = capsys.readouterr().out.partition("\n")
+    return command.removeprefix("# "), text
+
+
+@pytest.mark.parametrize("words", RENDERED, ids=" ".join)
+def test_a_dry_run_renders_one_node_several_nodes_and_slices_of_tpus(words, capsys):
+    command, text = rendered(capsys, words)
+    nodes, devices = RENDERED[words]
+    if words[0] == "slurm":
+        assert f"--nodes={nodes} --gpus-per-node={devices} {LAUNCH}/slurm.sh" in command
+        assert command.endswith(" ".join(RUN))
+        return
+    task = yaml.safe_load(text)
+    if words[0] == "skypilot":
+        assert (task["num_nodes"], task["resources"]["accelerators"]) == (nodes, devices)
+        assert task["envs"] == {
+            "RUN": " ".join(RUN),
+            "TARGET": "tpu" if "tpu" in devices else "cuda",
+        }
+        return
+    job = task["spec"]["replicatedJobs"][0]["template"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    given = {entry["name"]: entry.get("value", "") for entry in container["env"]}
+    assert given["NODES"] == str(nodes) and job["completions"] == job["parallelism"] == nodes
+    assert given["RUN"] == " ".join(RUN) and container["resources"]["limits"] == devices
+    assert ("nodeSelector" in job["template"]["spec"]) == ("google.com/tpu" in devices)
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "jobset", "skypilot"])
+def test_a_scheduler_that_is_not_there_is_one_message(scheduler, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert launch([scheduler, "--", *RUN]) == 2
+    said = capsys.readouterr()
+    assert "is not on this machine, so nothing was started" in said.err and not said.out
+
+
+def test_a_scheduler_gets_the_file_and_its_exit_code_is_ours(capsys, monkeypatch, tmp_path):
+    command(tmp_path, "sky", f'/bin/cat "${{@: -1}}" > {tmp_path}/got; exit 7')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = ["skypilot", "--devices", "tpu-v6e-8", "--"]
+    assert launch([*words, *RUN]) == 7
+    assert yaml.safe_load((tmp_path / "got").read_text())["envs"]["TARGET"] == "tpu"
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["jobset", "--devices=tpu-v6e-slice:4x4:5"], "16 chips, which nodes of 5 do not divide"),
+        (["slurm", "--devices=H100:8"], "'H100:8' is no number of devices"),
+        (["jobset", "--nodes=0"], "at least one"),
+        (["skypilot", "--devices=H100:8", "--", "--config.llm.key=a b"], "has spaces"),
+    ],
+)
+def test_what_no_scheduler_could_start_is_refused(words, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        launch([*words[:2], *(words[2:] or ["--", *RUN])])
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+# Run by the interpreter of the tools, on a file that --dry-run rendered.
+LINT = {
+    "jobset": """
+import kubernetes_validate, sys, yaml
+from kubeflow_trainer_api import models
+task = yaml.safe_load(open(sys.argv[1]))
+job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}}
+job["spec"] = task["spec"]["replicatedJobs"][0]["template"]["spec"]
+kubernetes_validate.validate(job, "1.37", strict=True)
+spec = models.JobsetV1alpha2JobSetSpec
+def known(given, model):
+    for name, value in given.items():
+        fields = {field.alias or key: field for key, field in model.model_fields.items()}
+        assert name in fields, f"{name} is no field of {model.__name__}"
+        if name not in ("template",):
+            inner = [m for m in vars(models).values() if isinstance(m, type) and m.__name__ in str(fields[name].annotation)]
+            inner = sorted((m for m in inner if hasattr(m, "model_fields")), key=lambda m: -len(m.__name__))[:1]
+            for part in value if isinstance(value, list) else [value]:
+                if inner and isinstance(part, dict):
+                    known(part, inner[0])
+known(task["spec"], spec)
+assert task["apiVersion"] == "jobset.x-k8s.io/v1alpha2" and task["kind"] == "JobSet"
+""",
+    "skypilot": """
+import sky, sys
+print(sky.Task.from_yaml(sys.argv[1]).num_nodes)
+""",
+}
+
+
+@pytest.mark.parametrize("words", [words for words in RENDERED if words[0] in LINT], ids=" ".join)
+@pytest.mark.parametrize("tool", [pytest.param(None, marks=tooled)])
+def test_the_schemas_of_the_tools_accept_what_is_rendered(words, tool, capsys, tmp_path):
+    _, text = rendered(capsys, words)
+    file = tmp_path / "task.yaml"
+    # SkyPilot looks for the folder that it would copy.
+    file.write_text(text.replace("workdir: .", f"workdir: {tmp_path}"))
+    run = [TOOLS / "python", "-c", LINT[words[0]], file]
+    ended = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    file.write_text(
+        file.read_text().replace("completions", "completion").replace("num_nodes", "nodes")
+    )
+    assert subprocess.run(run, capture_output=True, cwd=tmp_path).returncode, (
+        "a misspelt key passes"
+    )
+
+
+@pytest.mark.parametrize(
+    "tool", [pytest.param("shellcheck", marks=tooled), pytest.param("hadolint", marks=tooled)]
+)
+def test_the_linters_find_nothing_in_scripts_and_containers(tool):
+    files = LAUNCH.glob("*.sh") if tool == "shellcheck" else Path().glob("Dockerfile*")
+    more = [] if tool == "shellcheck" else ["--failure-threshold=error"]
+    ended = subprocess.run([TOOLS / tool, *more, *sorted(files)], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr

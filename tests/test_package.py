@@ -24,7 +24,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # Not extras: what needs an environment of its own, what is installed with --no-deps, and what only
 # a clone can use.
 NO_EXTRA = (
-    {"appworld", "textworld", "vllm"} | {"bfcl", "pretrained"} | {"dev", "parity", "templates"}
+    {"appworld", "launch", "textworld", "vllm"}
+    | {"bfcl", "pretrained"}
+    | {"dev", "parity", "templates"}
 )
 
 

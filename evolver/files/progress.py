@@ -101,16 +101,19 @@ class Progress:
         self._closed = threading.Event()
         self._reminder: threading.Thread | None = None
 
+    def present(self) -> str:
+        """Return the step and the phase that are going on."""
+        return joined(self.step_now(), self._count)
+
     def phase(self, name: str, done: int = 0, of: int = 0) -> None:
         """Show the current phase, with a count if there is one."""
-        count = f"{name} {done}/{of}" if of else name
+        count = self._count = f"{name} {done}/{of}" if of else name
         if self.console.is_terminal:
             if not self.live.is_started:
                 self.live.start()
             bar = ProgressBar(of or 100, done, width=BAR, pulse=not of)
             self.live.update(self.display(count, bar), refresh=done == 0)
             return
-        self._count = count
         if time.monotonic() - self._said_at >= LOG_EVERY:
             self._say_phase()
         elif self._reminder is None:

@@ -22,7 +22,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +78,22 @@ class _Queue:
         self.tokens = Rate(rates.tokens_per_minute)
         self.paused_until = 0.0  # set by Retry-After, on the monotonic clock
         self.failed = 0  # consecutive unanswered questions
+        self.asking = self.waiting = 0  # questions
+
+    @contextlib.asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Wait for one of the places, and hold it during the block."""
+        self.waiting += 1
+        try:
+            await self.slots.acquire()
+        finally:
+            self.waiting -= 1
+        self.asking += 1
+        try:
+            yield
+        finally:
+            self.asking -= 1
+            self.slots.release()
 
 
 class Chat:
@@ -155,6 +171,13 @@ class Chat:
             return (await self._record(call))[0]["vector"]
 
         return self._together(vector, texts)
+
+    def queues(self) -> list[Json]:
+        """Return the questions that each server is answering, and those that wait for it."""
+        return [
+            {"name": url, "running": queue.asking, "waiting": queue.waiting}
+            for url, queue in self._queues.items()
+        ]
 
     def said(self) -> list[Said]:
         """Return the current policy's answers since the last call, also those that could not be
@@ -298,7 +321,7 @@ class Chat:
             "estimated": True,
         }
         most = _tokens(usage)
-        async with queue.slots:
+        async with queue.place():
             while (left := queue.paused_until - time.monotonic()) > 0:
                 await asyncio.sleep(left)
             await queue.requests.take(1)

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,19 @@ def llm_problems(config: Any, mode: str) -> Iterator[str]:
             "config.llm.budget_money cannot be enforced: config.llm.prices has no price of "
             f"{unpriced}"
         )
+    bought = ", ".join(paid(roles, prices))
+    if bought and not (c.budget_money or c.budget_tokens):
+        yield (
+            f"{bought} may cost money (a key, or a price in config.llm.prices), and nothing says"
+            " how much may be spent: set config.llm.budget_money or config.llm.budget_tokens, or"
+            " config.llm.budget_tokens=-1 for no limit; --mode=plan says what to expect"
+        )
+
+
+def paid(roles: Mapping[str, Role], prices: Mapping[str, tuple[float, float]]) -> list[str]:
+    """Return the names of the roles whose answers may cost money: they need a key, or their model
+    has a price."""
+    return [name for name, role in roles.items() if role.key or any(prices.get(role.model, ()))]
 
 
 def _url_problems(config: Any, url: str, names: str) -> Iterator[str]:
@@ -270,11 +283,13 @@ def make_chat(
     for name, role in roles.items():
         if role.url == SERVED:
             roles[name] = replace(role, url=served)
+    limits = Limits(**arguments(Limits, c))
+    limits = replace(limits, budget_tokens=max(0, limits.budget_tokens))  # -1 = no limit
     cache = {"": workdir / "llm_cache", "off": None}.get(c.cache, os.path.expanduser(c.cache))
     ledger = Ledger(workdir / "llm.jsonl")
     return Chat(
         roles,
-        limits=divided(Limits(**arguments(Limits, c)), ledger, hosts.count()),
+        limits=divided(limits, ledger, hosts.count()),
         prices=read_prices(c.prices),
         cache=cache,
         ledger=ledger,

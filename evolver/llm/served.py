@@ -16,10 +16,15 @@ from evolver.processes.server import Server, own_code
 
 @contextlib.contextmanager
 def serving(
-    config: Any, workdir: Path, *, say: Callable[[str], None], check: Callable[[], None]
+    config: Any,
+    workdir: Path,
+    *,
+    say: Callable[[str], None],
+    check: Callable[[], None],
+    progress: Callable[[], object] = lambda: None,
 ) -> Iterator[str]:
     """Serve config.llm.serve.path while the context lasts, and yield the url. check, and what is
-    raised: as for `Server.running`."""
+    raised: as for `Server.running`. progress: as for `Server`."""
     s = config.llm.serve
     # vLLM imports nothing of ours.
     environment = {"PYTHONPATH": ""} if s.python else own_code()
@@ -33,6 +38,7 @@ def serving(
         health="/health",
         start_timeout=s.start_timeout,
         restarts=s.restarts,
+        progress=progress,
         environment=environment,
     )
     with server.running(check) as address:

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from envs.world import WorldError
-from evolver import grading
 from evolver.build import Run
 from evolver.metrics import Metrics, Played, timed
 from evolver.navigating.guidance import Navigating
 from evolver.phases import tasks
-from evolver.phases.rollouts import gather_rollouts, sampling_of
+from evolver.phases.rollouts import graded_rollouts, sampling_of
 from evolver.processes import hosts
 from evolver.questioning import is_verified
 from evolver.replaying import attempt
@@ -45,7 +44,7 @@ def first_attempts(run: Run, navigating: Navigating) -> list[Trajectory]:
         grader = replace(grader, turns=None)
     chosen = tasks.for_experience(run)
     jobs = jobs_of(chosen, c.navigating.rollouts, sampling_of(c), c.seed, "pool")
-    graded, _ = grading.grade_all(grader, gather_rollouts(run, jobs, "first experience"))
+    graded, _ = graded_rollouts(run, jobs, "first experience", grader)
     grader.metrics()  # the judges' figures are those of steps
     return graded
 

@@ -1,6 +1,7 @@
 """Phases 2 to 4: play the tasks of a step, score the outcomes, label the turns."""
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -60,6 +61,62 @@ def gather_rollouts(run: Run, jobs: Sequence[Job], phase: str) -> list[Trajector
     return hosts.gather_shares(hosts.together(lambda: run.stop.run(played)))
 
 
+def graded_rollouts(
+    run: Run,
+    jobs: Sequence[Job],
+    phase: str,
+    grader: grading.Grader,
+    judge: grading.Judge = grading.grade,
+) -> Played:
+    """Play jobs as `gather_rollouts` does, and grade each group as soon as it has ended, in the
+    process that played it; where the policy answers for a role, once all have ended.
+
+    Return also the seconds of the rollouts, and those for which their grades were waited for after
+    them. judge: what grades groups, in place.
+    """
+    if judge is grading.grade and not grader:
+        with timed("rollout") as metrics:
+            return gather_rollouts(run, jobs, phase), metrics
+    places: dict[grading.Group, list[int]] = {}  # of the jobs of each group
+    for place, job in enumerate(jobs):
+        places.setdefault((job.task.id, job.draw), []).append(place)
+    mine = dict(hosts.share(list(places.items())))
+    sizes = {group: len(members) for group, members in mine.items()}
+    graded = grading.Grading(partial(judge, grader), sizes, grader.concurrency)
+    # What the policy answers meanwhile would change the bits of what it samples.
+    at_once = run.responder is None
+    began, ended = time.monotonic(), 0.0
+    run.progress.phase(phase, 0, sum(sizes.values()))
+    clear_caches(run)
+
+    def show(done: int, total: int, trajectory: Trajectory) -> None:
+        if at_once:
+            graded.add(trajectory)
+        run.progress.phase(phase, done, total)
+
+    async def play() -> list[Trajectory]:
+        nonlocal ended
+        played = await rollouts(
+            [jobs[place] for place in itertools.chain(*mine.values())],
+            run.actor,
+            run.worlds,
+            concurrency=run.config.rollout.concurrency,
+            progress=show,
+        )
+        ended = time.monotonic()
+        run.progress.phase("grades")
+        if not at_once:
+            graded.add(*played)
+        return played
+
+    played = iter(hosts.together(lambda: run.stop.run(graded.until_graded(play()))))
+    waited = {"time/rollout": ended - began, "time/grade": time.monotonic() - ended}
+    shares = [list(itertools.islice(played, size)) for size in sizes.values()]
+    of_all = itertools.chain(*hosts.gather_shares(shares))
+    by_place = dict(zip(itertools.chain(*places.values()), of_all, strict=True))
+    return [by_place[place] for place in range(len(jobs))], hosts.merge_metrics(waited)
+
+
 def roll_out(run: Run, chosen: Chosen, step: int) -> Played:
     """Return `rollout.group` graded rollouts of each task of `step`, some of them guided.
 
@@ -70,11 +127,8 @@ def roll_out(run: Run, chosen: Chosen, step: int) -> Played:
         trajectories, metrics = collect(run, run.pipeline, chosen, step)
     else:
         jobs = list(itertools.chain(*groups_of_jobs(run, chosen[step], step)))
-        with timed("rollout") as metrics:
-            trajectories = gather_rollouts(run, jobs, "rollouts")
-        run.progress.phase("grades")
-        trajectories, graded = grading.grade_all(run.grader, trajectories, run.recipe.judge)
-        metrics |= graded
+        judge = run.recipe.judge
+        trajectories, metrics = graded_rollouts(run, jobs, "rollouts", run.grader, judge)
     metrics["time/tokens_per_s"] = generated(trajectories) / metrics["time/rollout"]
     return trajectories, metrics
 

@@ -6,13 +6,14 @@ from typing import Any, NamedTuple
 from evolver.config import plugs
 from evolver.config.paths import resolve
 from evolver.llm.questions import POLICY_URLS
-from evolver.llm.roles import read_prices, role_settings
+from evolver.llm.roles import paid, read_prices, role_settings
 from evolver.navigating.experience_pool import read_pool
 from evolver.navigating.llm import MOST, Reranker
 from evolver.plan.amounts import EPISODE, evaluated_tasks, evaluations, first_tasks
 from evolver.plan.text import table
 
 ANSWER = 500  # assumed mean tokens of an answer
+SECONDS = 10.0  # assumed mean seconds of an answer
 EXPERIENCE = 100  # assumed tokens of one experience or one query
 # The plugs whose calls are counted, and the episodes that a call reads, assumed. The calls of other
 # plugs are unknown.
@@ -75,11 +76,8 @@ def lines(config: Any, originals: int = 0, held_out: int = 0) -> list[str]:
         return []
     rows = [["", "calls", "read", "written", "cost"]]
     for role, made in roles.items():
-        name, least, most = f"{role} ({made.model or 'no model'})", made.least, made.most
-        number = f"{least:,} to {most:,}" if least else f"at most {most:,}"
-        if math.isinf(most):
-            number = f"at least {least:,}" if least else "unknown"
-        rows.append([name, number, *_spent(made)])
+        name = f"{role} ({made.model or 'no model'})"
+        rows.append([name, _range(made.least, made.most), *_spent(made)])
     rows.append(["total", "", *_spent(*roles.values())])
     episode = EPISODE * config.rollout.context
     assumed = f"assumed: episodes of {episode:,.0f} tokens, answers of {ANSWER} tokens"
@@ -94,6 +92,36 @@ def lines(config: Any, originals: int = 0, held_out: int = 0) -> list[str]:
         assumed,
         priced if config.llm.prices else "config.llm.prices gives no prices",
     ]
+
+
+def grading(config: Any) -> tuple[int, float]:
+    """Return the questions about outcomes and turns of one step, and the seconds that their answers
+    take, as many at a time as `llm.concurrency` allows."""
+    q, rollouts = config.questioning, config.rollout.tasks * config.rollout.group
+    judged = round(q.share * config.rollout.tasks) * config.rollout.group
+    roles = {"judge": judged, "step_judge": rollouts}
+    asked = [role for role, settings in role_settings(config).items() if not settings.is_policy]
+    count = sum(roles.get(role, 0) for role in asked)
+    return count, math.ceil(count / config.llm.concurrency) * SECONDS
+
+
+def forecast(config: Any, originals: int, held_out: int) -> str:
+    """Return what language models are expected to take, in one line; "" if none may cost money."""
+    roles, prices = role_settings(config), read_prices(config.llm.prices)
+    if not (bought := paid(roles, prices)):
+        return ""
+    made = [calls for role, calls in bill(config, originals, held_out).items() if role in bought]
+    read, written, cost = _spent(*made)
+    least, most = sum(calls.least for calls in made), sum(calls.most for calls in made)
+    c = config.llm
+    ends = [f"{c.budget_tokens:,} tokens"] * (c.budget_tokens > 0)
+    ends += [f"{c.budget_money:g} of money"] * bool(c.budget_money)
+    money = f"; money: {cost}" if config.llm.prices else "; config.llm.prices gives no prices"
+    return (
+        f"language models ({', '.join(bought)}) are expected to take {_range(least, most)} calls,"
+        f" {read} million tokens read and {written} million written{money}."
+        f" {'The run ends at ' + ' or '.join(ends) if ends else 'Nothing limits them'}"
+    )
 
 
 def _counts(config: Any, originals: int, held_out: int) -> dict[str, Count]:
@@ -148,6 +176,12 @@ def _exploration(config: Any, role: str, originals: int) -> Count:
     least = sum(math.ceil(budget / given["per_walk"]) for budget in budgets)
     most = sum(map(bool, budgets)) * given["rounds"] * originals
     return calls * least, calls * max(least, most) + worded if originals else math.inf
+
+
+def _range(least: int, most: float) -> str:
+    if math.isinf(most):
+        return f"at least {least:,}" if least else "unknown"
+    return f"{least:,} to {most:,}" if least else f"at most {most:,}"
 
 
 def _spent(*made: Calls) -> list[str]:

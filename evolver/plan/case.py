@@ -184,6 +184,8 @@ class Case:
         cache = max(0.0, self.target.chip.memory * utilisation(vllm.flags) - SERVER - held)
         place = "elsewhere" if vllm.urls else "shared with the learner"
         place = f"{replicas} vLLM x {devices} devices, {place}"
+        if vllm.urls:
+            place += "; their memory is not of this target, their speed as of such devices"
         sequences = int(cache * devices // context)
         return Engine(replicas, devices, not vllm.urls, held, cache, sequences, place)
 

@@ -91,15 +91,16 @@ def estimated_temporaries(case: Case) -> dict[str, float]:
 
 
 def memory(case: Case) -> Memory:
-    """Return the memory of the fullest device, with the cache that the config asks for."""
+    """Return the memory of the fullest device, with the cache that the config asks for. That of
+    servers elsewhere is not of the target."""
     state, scratch, engine = case.state, temporaries(case), case.engine
     table = {}
     for phase in PHASES:
         learns = phase in LEARNER
-        row = dict.fromkeys(KINDS, 0.0)
-        if learns or engine.shared:
-            row |= state | {"gradients": 0.0}
-        if not learns or engine.shared:
+        if not learns and not engine.shared:
+            continue
+        row = dict.fromkeys(KINDS, 0.0) | state | {"gradients": 0.0}
+        if engine.shared:
             row["engine weights"] = engine.weights + engine.initial
             row["KV cache"] = engine.cache
         row["temporaries"] = scratch[phase] if learns or case.on_jax else SERVER
@@ -253,8 +254,17 @@ def rollout_phases(case: Case) -> dict[str, Phase]:
 
 
 def step_seconds(case: Case) -> float:
-    """Return the expected time of a step."""
-    return sum(phase.expected for phase in phases(case).values())
+    """Return the expected time of a step. With `rollout.async_depth`, rollouts and updates take
+    place at the same time."""
+    rollouts, learner = halves(case)
+    return max(rollouts, learner) if case.config.rollout.async_depth else rollouts + learner
+
+
+def halves(case: Case) -> tuple[float, float]:
+    """Return the expected seconds of the rollouts and of the learner in a step."""
+    parts = (rollout_phases(case), learner_phases(case))
+    rollouts, learner = (sum(phase.expected for phase in part.values()) for part in parts)
+    return rollouts, learner
 
 
 def overheads(case: Case) -> dict[str, float]:

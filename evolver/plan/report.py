@@ -1,7 +1,7 @@
 """The estimate of a case as text and tables."""
 
 from evolver.llm.roles import engine_context
-from evolver.plan import preflight
+from evolver.plan import calls, preflight
 from evolver.plan.advice import advise
 from evolver.plan.amounts import evaluated_tasks
 from evolver.plan.analytic import kv_bytes
@@ -11,6 +11,7 @@ from evolver.plan.estimate import (
     GENERATED,
     KINDS,
     fits,
+    halves,
     learner_peak,
     memory,
     overheads,
@@ -42,6 +43,7 @@ def render(case: Case) -> str:
             f" {GENERATED:.0%} of them generated",
             *time_table(case),
             f"expected: {duration(step_seconds(case))} a step without environments and judges",
+            *budget(case),
             run_time(case),
         ),
         section("sizes", *sizes(case)),
@@ -68,7 +70,8 @@ def memory_table(case: Case) -> list[str]:
         over = "" if total <= limit else "  too much"
         cells = [f"{row[kind] / GIB:.1f}" if row[kind] else "." for kind in KINDS]
         rows.append([phase, *cells, f"{total / GIB:.1f}", f"{limit / GIB:.1f}{over}"])
-    sources = [f"{p} {'compiled' if p in case.programs else 'estimated'}" for p in PHASES]
+    here = [phase for phase in PHASES if phase in memory(case)]
+    sources = [f"{p} {'compiled' if p in case.programs else 'estimated'}" for p in here]
     lines = [*table(*rows), f"temporaries (activations, buffers): {', '.join(sources)}"]
     if host := sum(case.on_host.values()) * case.target.count:
         lines.append(f"in host memory: {host / GIB:.0f} GiB of all hosts together")
@@ -114,6 +117,30 @@ def time_table(case: Case) -> list[str]:
         *(["?: no compiler has said it, and the times are without it"] if unknown else []),
         "tokens and tokens/s are those of all devices together, the other columns those of one",
     ]
+
+
+def budget(case: Case) -> list[str]:
+    """Return what a step takes with and without each overlap of its parts."""
+    c, (rollouts, learner) = case.config, halves(case)
+    questions, grades = calls.grading(c)
+    part = {"rollouts": rollouts, "grades": grades, "learner": learner}
+    words = ", ".join(f"{name} {duration(seconds)}" for name, seconds in part.items() if seconds)
+    if questions:
+        words += (
+            f" ({questions:,} questions of {calls.SECONDS:g} s each, assumed,"
+            f" {c.llm.concurrency} at a time)"
+        )
+    overlapped = max(rollouts, grades)
+    ahead = c.rollout.async_depth
+    rows = [["one part after the other", duration(sum(part.values())), ""]]
+    if questions:
+        grown = duration(overlapped + learner)
+        rows.append(["groups graded as they end", grown, "" if ahead else "this config"])
+    setting = "this config" if ahead else "rollout.async_depth=1"
+    rows.append(
+        ["rollouts of the next step meanwhile", duration(max(overlapped, learner)), setting]
+    )
+    return [f"budget: {words}", *(f"  {row}" for row in table(*rows))]
 
 
 def run_time(case: Case) -> str:

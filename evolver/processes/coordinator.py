@@ -19,6 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 READY = "ready\n"
+# Seconds of silence after which JAX itself aborts processes, from C++ and with an exit code of its
+# own: never before `hosts.Watch` ends them with a message and the code that starts them again.
+SILENCE = 24 * 3600
 
 
 @contextlib.contextmanager
@@ -87,7 +90,9 @@ def main(address: str, count: str, patience: str) -> None:
 
     port = _port(address)
     # recoverable: do not abort other processes when one dies.
-    service = _jax.get_distributed_runtime_service(f"[::]:{port}", int(count), recoverable=True)
+    service = _jax.get_distributed_runtime_service(
+        f"[::]:{port}", int(count), heartbeat_timeout=SILENCE, recoverable=True
+    )
     print(READY, end="", flush=True)
     sys.stdin.read()  # returns when process 0 is done or dead
     until = time.monotonic() + float(patience)

@@ -14,7 +14,7 @@ import pickle
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -28,6 +28,7 @@ from rl.engines import EngineFault
 T = TypeVar("T")
 LOST = 75  # exit code of a process that ends because another one did; EX_TEMPFAIL of sysexits.h
 HEARTBEAT = 1.0  # seconds between two heartbeats
+DIFFERENCES = 5  # between processes, that a message names
 
 
 class HostsError(Exception):
@@ -86,6 +87,7 @@ def _join(c: Any, stack: contextlib.ExitStack) -> None:
         local_device_ids=devices,
         coordinator_bind_address=bind,
         initialization_timeout=int(c.deadline),
+        heartbeat_timeout_seconds=coordinator.SILENCE,
     )
 
 
@@ -160,9 +162,14 @@ class Watch:
 
     def _run(self) -> None:
         messages: dict[int, str] = {}
-        heard = [("", time.monotonic())] * self._count  # each one's message and when it changed
+        last = time.monotonic()
+        heard = [("", last)] * self._count  # each one's message and when it changed
         while not self._ended.wait(HEARTBEAT):
             now = time.monotonic()
+            if now - last > self._deadline / 2:
+                # This process, or its machine, stood still: how long others did is not known.
+                heard = [(text, now) for text, _ in heard]
+            last = now
             # Without the service, on the machine of process 0, that process counts as silent.
             with contextlib.suppress(Exception):
                 self._publish(str(now))
@@ -188,6 +195,25 @@ class Watch:
                 " processes again to resume from it."
             )
             os._exit(LOST)
+
+
+def agree(mine: Mapping[str, str]) -> None:
+    """Compare what this process is with the others. Raises HostsError in all of them, with what
+    differs, unless they are the same: they would wait for each other in different places, or
+    learn from different numbers."""
+    parts = gather((socket.gethostname(), dict(mine)))
+    (host, first), *others = parts
+    for number, (other_host, other) in enumerate(others, 1):
+        names = sorted(k for k in first.keys() | other.keys() if first.get(k) != other.get(k))
+        if names:
+            more = f" and {len(names) - DIFFERENCES} more" if len(names) > DIFFERENCES else ""
+            error = HostsError(
+                f"process {number} ({other_host}) differs from process 0 ({host}) in"
+                f" {', '.join(names[:DIFFERENCES])}{more}: give all processes the same code,"
+                " packages and settings"
+            )
+            error.__dict__["in_all"] = True
+            raise error
 
 
 # --- exchanging data ------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ SIGTERM does the same. So does SIGHUP, the end of a terminal or of an ssh sessio
 shells and the kernel both send it.
 """
 
+import _thread
 import asyncio
 import concurrent.futures
 import contextlib
@@ -15,6 +16,8 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Self, TypeVar
+
+from rich.file_proxy import FileProxy
 
 from evolver.processes.streams import silence
 from rl.trajectory import EndsRun
@@ -128,9 +131,9 @@ class Stop:
             raise KeyboardInterrupt
         self.asked = True
         if self._at_once:
-            tell("\nstopping")
+            _tell_from_handler("\nstopping")
             raise KeyboardInterrupt
-        tell("\nstopping at the next safe point; press Ctrl-C again to stop at once")
+        _tell_from_handler("\nstopping at the next safe point; press Ctrl-C again to stop at once")
         if self._cancel:
             self._cancel()
 
@@ -143,6 +146,18 @@ def tell(text: str) -> None:
         silence(sys.stderr.fileno())
     except RuntimeError:
         pass  # a signal came while something else was printed; the stream allows one at a time
+
+
+def _tell_from_handler(text: str) -> None:
+    """Call `tell` where no lock of the thread that the signal has interrupted is held.
+
+    While a live display is shown, printing takes its lock. A thread that draws it may have that
+    lock and wait for the one of the console, which the interrupted thread may have.
+    """
+    if isinstance(sys.stderr, FileProxy):
+        _thread.start_new_thread(tell, (text,))  # takes no lock, as starting a Thread does
+    else:
+        tell(text)
 
 
 def _leave_terminal() -> None:

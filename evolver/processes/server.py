@@ -17,6 +17,7 @@ from rl.engines import EngineFault
 from rl.engines.child import Child, free_ports
 
 CHECKS_S = 0.5  # between two looks at a server
+RUNNING: list[Server] = []  # those of this process, for whoever shows them
 
 
 class NotServed(EngineFault):
@@ -29,7 +30,8 @@ class Server:
 
     name: what it serves, in messages. command: its command line for a port. log: its output is
     appended. health: the path that answers once it is ready. environment: further variables.
-    start_timeout: seconds until it has to answer. restarts: how often it is started again, in all.
+    start_timeout: seconds until it has to answer. restarts: how often it is started again while
+    `progress` returns the same: a server that dies between two steps of a run never ends it.
     """
 
     name: str
@@ -39,12 +41,14 @@ class Server:
     health: str
     start_timeout: float
     restarts: int
+    progress: Callable[[], object]
     environment: Mapping[str, str]
 
     def __post_init__(self) -> None:
         (self.port,) = free_ports(1)
         self._closed = threading.Event()
         self._child: Child | None = None
+        self._started = 0
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     @contextlib.contextmanager
@@ -53,16 +57,24 @@ class Server:
 
         check: called while the server starts; raises what ends the run. Raises NotServed.
         """
+        RUNNING.append(self)
         try:
             self._start(check)
             self._watcher.start()
             yield f"http://127.0.0.1:{self.port}"
         finally:
+            RUNNING.remove(self)
             self._close()
+
+    def figures(self) -> dict[str, object]:
+        """Return its name, its state and how often it was started again."""
+        up = self._child is not None and not self._child.ended
+        return {"name": self.name, "state": "up" if up else "down", "restarts": self._started - 1}
 
     def _start(self, check: Callable[[], None]) -> None:
         """Start the process and wait until it answers. Raises NotServed and what `check` raises."""
         self.say(f"serving {self.name}; log: {self.log}")
+        self._started += 1
         environment = {**os.environ, **self.environment}
         child = self._child = Child(self.command(self.port), self.log, environment)
         ends = time.monotonic() + self.start_timeout
@@ -78,10 +90,13 @@ class Server:
     def _watch(self) -> None:
         """Start the process again whenever it ends by itself, as often as it may be. Say so, also
         when it is gone for good."""
-        for left in range(self.restarts, -1, -1):
+        left, reached = self.restarts, self.progress()
+        while left >= 0:
             while (child := self._child) is not None and not child.ended:
                 if self._closed.wait(CHECKS_S):
                     return
+            if (now := self.progress()) != reached:
+                left, reached = self.restarts, now
             if child is not None:
                 then = "and is started again" if left else "and is not started again"
                 self.say(self._fault(child, f"it ended, {then}"))
@@ -92,6 +107,7 @@ class Server:
                 self.say(str(error))
             except InterruptedError:
                 return
+            left -= 1
 
     def _close(self) -> None:
         """End the process."""

@@ -14,10 +14,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from evolver import grading
 from evolver.build import Run
 from evolver.parts import Parts
-from evolver.phases.rollouts import gather_rollouts, sampling_of
+from evolver.phases.rollouts import graded_rollouts, sampling_of
 from evolver.recipes import Recipe
 from rl.bounds import Count
 from rl.rollout import Job
@@ -53,8 +52,8 @@ class Sirius(Recipe):
         failed = [t for t in trajectories if t.task.reference and not (t.broken or succeeded(t))]
         pairs = itertools.product(failed, range(self.attempts))
         jobs = [self.repair(run, failure, i, step) for failure, i in pairs]
-        played = gather_rollouts(run, jobs, "repairs") if jobs else []
-        played, _ = grading.grade_all(replace(run.grader, turns=None), played)
+        grader = replace(run.grader, turns=None)
+        played, _ = graded_rollouts(run, jobs, "repairs", grader) if jobs else ([], None)
         self.credit(run, played, step)
         kept = [t for t in played if succeeded(t)]
         self.figures |= {"sirius/failed": len(failed), "sirius/repaired": len(kept)}

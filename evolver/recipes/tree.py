@@ -17,7 +17,7 @@ from evolver import grading
 from evolver.build import Run
 from evolver.metrics import Played
 from evolver.parts import Parts
-from evolver.phases.rollouts import gather_rollouts, sampling_of
+from evolver.phases.rollouts import graded_rollouts, sampling_of
 from evolver.recipes import Chosen, Recipe
 from rl.advantages.outcome import grpo
 from rl.bounds import Count
@@ -43,8 +43,7 @@ class Tree(Recipe):
         self.parent, first = {}, len(trajectories)
         for number in range(self.rounds):
             jobs = self.jobs(run, trajectories, number, step)
-            played = gather_rollouts(run, jobs, "branches")
-            played, _ = grading.grade_all(run.grader, played, self.judge)
+            played, _ = graded_rollouts(run, jobs, "branches", run.grader, self.judge)
             trajectories = [*trajectories, *played]
         return trajectories, metrics | {"tree/branches": len(trajectories) - first}
 

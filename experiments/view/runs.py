@@ -254,6 +254,17 @@ class Run:
             sizes += self._signature(name)
         return sizes
 
+    def now(self) -> list[dict[str, Any]]:
+        """Return what each process of the run is doing, as it has written it last, and the seconds
+        since then."""
+        found = []
+        for path in sorted(self.workdir.path.glob("now*.json")):
+            with contextlib.suppress(OSError, ValueError):  # the run ends, or writes it again
+                age = time.time() - path.stat().st_mtime
+                told = json.loads(path.read_bytes())
+                found += [{**told, "age": age}] if isinstance(told, dict) else []
+        return found
+
     def _signature(self, name: str) -> tuple[int, ...]:
         """Return what changes with a file: size and time of the last change; () without one."""
         try:

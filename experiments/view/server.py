@@ -38,6 +38,8 @@ def resource(run: Run, search: Search | None, words: list[str], query: dict[str,
     match words:
         case ["overview"]:
             return run.overview()
+        case ["now"]:
+            return run.now()
         case ["index"]:
             asked = [int(query.get(name, -1)) for name in ("first", "end", "generation")]
             return run.index_text(*asked)
@@ -60,11 +62,13 @@ class View(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, runs: list[Run], port: int = 0):
-        super().__init__(("127.0.0.1", port), Handler)
-        self.runs, self.searches = runs, [Search(run, self._wait_for_pages) for run in runs]
         self.asked = 0.0  # when a page last asked for something, or got it
         self._closing = threading.Event()
         self._indexer = threading.Thread(target=self._index, daemon=True)
+        self.runs = runs
+        self.searches: list[Search] = []  # before the port, which may be taken: it then closes
+        super().__init__(("127.0.0.1", port), Handler)
+        self.searches = [Search(run, self._wait_for_pages) for run in runs]
         self._indexer.start()
 
     @property
@@ -101,7 +105,8 @@ class View(ThreadingHTTPServer):
         self._closing.set()
         for search in self.searches:
             search.close()
-        self._indexer.join(timeout=30)
+        if self._indexer.is_alive():
+            self._indexer.join(timeout=30)
         super().server_close()
 
 

@@ -107,6 +107,10 @@ class Engine(Protocol):
         """Return counters since the start."""
         ...
 
+    def servers(self) -> list[dict[str, Any]]:
+        """Return the name and the state of each server behind it, and its requests."""
+        ...
+
     async def close(self) -> None:
         """Stop. Pending requests fail with EngineFault."""
         ...

@@ -2,6 +2,8 @@
 one."""
 
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -19,9 +21,11 @@ from evolver.llm.client import Limits
 from evolver.llm.roles import divided
 from evolver.llm.store import Ledger
 from evolver.processes import coordinator, hosts
+from evolver.processes.identity import identity
 from rl.engines import EngineFault
 from tests.evolver.runs import command, figures
 from tests.evolver.test_recipes import demonstrated
+from tests.faults.stage import descendants
 
 ROOT = Path(__file__).parents[2]
 RUNS = ("alone", "together")
@@ -119,10 +123,66 @@ def test_a_process_that_dies_ends_the_others_and_the_run_can_resume(tmp_path, ti
     assert [line["step"] for line in figures(tmp_path / "run")] == list(range(7))
 
 
+@pytest.mark.slow
+def test_a_machine_that_stands_still_for_a_while_ends_nothing(tmp_path, tiny):
+    processes = start(
+        tmp_path, tiny, 2, "run", "--config.mesh.fsdp=2", "--config.steps=4", deadline=6.0
+    )
+    until = time.monotonic() + 900
+    while not [*tmp_path.glob("run/checkpoints/[0-9]*")] and time.monotonic() < until:
+        time.sleep(0.2)
+    pids = [pid for process in processes for pid in (process.pid, *descendants(process.pid))]
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in pids:
+            os.kill(pid, number)
+        time.sleep(20)
+    for code, _, err in finish(processes):
+        assert code == 0, err[-3000:]
+
+
+def test_jax_aborts_no_process_before_the_watch_ends_it(monkeypatch):
+    given = {}
+    monkeypatch.setattr(hosts.jax.distributed, "initialize", lambda *_, **more: given.update(more))
+    monkeypatch.setattr(hosts, "await_port", lambda *_: None)
+    settings = SimpleNamespace(coordinator="127.0.0.1:1", count=2, index=1, deadline=3600.0)
+    hosts._join(settings, None)
+    assert given["heartbeat_timeout_seconds"] > 10 * settings.deadline
+
+
 def test_a_process_that_cannot_connect_reports_it(tmp_path, tiny):
     flags = [*connecting(2, 1, 3.0, free_port()), "--config.mesh.fsdp=2"]
     ((code, _, err),) = finish(start(tmp_path, tiny, -1, "run", *flags))
     assert code != 0 and "process 1 of 2 did not connect to the others at 127.0.0.1" in err
+
+
+@pytest.mark.slow
+def test_processes_with_other_code_or_settings_end_with_one_message(tmp_path, tiny):
+    copy = tmp_path / "code"
+    shutil.copytree(ROOT, copy, ignore=lambda folder, names: [n for n in names if n[0] == "."])
+    (copy / "rl/packing.py").write_text((copy / "rl/packing.py").read_text() + "\n# other\n")
+    port, environment = free_port(), os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    words = [sys.executable, *command(tiny, tmp_path / "run", "--config.mesh.fsdp=2")]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [
+        subprocess.Popen(
+            [*words, *connecting(2, n, DEADLINE, port), f"--config.seed={n}"],
+            cwd=root, env=environment, **streams,
+        )
+        for n, root in enumerate((ROOT, copy))
+    ]  # fmt: skip
+    for code, _, err in finish(processes):
+        assert code == 1, err[-3000:]
+        assert "differs from process 0" in err and "config.seed, rl/packing.py: give" in err
+        assert "Traceback" not in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_that_are_the_same_agree(monkeypatch, tiny):
+    monkeypatch.setattr(hosts, "gather", lambda mine: [mine, mine])
+    hosts.agree(identity(base.get_config()))
+    monkeypatch.setattr(hosts, "gather", lambda mine: [mine, ("b", {"jax": "2"})])
+    with pytest.raises(hosts.HostsError, match=r"process 1 \(b\) differs .* in jax: give"):
+        hosts.agree({"jax": "1"})
 
 
 def test_settings_of_processes_are_checked():

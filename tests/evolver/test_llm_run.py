@@ -203,7 +203,8 @@ def test_every_role_at_once(call, tmp_path, server, monkeypatch):
     monkeypatch.setenv("MY_KEY", "sk-very-secret")
     server.key = "sk-very-secret"
     workdir = tmp_path / "run"
-    assert call("run", *ALL, "--config.llm.key=MY_KEY") == 0
+    unlimited = ("--config.llm.key=MY_KEY", "--config.llm.budget_tokens=-1")
+    assert call("run", *ALL, *unlimited) == 0
     first, second = Workdir(workdir).metrics()[:2]
     for role in ("explorer", "writer", "summariser", "embedder"):
         assert first[f"llm/{role}/calls"] > 0, role
@@ -217,11 +218,36 @@ def test_every_role_at_once(call, tmp_path, server, monkeypatch):
     assert not secret
 
 
+@pytest.mark.parametrize("bought", ["key=MY_KEY", "prices={prices}"])
+def test_a_model_that_may_cost_money_is_not_asked_without_a_word_about_how_much(
+    call, tmp_path, server, capsys, monkeypatch, bought
+):
+    if "key" in bought:
+        server.key = "sk-right"
+        monkeypatch.setenv("MY_KEY", server.key)
+    prices = tmp_path / "prices.json"
+    prices.write_text('{"tiny": [2.0, 8.0]}')
+    words = (*LABELLED, "--config.llm." + bought.format(prices=prices))
+    assert call("run", *words) == 2
+    refusal = capsys.readouterr().err
+    assert "step_judge may cost money" in refusal and "budget_tokens=-1 for no limit" in refusal
+    assert not server.requests and not (tmp_path / "run").exists()
+    for limit, ends in {
+        "budget_tokens=-1": "Nothing limits them",
+        "budget_tokens=99999999": "The run ends at 99,999,999 tokens",
+    }.items():
+        assert call(limit, *words, f"--config.llm.{limit}") == 0
+        said = capsys.readouterr().out
+        assert "language models (step_judge) are expected to take at most 24 calls" in said
+        assert ends in said
+        assert ("money: 0.10" in said) == ("prices" in bought)
+
+
 @pytest.mark.parametrize(
     "key,words,expected",
     [
         ("", ["url=http://127.0.0.1:9/v1"], "(step_judge): the server cannot be reached"),
-        ("sk-right", ["key=NO_SUCH_KEY"], "NO_SUCH_KEY is not set"),
+        ("sk-right", ["key=NO_SUCH_KEY", "budget_tokens=-1"], "NO_SUCH_KEY is not set"),
         ("sk-right", [], "the server requires a key"),
         ("", ["step_judge.model=huge"], "there is no model 'huge'; it serves 'tiny'"),
         ("", ["step_judge.max_tokens=99999"], "context of 32768 tokens leaves no room"),

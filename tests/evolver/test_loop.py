@@ -173,7 +173,7 @@ def test_interrupted_anywhere_goes_on_as_if_never_stopped(
             raise Interrupted
         return play(run, jobs, name)
 
-    for phase_module in (rollouts, evaluation, extraction):
+    for phase_module in (rollouts, evaluation):
         monkeypatch.setattr(phase_module, "gather_rollouts", interrupt)
     assert go(tiny, tmp_path / "run") == 130
     monkeypatch.undo()

@@ -19,7 +19,7 @@ from envs.hints import render as as_demonstrated
 from envs.world import WorldError
 from evolver.attributing import BAD, Label, TurnJudge
 from evolver.config import plugs
-from evolver.grading import Grader
+from evolver.grading import Grader, grade
 from evolver.llm.embedders import HashedNgrams, PolicyEmbedder, normalise
 from evolver.navigating import Experience, Refiner, Unrefined, experience_pool, new_experience
 from evolver.navigating.experience_pool import ExperiencePool
@@ -513,8 +513,12 @@ class TestFirstExperience:
             def label(self, trajectories):
                 return [[Label(BAD)] * len(t.turns) for t in trajectories]
 
-        played = lambda run, jobs, phase: [tried(GREEN) for _ in jobs]
-        monkeypatch.setattr(extraction, "gather_rollouts", played)
+        def played(run, jobs, phase, grader):
+            attempts = [tried(GREEN) for _ in jobs]
+            grade(grader, attempts)
+            return attempts, {}
+
+        monkeypatch.setattr(extraction, "graded_rollouts", played)
         run = run_of([LEND], [], tasks=0, rollouts=2)
         run.grader = Grader(turns=AllBad())
         attempts = extraction.first_attempts(run, SimpleNamespace(extractor=kind))

@@ -2,6 +2,8 @@
 with them."""
 
 import asyncio
+import threading
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,8 +14,9 @@ from envs.world import Evaluation, Task
 from evolver import grading
 from evolver.attributing import reasons_to_skip
 from evolver.parts import Parts
-from evolver.phases import learning, tasks
+from evolver.phases import evaluation, learning, tasks
 from evolver.pipeline import Pipeline
+from evolver.processes.interrupt import RunEnds
 from evolver.questioning.pool import TaskPool
 from evolver.recipes import Recipe
 from rl.advantages.estimators import adca, dr_grpo, grpo, loop, rloo
@@ -47,6 +50,55 @@ def simulate(depth, bound, steps, seconds):
     asyncio.run(iterate())
     assert sorted(graded) == sorted(group for found in trained for group in found)
     return trained
+
+
+def graded_of(work, rollouts, threads=1):
+    """Return what `grading.Grading` gives for rollouts, an async function of its `add`."""
+    sizes = {("slow", 0): 2, ("quick", 0): 2}
+    graded = grading.Grading(work, sizes, threads)
+    return asyncio.run(asyncio.wait_for(graded.until_graded(rollouts(graded.add)), 60))
+
+
+def rollout_of(task, number):
+    return replace(trajectory(turn([1], [2]), task=task), rollout=number)
+
+
+def test_a_group_is_judged_as_it_finishes_while_others_go_on():
+    calls, judged = [], threading.Event()
+
+    def work(members):
+        calls.append([(t.task.id, t.rollout) for t in members])
+        judged.set()
+
+    async def rollouts(add):
+        add(rollout_of("slow", 1))
+        for number in (1, 0):
+            add(rollout_of("quick", number))
+        await asyncio.to_thread(judged.wait, 60)  # the slow group ends after the other's judgement
+        add(rollout_of("slow", 0))
+        return "played"
+
+    assert graded_of(work, rollouts) == "played"
+    assert calls == [[("quick", 0), ("quick", 1)], [("slow", 0), ("slow", 1)]]
+
+
+def test_what_a_judge_raises_ends_the_rollouts():
+    ended = []
+
+    def work(members):
+        raise RunEnds("the budget is spent")
+
+    async def rollouts(add):
+        for number in range(2):
+            add(rollout_of("quick", number))
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+
+    with pytest.raises(RunEnds, match="the budget is spent"):
+        graded_of(work, rollouts)
+    assert ended == [True]
 
 
 @pytest.mark.parametrize("depth,bound", [(1, 1), (1, 2), (2, 2), (1, 3), (2, 4)])
@@ -159,6 +211,19 @@ def test_a_run_with_rollouts_ahead_trains_on_every_step_and_knows_how_old_they_a
     # It goes on after its last step as any run does.
     finish("run", "--config.rollout.async_depth=1", "--config.steps=4")
     assert [line["step"] for line in figures(run)] == [0, 1, 2, 3, 4]
+
+
+def test_the_rollouts_of_the_next_step_go_on_during_an_evaluation(tiny, tmp_path, monkeypatch):
+    ahead, play = {}, evaluation.gather_rollouts
+
+    def evaluate(run, jobs, phase):
+        ahead[run.step] = run.pipeline.counts()[1]
+        return play(run, jobs, phase)
+
+    monkeypatch.setattr(evaluation, "gather_rollouts", evaluate)
+    words = ("--config.rollout.async_depth=1", "--config.steps=2", "--config.eval.every=1")
+    assert go(tiny, tmp_path / "run", *words) == 0
+    assert ahead[1] > 0 and ahead[2] == 0, "groups of step 2 while step 1 is evaluated"
 
 
 def test_rollouts_that_would_be_too_old_are_refused(tiny, tmp_path, capsys):

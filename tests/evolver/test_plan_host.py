@@ -201,6 +201,18 @@ class TestPlan:
     def test_servers_elsewhere_need_no_devices_here(self):
         assert case_of("bfcl_7b", "h200:1", "engine.vllm.urls=('http://10.0.0.1:8000',)")
 
+    def test_a_model_that_no_device_holds_trains_beside_servers_elsewhere(self, capsys):
+        urls = [f"http://gpu-{number}:8000" for number in range(16)]
+        words = [
+            "--config=configs/appworld_14b.py", "--mode=plan", "--target=v5p:64",
+            "--config.model.preset=72b", "--config.mesh.fsdp=16", "--config.mesh.sequence=4",
+            "--config.learner.micro=16", "--config.engine.vllm.devices=()", f"--config.engine.vllm.urls={urls}",
+        ]  # fmt: skip
+        assert run.main(["run.py", *words]) == 0
+        out = capsys.readouterr().out
+        assert "16 vLLM x 1 devices, elsewhere; their memory is not of this target" in out
+        assert "too much" not in out and out.rstrip().endswith("verdict\n  fits")
+
     def test_a_plan_that_is_refused_is_one_message(self, capsys):
         words = ["--config=configs/bfcl_7b.py", "--mode=plan", "--target=h200:1"]
         assert run.main(["run.py", *words]) == 2

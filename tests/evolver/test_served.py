@@ -91,6 +91,25 @@ def test_a_server_that_dies_is_started_again_at_its_address(tmp_path, monkeypatc
     assert ["not started again" in text for text in faults()] == [False, True]
 
 
+def test_a_server_that_dies_once_a_step_is_started_again_each_time(tmp_path, monkeypatch):
+    command = [sys.executable, "-c", MORTAL]
+    monkeypatch.setattr(served, "command_of", lambda config, port: [*command, str(port)])
+    said, steps = [], []
+    opened = served.serving(
+        config(1), tmp_path, say=said.append, check=lambda: None, progress=lambda: len(steps)
+    )
+    with opened as url:
+        address = url.removesuffix("/v1")
+        for deaths in (1, 2, 3):
+            eventually(lambda: is_up(address))
+            steps.append("done")
+            with pytest.raises(httpx.HTTPError):
+                httpx.get(f"{address}/die", trust_env=False)
+            eventually(lambda deaths=deaths: sum("it ended, " in text for text in said) == deaths)
+        eventually(lambda: is_up(address))
+    assert not any("not started again" in text for text in said)
+
+
 def eventually(holds):
     """Wait until something holds, for a minute at most."""
     ends = time.monotonic() + 60

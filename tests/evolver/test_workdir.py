@@ -45,6 +45,33 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
+# A signal arrives while the main thread has the lock of the console, and another one that of the display.
+DRAWN = """
+import os, pty, signal, threading, time
+from evolver.files.progress import Progress
+from evolver.processes.interrupt import Stop
+
+main, terminal = pty.openpty()
+threading.Thread(target=lambda: [os.read(main, 4096) for _ in iter(int, 1)], daemon=True).start()
+with open(terminal, "w") as stream, Stop() as stop:
+    progress, write = Progress(2, stream=stream), stream.write
+    progress.phase("rollouts", 0, 1)
+
+    def interrupted(text):
+        if "step 1/2" in text and not stop.asked and threading.current_thread() is threading.main_thread():
+            threading.Thread(target=progress.live.refresh, daemon=True).start()
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return write(text)
+
+    stream.write = interrupted
+    progress.step(1, {})
+    progress.close()
+    os.write(1, b"asked" if stop.asked else b"not asked")
+    os._exit(0)
+"""
+
+
 @pytest.fixture(scope="module")
 def finished(tiny, tmp_path_factory):
     """The workdir of a run of two steps."""
@@ -283,6 +310,12 @@ class TestHangUp:
             for step in (1, 2):
                 progress.step(step, {})
             progress.close()
+
+    def test_a_signal_while_the_display_is_drawn_hangs_nothing(self):
+        ended = subprocess.run(
+            [sys.executable, "-c", DRAWN], cwd=ROOT, env=CPU, capture_output=True, timeout=120
+        )
+        assert ended.stdout == b"asked", ended.stderr
 
     def test_a_failing_disk_is_no_terminal(self, tmp_path):
         class Failing(io.TextIOWrapper):

@@ -64,16 +64,16 @@ def rows(text: str) -> dict[str, list[str]]:
 
 
 def test_it_measures_and_goes_on_where_it_was_cut_off(tiny, tmp_path, monkeypatch, capsys):
-    batches, gather, most = [], retrieval.gather_rollouts, [2]
+    batches, gather, most = [], retrieval.graded_rollouts, [2]
 
-    def some(run, jobs, phase):
+    def some(run, jobs, phase, grader):
         if len(batches) == most[0]:
             raise Interrupted
         batches.append([(job.task.id, tuple(job.experience), job.seed) for job in jobs])
-        return gather(run, jobs, phase)
+        return gather(run, jobs, phase, grader)
 
     monkeypatch.setattr(retrieval, "BATCH", 3)
-    monkeypatch.setattr(retrieval, "gather_rollouts", some)
+    monkeypatch.setattr(retrieval, "graded_rollouts", some)
     assert measure(tiny, tmp_path) == 130
     assert "goes on" in capsys.readouterr().err and not (tmp_path / "retrieval.md").exists()
     most[0] = 99

@@ -455,3 +455,11 @@ def test_labels_are_compared_with_those_of_replay(tmp_path, capsys):
     assert Run(tmp_path).overview()["replayed"] == []
     (tmp_path / "config.json").unlink()
     assert show(tmp_path, "--replay 1") == 1 and "names the world" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_said_as_such():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(OSError, match="in use"):
+            View([], taken.getsockname()[1])

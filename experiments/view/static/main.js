@@ -34,8 +34,10 @@ async function show(news = false) {
   }
   clearTimeout(slow);
   if (mine !== drawn) return;
+  const now = document.getElementById("now")?.childNodes ?? [];
   const top = window.scrollY;
   main.replaceChildren(...[nodes].flat(4).filter(Boolean));
+  document.getElementById("now")?.append(...now); // until the next look
   if (news) window.scrollTo(0, top);
   else { window.scrollTo(0, 0); main.focus({ preventScroll: true }); }
   document.title = `${main.querySelector("h1")?.textContent || "Evolver"} · Evolver`;
@@ -57,6 +59,7 @@ async function look() {
       status("updated just now");
     }
     before = states;
+    await showNow();
   } catch {
     status("the server does not answer");
   }

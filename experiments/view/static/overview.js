@@ -137,6 +137,35 @@ function costTable(run) {
   ], rows);
 }
 
+const bytes = (n) => `${(n / 2 ** 30).toFixed(1)} GiB`;
+
+/** Fill the place of the overview that shows what the runs are doing now. */
+async function showNow() {
+  const box = document.getElementById("now");
+  if (!box || window.BUNDLE) return;
+  const found = await Promise.all(view.runs.map((run) => get(`run/${run.place}/now`)));
+  box.replaceChildren(...found.flatMap((processes, i) => processes.flatMap((p) => nowOf(view.runs[i], p))));
+}
+
+/** Return what one process of a run is doing: its servers, workers, queues, memory, speed and cost. */
+function nowOf(run, p) {
+  const list = (value) => (Array.isArray(value) ? value : []), old = p.age > 30;
+  const queue = (q) => `${q.running ?? 0} running${q.waiting ? `, ${q.waiting} waiting` : ""}`;
+  const rows = [
+    ["tokens per second", short(p.tokens_per_s)],
+    ["cost so far", `${short(p.money)} money, ${short(p.tokens)} tokens of language models`],
+    ["workers", `${p.workers?.processes ?? "–"} (${p.workers?.mode ?? "–"}), ${p.workers?.episodes ?? 0} episodes`],
+    ...list(p.memory).map((m) => [`memory, ${m.name}`, `${bytes(m.used)} of ${bytes(m.of)}`]),
+    ...list(p.servers).map((s) => [`server ${s.name}`, [el("span", { class: s.state === "up" ? null : "warn" }, s.state), s.running === undefined ? "" : `, ${queue(s)}`, s.restarts ? `, started again ${s.restarts} times` : ""]]),
+    ...list(p.queues).map((q) => [`queue of ${q.name}`, queue(q)]),
+  ];
+  return [
+    el("h2", null, `Now: ${run.name} on ${p.host}`),
+    el("p", { class: old ? "warn" : "soft" }, `${p.phase || "–"}, ${Math.round(p.age)} s ago${old ? ": the run was killed, or its machine stands still" : ""}`),
+    table([{ name: "what", cell: ([name]) => name }, { name: "now", t: true, cell: ([, value]) => value }], rows),
+  ];
+}
+
 async function overviewPage(params) {
   const runs = view.runs, several = runs.length > 1, one = chosen(params);
   const at = (run, more) => (step) => address("rollouts", { run: run.place, step, kind: "step", ...more });
@@ -172,6 +201,7 @@ async function overviewPage(params) {
   return [
     el("h1", null, several ? `${runs.length} runs` : one.name),
     runTable(runs),
+    el("div", { id: "now" }),
     measures.length ? el("p", { class: "soft" }, "Held-out scores before → latest; the control is the untrained policy at its best temperature.") : null,
     el("form", { class: "filters", onsubmit: (e) => e.preventDefault() },
       measures.length ? pick("measure", measures, measure, "held-out measure") : null,

@@ -167,6 +167,12 @@ class JaxEngine:
             "version": self.version,
         }
 
+    def servers(self) -> list[dict[str, Any]]:
+        """Return the name and the state of this engine, and the requests that it has and that
+        wait."""
+        running, waiting = len(self._running), len(self._waiting)
+        return [{"name": "this process", "state": "up", "running": running, "waiting": waiting}]
+
     async def close(self) -> None:
         """Stop. Pending requests fail with EngineFault."""
         if self._task is not None:

@@ -260,6 +260,7 @@ class VllmEngine:
             for replica in done:
                 self._stats["readmitted"] += not replica.up
                 replica.up, replica.waits, replica.why = True, False, ""
+                self._servers.renew(replica.number)
             self.version = version
             self._stats["loads"] += 1
             self._stats["update_seconds"] += time.monotonic() - began
@@ -283,6 +284,13 @@ class VllmEngine:
         the learner's own scores by the update.
         """
         return self._stats | {"replicas": len(self._up), "version": self.version}
+
+    def servers(self) -> list[dict[str, Any]]:
+        """Return the name and the state of each replica, and the requests that it has."""
+        return [
+            {"name": r.server.url, "state": "up" if r.up else r.why, "running": len(r.running)}
+            for r in self._replicas
+        ]
 
     @property
     def urls(self) -> list[str]:
@@ -345,7 +353,8 @@ class VllmEngine:
         if self.transfer is not None and not self.transfer.replays:
             return False
         return any(
-            r.admissions and (self._servers.restarts or not self._servers.ended(r.number))
+            r.admissions
+            and (self._servers.restartable(r.number) or not self._servers.ended(r.number))
             for r in self._replicas
         )
 
@@ -372,7 +381,7 @@ class VllmEngine:
             hangs = failed >= 3 * self._patience.failed_checks
             if (
                 not replica.up
-                and self._servers.restarts
+                and self._servers.restartable(replica.number)
                 and (hangs or self._servers.ended(replica.number))
             ):
                 try:

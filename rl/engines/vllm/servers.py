@@ -26,8 +26,6 @@ class ServerStartError(RuntimeError):
 class Servers:
     """Servers that are already running at `urls`. key: sent as a bearer token."""
 
-    restarts = 0  # of dead servers that are left
-
     def __init__(self, urls: Sequence[str], *, model: str, key: str = ""):
         self._urls, self._model, self._key = list(urls), model, key
 
@@ -38,6 +36,13 @@ class Servers:
     def client(self, url: str) -> Server:
         """Return a client of the server at `url`."""
         return Server(url, self._model, self._key)
+
+    def restartable(self, number: int) -> bool:
+        """Return True if the server can be started again when it is dead."""
+        return False
+
+    def renew(self, number: int) -> None:
+        """Note that the server has made progress: it may be started again as often as at first."""
 
     def ended(self, number: int) -> bool:
         """Return True if the server's process is known to have ended."""
@@ -59,7 +64,8 @@ class OwnServers(Servers):
     empty. devices: CUDA_VISIBLE_DEVICES of each server ("0,1" = two devices, tensor parallel).
     context: most tokens of a sequence. slots: most sequences at a time. backend: of the weight
     transfer; "" = none. lora_rank: of the adapters that will be sent; 0 = none. flags: more
-    arguments of `vllm serve`. start_timeout: seconds. restarts: of servers that died, in all.
+    arguments of `vllm serve`. start_timeout: seconds. restarts: of a server that dies without
+    taking an update in between.
     """
 
     def __init__(
@@ -96,7 +102,8 @@ class OwnServers(Servers):
         if backend == BACKEND:
             self._flags += ["--worker-extension-cls", "evolver_vllm.Worker"]
         self._flags += shlex.split(flags)
-        self._start_timeout, self.restarts, self._say = start_timeout, restarts, say
+        self._start_timeout, self._restarts, self._say = start_timeout, restarts, say
+        self._left = [restarts] * len(self._devices)
         self._children: list[Child | None] = [None] * len(self._devices)
 
     async def start(self) -> list[str]:
@@ -109,12 +116,18 @@ class OwnServers(Servers):
             raise
         return self._urls
 
+    def restartable(self, number: int) -> bool:
+        return self._left[number] > 0
+
+    def renew(self, number: int) -> None:
+        self._left[number] = self._restarts
+
     def ended(self, number: int) -> bool:
         child = self._children[number]
         return child is None or child.ended
 
     async def restart(self, number: int) -> None:
-        self.restarts -= 1
+        self._left[number] -= 1
         await _end([self._children[number]])
         self._say(f"engine: starting replica {number} again; log: {self._log(number)}")
         await self._spawn(number)

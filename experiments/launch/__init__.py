@@ -1,0 +1,1 @@
+"""Launchers: one run on the nodes of a scheduler."""

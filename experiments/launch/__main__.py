@@ -1,0 +1,134 @@
+"""Start one run by a scheduler: Slurm, Kubernetes with JobSet, or SkyPilot.
+
+python -m experiments.launch slurm --nodes 2 --devices 8 -- --config=configs/mine.py
+python -m experiments.launch jobset --nodes 2 --devices 8 --image evolver-cuda -- --config=...
+python -m experiments.launch jobset --devices tpu-v6e-slice:4x4:4 --image evolver-tpu -- ...
+python -m experiments.launch skypilot --nodes 2 --devices H100:8 -- --config=...
+python -m experiments.launch skypilot --devices tpu-v6e-16 -- --config=...
+
+With --dry-run it prints what it would hand to the scheduler, and starts nothing. --devices are
+those of a node, in the scheduler's own words: a number of GPUs for Slurm and JobSet; for JobSet a
+slice of TPUs as accelerator:topology:chips of a node, whose nodes are counted from it. Whatever
+else a site needs, such as accounts, partitions and claims of volumes, is set in the files beside
+this one.
+"""
+
+import argparse
+import math
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+HERE = Path(__file__).parent
+SLICE = "gke-tpu-accelerator", "gke-tpu-topology"  # labels of a node, below cloud.google.com
+FILE = "FILE"  # in a command: the file that holds the text
+Rendered = tuple[list[str], str]  # the command and the text
+
+
+class Unfit(Exception):
+    """The devices are no words of the scheduler."""
+
+
+def slurm(asked: argparse.Namespace) -> Rendered:
+    """Return the command that submits slurm.sh."""
+    devices = counted(asked.devices)
+    size = [f"--nodes={asked.nodes}", f"--gpus-per-node={devices}"]
+    return ["sbatch", *size, str(HERE / "slurm.sh"), *asked.run], ""
+
+
+def jobset(asked: argparse.Namespace) -> Rendered:
+    """Return jobset.yaml for these nodes and devices."""
+    task = yaml.safe_load((HERE / "jobset.yaml").read_text())
+    job = task["spec"]["replicatedJobs"][0]["template"]["spec"]
+    pod = job["template"]["spec"]
+    (container,) = pod["containers"]
+    nodes, words = asked.nodes, asked.devices.split(":")
+    if len(words) == 3:
+        accelerator, topology, chips = words
+        whole = math.prod(counted(side) for side in topology.split("x"))
+        nodes, rest = divmod(whole, counted(chips))
+        if rest or not nodes:
+            raise Unfit(f"{topology} has {whole} chips, which nodes of {chips} do not divide")
+        labels = (f"cloud.google.com/{name}" for name in SLICE)
+        pod["nodeSelector"] = dict(zip(labels, (accelerator, topology)))
+        limits = {"google.com/tpu": int(chips)}
+    else:
+        limits = {"nvidia.com/gpu": counted(asked.devices)}
+    job["completions"] = job["parallelism"] = nodes
+    container["image"] = asked.image or container["image"]
+    container["resources"] = {"limits": limits}
+    given = {"RUN": " ".join(asked.run), "NODES": str(nodes)}
+    for entry in container["env"]:
+        if entry["name"] in given:
+            entry["value"] = given[entry["name"]]
+    return ["kubectl", "apply", "-f", FILE], yaml.safe_dump(task, sort_keys=False)
+
+
+def skypilot(asked: argparse.Namespace) -> Rendered:
+    """Return skypilot.yaml for these nodes and devices."""
+    task = yaml.safe_load((HERE / "skypilot.yaml").read_text())
+    task["num_nodes"] = asked.nodes
+    task["resources"]["accelerators"] = asked.devices
+    target = "tpu" if asked.devices.startswith("tpu") else "cuda"
+    task["envs"] |= {"RUN": " ".join(asked.run), "TARGET": target}
+    return ["sky", "jobs", "launch", "--yes", FILE], yaml.safe_dump(task, sort_keys=False)
+
+
+SCHEDULERS: dict[str, Callable[[argparse.Namespace], Rendered]] = {
+    "slurm": slurm, "jobset": jobset, "skypilot": skypilot,
+}  # fmt: skip
+
+
+def counted(text: str) -> int:
+    """Return a number of devices or nodes. Raises Unfit."""
+    if not text.isdigit() or not int(text):
+        raise Unfit(f"{text!r} is no number of devices")
+    return int(text)
+
+
+def main(argv: list[str]) -> int:
+    """Start a run, or print what would be started; return the exit code of the scheduler's command,
+    2 if nothing could be started."""
+    about = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m experiments.launch", description=about)
+    parser.add_argument("scheduler", choices=SCHEDULERS)
+    parser.add_argument("--nodes", type=int, default=1, help="nodes, with a process on each")
+    parser.add_argument("--devices", default="8", help="of a node, see the head of this file")
+    parser.add_argument("--image", default="", help="container image, for jobset")
+    parser.add_argument("--dry-run", action="store_true", help="print it, and start nothing")
+    parser.add_argument("run", nargs="+", help="the words of the run, after --")
+    asked = parser.parse_args(argv)
+    if asked.nodes < 1:
+        parser.error(f"--nodes={asked.nodes}: at least one")
+    spaced = [word for word in asked.run if len(word.split()) != 1]
+    if spaced and asked.scheduler != "slurm":
+        parser.error(f"{spaced[0]!r} has spaces, which do not reach the run: set it in a config")
+    try:
+        command, text = SCHEDULERS[asked.scheduler](asked)
+    except Unfit as error:
+        parser.error(f"--devices={asked.devices}: {error}")
+    if asked.dry_run:
+        print(f"# {shlex.join(command)}\n{text}" if text else shlex.join(command))
+        return 0
+    if shutil.which(command[0]) is None:
+        print(
+            f"{command[0]} is not on this machine, so nothing was started: start it where"
+            f" {asked.scheduler}'s commands are, or see what it would get with --dry-run",
+            file=sys.stderr,
+        )
+        return 2
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(text)
+        file.flush()
+        words = [file.name if word == FILE else word for word in command]
+        return subprocess.run(words).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
