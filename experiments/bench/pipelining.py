@@ -11,7 +11,6 @@ the last steps, in which no further rollouts can be started ahead, are included.
 object.
 """
 
-import asyncio
 import json
 import random
 import statistics
@@ -19,8 +18,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 from configs import quickstart
 from configs.keys import use
@@ -28,10 +29,11 @@ from envs.travel.world import Travel
 from envs.world import Observation, StepResult, Task
 from evolver import loop
 from evolver.attributing import ABSTAIN, Label, TurnJudge
-from evolver.build import open_run
+from evolver.build import make_actor, open_run
 from evolver.phases.record import Recorder
 from experiments import commands
 from rl.bounds import NotNegative
+from rl.rollout import Actor
 from rl.trajectory import Trajectory
 
 WARM_UP = 2  # steps that compile
@@ -53,9 +55,8 @@ class SlowTravel(Travel):
         self._seconds = self._turn * (self._tail if slow else rng.uniform(0.5, 1.5))
         return super().reset(task, seed)
 
-    # A world's methods may be coroutines.
-    async def step(self, action: str) -> StepResult:  # type: ignore[override]
-        await asyncio.sleep(self._seconds)
+    def step(self, action: str) -> StepResult:
+        time.sleep(self._seconds)
         return super().step(action)
 
 
@@ -88,10 +89,16 @@ def config_of(depth: int, *, steps: int, tasks: int, turn: float, tail: float, j
     return config
 
 
+def threaded(*arguments: Any) -> Actor:
+    """Return the run's actor, whose worlds may sleep without stopping the others."""
+    return replace(make_actor(*arguments), threads=True)
+
+
 def seconds_of(config: Any) -> tuple[list[float], float]:
     """Return (seconds of each step after the warm-up, mean rollouts per step)."""
     with (
         tempfile.TemporaryDirectory() as folder,
+        patch("evolver.build.make_actor", threaded),
         open_run(config, Path(folder) / "run") as run,
         Recorder(run) as recorder,
     ):
