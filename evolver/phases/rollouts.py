@@ -69,7 +69,7 @@ def graded_rollouts(
     judge: grading.Judge = grading.grade,
 ) -> Played:
     """Play jobs as `gather_rollouts` does, and grade each group as soon as it has ended, in the
-    process that played it; where the policy answers for a role, once all have ended.
+    process that played it; where a policy of this run plays a role, once all have ended.
 
     Return also the seconds of the rollouts, and those for which their grades were waited for after
     them. judge: what grades groups, in place.
@@ -83,8 +83,8 @@ def graded_rollouts(
     mine = dict(hosts.share(list(places.items())))
     sizes = {group: len(members) for group, members in mine.items()}
     graded = grading.Grading(partial(judge, grader), sizes, grader.concurrency)
-    # What the policy answers meanwhile would change the bits of what it samples.
-    at_once = run.responder is None
+    # What an engine of this run answers meanwhile would change the bits of what it samples.
+    at_once = run.responder is None and len(run.engines) == 1
     began, ended = time.monotonic(), 0.0
     run.progress.phase(phase, 0, sum(sizes.values()))
     clear_caches(run)
