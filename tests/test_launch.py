@@ -240,7 +240,8 @@ def test_a_dry_run_renders_one_node_several_nodes_and_slices_of_tpus(words, caps
 @pytest.mark.parametrize("scheduler", ["slurm", "jobset", "skypilot"])
 def test_a_scheduler_that_is_not_there_is_one_message(scheduler, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert launch([scheduler, "--", *RUN]) == 2
+    devices = ["--devices=H100:8"] * (scheduler == "skypilot")
+    assert launch([scheduler, *devices, "--", *RUN]) == 2
     said = capsys.readouterr()
     assert "is not on this machine, so nothing was started" in said.err and not said.out
 
@@ -259,6 +260,8 @@ def test_a_scheduler_gets_the_file_and_its_exit_code_is_ours(capsys, monkeypatch
         (["jobset", "--devices=tpu-v6e-slice:4x4:5"], "16 chips, which nodes of 5 do not divide"),
         (["slurm", "--devices=H100:8"], "'H100:8' is no number of devices"),
         (["jobset", "--nodes=0"], "at least one"),
+        (["skypilot", "--nodes=2"], "name the accelerator, such as H100:8"),
+        (["skypilot", "--devices=8"], "name the accelerator, such as H100:8"),
         (["skypilot", "--devices=H100:8", "--", "--config.llm.key=a b"], "has spaces"),
     ],
 )

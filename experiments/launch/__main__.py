@@ -27,6 +27,7 @@ import yaml
 
 HERE = Path(__file__).parent
 SLICE = "gke-tpu-accelerator", "gke-tpu-topology"  # labels of a node, below cloud.google.com
+GPUS = "8"  # of a node, where nothing else is asked for
 FILE = "FILE"  # in a command: the file that holds the text
 Rendered = tuple[list[str], str]  # the command and the text
 
@@ -37,7 +38,7 @@ class Unfit(Exception):
 
 def slurm(asked: argparse.Namespace) -> Rendered:
     """Return the command that submits slurm.sh."""
-    devices = counted(asked.devices)
+    devices = counted(asked.devices or GPUS)
     size = [f"--nodes={asked.nodes}", f"--gpus-per-node={devices}"]
     return ["sbatch", *size, str(HERE / "slurm.sh"), *asked.run], ""
 
@@ -59,7 +60,7 @@ def jobset(asked: argparse.Namespace) -> Rendered:
         pod["nodeSelector"] = dict(zip(labels, (accelerator, topology)))
         limits = {"google.com/tpu": int(chips)}
     else:
-        limits = {"nvidia.com/gpu": counted(asked.devices)}
+        limits = {"nvidia.com/gpu": counted(asked.devices or GPUS)}
     job["completions"] = job["parallelism"] = nodes
     container["image"] = asked.image or container["image"]
     container["resources"] = {"limits": limits}
@@ -72,6 +73,8 @@ def jobset(asked: argparse.Namespace) -> Rendered:
 
 def skypilot(asked: argparse.Namespace) -> Rendered:
     """Return skypilot.yaml for these nodes and devices."""
+    if not asked.devices or asked.devices.isdigit():
+        raise Unfit("name the accelerator, such as H100:8")
     task = yaml.safe_load((HERE / "skypilot.yaml").read_text())
     task["num_nodes"] = asked.nodes
     task["resources"]["accelerators"] = asked.devices
@@ -99,7 +102,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.launch", description=about)
     parser.add_argument("scheduler", choices=SCHEDULERS)
     parser.add_argument("--nodes", type=int, default=1, help="nodes, with a process on each")
-    parser.add_argument("--devices", default="8", help="of a node, see the head of this file")
+    parser.add_argument("--devices", default="", help="of a node, see the head of this file")
     parser.add_argument("--image", default="", help="container image, for jobset")
     parser.add_argument("--dry-run", action="store_true", help="print it, and start nothing")
     parser.add_argument("run", nargs="+", help="the words of the run, after --")
