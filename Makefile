@@ -79,9 +79,10 @@ appworld: .venv-appworld/.installed ## install AppWorld into .venv-appworld and 
 	.venv-appworld/bin/python -m envs.appworld.mini.build
 
 flagship: $(VENV)/.cuda .venv-vllm/.installed appworld ## install what configs/appworld_14b.py needs on a node with NVIDIA GPUs (15 GB)
-	@echo "To do by hand: AppWorld's official data (.venv-appworld/bin/appworld download data) and a checkpoint. Then"
-	@echo "  $(BIN)/python run.py --config=configs/appworld_14b.py --config.model.path=/dir/of/Qwen2.5-14B-Instruct"
-	@echo "says what is still missing before it starts anything."
+	@test -d "$${APPWORLD_ROOT:-.}/data/tasks" || echo "AppWorld's official data is missing:" \
+	  ".venv-appworld/bin/appworld download data --root DIR && export APPWORLD_ROOT=DIR"
+	@echo "A checkpoint is up to you, such as Qwen2.5-14B-Instruct (--config.model.path=DIR). Without one, this starts nothing:"
+	@$(BIN)/python run.py --config=configs/appworld_14b.py || true
 
 plan-gpu: .venv-plan-gpu/.installed ## install XLA's GPU compiler for `run.py --mode=plan --target=h100:8` (no GPU needed)
 
