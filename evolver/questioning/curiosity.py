@@ -156,7 +156,7 @@ class Curiosity:
         shown += [tools] * (tools not in shown)
         first = self._beginning(start, task, rng)
         self._subjects = subjects(start.operations)
-        start.stats.crowded |= self._subjects > 1
+        start.stats.crowded = self._subjects > 1
         begun = {name for name, _ in first}
         start.operations = attended(start.operations, start.stats, rng, begun)
         for walk in self.walker.walks(world, start.task, rng, seen, first, start.operations):

@@ -97,6 +97,17 @@ def test_one_tool_with_something_to_say_outweighs_hundreds_that_answer_alike():
     assert apps["bank"] > 1.5 * apps["mail"]
 
 
+def test_a_small_world_beside_a_huge_one_is_explored_as_a_small_one():
+    def make_world(extra=0):
+        return Crowded(make("travel"), ANSWERS["constant"], extra)
+
+    starts = make_world().tasks("train")
+    explorer = Questioning(Curiosity, make_world, starts).explorer
+    for extra, crowded in ((0, False), (200, True), (0, False)):
+        next(explorer._walks(make_world(extra), starts[0], random.Random(0)))
+        assert explorer.walker.stats.crowded == crowded
+
+
 def test_an_exploration_without_tasks_names_what_was_tried():
     made, tasks = crowded("refuse", 5, steps=200, rules=0)
     said = made.pool.rejections()
