@@ -72,8 +72,8 @@ class ModelError(ValueError):
 
 
 def transformers() -> Any:
-    """Return the library, which takes 2 s to import: only what nothing else reads is left to it.
-    Its advice to install torch is not shown."""
+    """Return the library, which takes half a second to import, and its Auto classes two: they read
+    only what nothing else does. Its advice to install torch is not shown."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     import transformers
 

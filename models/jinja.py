@@ -1,5 +1,4 @@
-"""A checkpoint's own chat template: Jinja, rendered as `transformers` does, and extended turn by
-turn.
+"""A checkpoint's own chat template: Jinja, rendered by `transformers`, and extended turn by turn.
 
 Nothing that others wrote becomes a control token. Before a conversation is rendered, each character
 of its texts that could begin one is masked, except where it begins a text that the template looks
@@ -13,18 +12,15 @@ conversation. `ChatTemplate.check` tries on probes that longer conversations go 
 
 from __future__ import annotations
 
-import functools
 import itertools
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import jinja2.ext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from models.hf_config import transformers
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
@@ -36,6 +32,7 @@ MARK = "\ufdd0"  # stands before a control token; Unicode keeps it out of all te
 MASKS = [chr(0xFDD1 + i) for i in range(30)]  # stand for characters that could begin one
 ROLES = ("system", "user", "assistant", "tool")
 SAID, CALLED = "What-the-turn-says-7Q", "look-7Q"
+NO_TEMPLATE = "the chat template is no Jinja template"
 UNREADABLE = "unreadable"  # stands for the name of a call that could not be read
 ASKED = {"role": "user", "content": "Go."}
 TOOL: Tool = {
@@ -104,10 +101,10 @@ class ChatTemplate:
         ends: Sequence[str] = (),
     ):
         try:
-            self._template, literals = _compiled(source)
-        except jinja2.TemplateError as error:
-            raise ChatError(f"the chat template is no Jinja template: {error}") from None
-        self._tokens = dict(tokens)
+            literals = _strings(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ChatError(f"{NO_TEMPLATE}: {error}") from None
+        self._source, self._tokens = source, dict(tokens)
         longest = sorted(controls, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, longest)) or "(?!)")
         firsts = sorted({control[0] for control in controls})
@@ -142,14 +139,16 @@ class ChatTemplate:
         """
         messages = _prepared(messages)
         try:
-            text = self._template.render(
-                messages=self._masked(messages),
-                tools=self._masked(tools) or None,
-                documents=None,
+            (text,), _ = transformers().utils.chat_template_utils.render_jinja_template(
+                [self._masked(messages)],
+                self._masked(tools) or None,
+                chat_template=self._source,
                 add_generation_prompt=header,
                 **self._tokens,
                 **switches,
             )
+        except jinja2.TemplateSyntaxError as error:
+            raise ChatError(f"{NO_TEMPLATE}: {error}") from None
         except Exception as error:  # a template may fail in any way
             raise ChatError(f"the chat template cannot write this conversation: {error}") from None
         return self._control.sub(rf"{MARK}\g<0>", text).translate(self._unmasked)
@@ -380,34 +379,7 @@ def _prepared(messages: Sequence[Message]) -> list[Message]:
     return result
 
 
-class _Generation(jinja2.ext.Extension):
-    """The tag `generation`, by which templates for training mark what the model wrote."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Any) -> Any:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body).set_lineno(line)
-
-
-@functools.lru_cache(maxsize=64)
-def _compiled(source: str) -> tuple[jinja2.Template, list[str]]:
-    """Return a template in the environment of `transformers`, and the strings in it."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _json
-    environment.globals |= {
-        "raise_exception": _raise,
-        "strftime_now": lambda form: datetime.now().strftime(form),
-    }
-    strings = [node.value for node in environment.parse(source).find_all(jinja2.nodes.Const)]
-    return environment.from_string(source), [s for s in strings if isinstance(s, str) and s]
-
-
-_json = functools.partial(json.dumps, ensure_ascii=False)
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
+def _strings(source: str) -> list[str]:
+    """Return the strings that stand in the code of a template."""
+    tokens = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).lexer.tokenize(source)
+    return [str(token.value) for token in tokens if token.type == "string" and token.value]

@@ -1,7 +1,9 @@
 """Tests of the chat template: ids are only appended, and equal Qwen's where the turns are in
 canonical form."""
 
+import functools
 import itertools
+import json
 import os
 from pathlib import Path
 
@@ -107,7 +109,7 @@ conversation = st.lists(st.one_of(assistant, message), min_size=1, max_size=6)
 def rendered(template: str, messages, tools) -> str:
     """Render a template as `transformers` does."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters["tojson"] = jinja._json
+    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     return environment.from_string(template).render(
         messages=messages, tools=tools, add_generation_prompt=True
     )
