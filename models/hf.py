@@ -8,10 +8,13 @@ as (out, in); here they are (in, out), with the heads on an axis of their own.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,6 +63,7 @@ READ_BYTES = 1 << 22
 Spans = list[tuple[int, int]]  # of each axis: where a part of it begins and ends
 # size of a weight that training can have left; the largest of published checkpoints are near 1e3
 LARGEST = 1e6
+AHEAD = 4  # weights that are on their way to the host while one is taken
 
 
 # --- names and layouts ----------------------------------------------------------------------------
@@ -107,21 +111,54 @@ def to_hf(config: Config, params: Params, dtype: Any = None) -> Iterator[tuple[s
     processes hold parts of the weights, all processes must iterate together, because gathering a
     tensor is a collective operation.
     """
-    arrays = qwen.by_name(params)
-    for name, ours, layer, shape in tensors_of(config):
-        array = _on_host(arrays[ours], layer)
+    for (name, ours, _, shape), weight in outgoing(config, params, dtype):
+        array = np.asarray(weight)
         array = array if dtype is None else array.astype(dtype, copy=False)
         yield name, array.reshape(shape[::-1]).T if ours in INPUTS else array.reshape(shape)
 
 
-def _on_host(array: Any, layer: int | None) -> np.ndarray:
-    """Return a weight, or one layer of it, in this process's memory."""
+def outgoing(
+    config: Config, params: Params, dtype: Any = None
+) -> Iterator[tuple[Tensor, Array | np.ndarray]]:
+    """Yield (tensor, our weight) in the order of `to_hf`, in our own layout and the memory where it
+    is. Accelerators cast weights to `dtype`, and begin to copy the next ones to the host, while the
+    caller takes one."""
+    arrays, begun = qwen.by_name(params), deque[tuple[Tensor, Array | np.ndarray]]()
+    for tensor in tensors_of(config):
+        begun.append((tensor, _begun(arrays[tensor.ours], tensor.layer, dtype)))
+        if len(begun) > AHEAD:
+            yield begun.popleft()
+    yield from begun
+
+
+def _begun(array: Any, layer: int | None, dtype: Any) -> Array | np.ndarray:
+    """Return a weight, or one layer of it, gathered if other processes hold parts of it."""
     devices = array.devices() if isinstance(array, Array) else set()
-    if len(devices) <= 1 and devices <= set(jax.devices("cpu")):
-        array = np.asarray(array)
-    part = array if layer is None else array[layer]
+    if devices <= set(jax.devices("cpu")):
+        # NumPy casts contiguous arrays at memory speed, and views cost nothing
+        array = np.asarray(array) if len(devices) <= 1 else array
+        part = array if layer is None else array[layer]
+    else:
+        part = _cast(array, layer or 0, layered=layer is not None, dtype=dtype)
+        if part.is_fully_addressable:
+            part.copy_to_host_async()
     elsewhere = isinstance(part, Array) and not part.is_fully_addressable
-    return process_allgather(part, tiled=True) if elsewhere else np.asarray(part)
+    return process_allgather(part, tiled=True) if elsewhere else part
+
+
+@functools.partial(jax.jit, static_argnames=("layered", "dtype"))
+def _cast(array: Array, layer: int, *, layered: bool, dtype: Any) -> Array:
+    part = array[layer] if layered else array
+    return part if dtype is None else part.astype(dtype)
+
+
+def copy_into(out: np.ndarray, weight: Array | np.ndarray, pool: Executor) -> None:
+    """Copy a weight to memory on the host, casting it; its shards are copied in parallel."""
+    if isinstance(weight, np.ndarray):
+        out[...] = weight
+        return
+    once = [shard for shard in weight.addressable_shards if shard.replica_id == 0]
+    list(pool.map(lambda shard: out.__setitem__(shard.index, np.asarray(shard.data)), once))
 
 
 # --- loading --------------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ def test_impossible_meshes_are_refused(shape, complaint):
 
 EIGHT_DEVICES = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 import jax, numpy as np
 from models import hf, mesh, qwen
 from tests.models.helpers import token_logp
@@ -68,6 +69,7 @@ def loss(params, tokens, positions, segments):
     h = qwen.merge(config, params).hidden(tokens, positions, segments).reshape(-1, 16)
     return token_logp(h, qwen.unembed(config, params), tokens.reshape(-1), chunk=16)[0].mean()
 
+pool = ThreadPoolExecutor(4)
 expected = jax.jit(jax.value_and_grad(loss))(alone, *batch)
 for shape in ({"data": 2, "fsdp": 4}, {"fsdp": 4, "tensor": 2}, {"data": 2, "fsdp": 2, "sequence": 2}):
     m = mesh.make_mesh(shape)
@@ -78,6 +80,10 @@ for shape in ({"data": 2, "fsdp": 4}, {"fsdp": 4, "tensor": 2}, {"data": 2, "fsd
     step = jax.jit(jax.value_and_grad(loss), out_shardings=(None, places))
     got = step(params, *(jax.device_put(x, mesh.rows(m)) for x in batch))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, expected)
+    for (_, weight), (_, own) in zip(hf.outgoing(config, params), hf.outgoing(config, alone), strict=True):
+        out = np.full(weight.shape, np.nan, np.float32)
+        hf.copy_into(out, weight, pool)
+        np.testing.assert_array_equal(out, own)
     hf.save(sys.argv[2], config, params)
     jax.tree.map(np.testing.assert_array_equal, hf.load(sys.argv[2])[1], alone)
 assert mesh.make_mesh({"data": -1, "tensor": 2}).shape["data"] == 4

@@ -419,6 +419,20 @@ def test_the_first_error_of_a_log_is_the_last_line_of_its_first_traceback():
 # --- weights --------------------------------------------------------------------------------------
 
 
+def staged(transfer: SharedMemory, dtype: str) -> dict[str, np.ndarray]:
+    """Return the tensors that a server reads from the files, as the update's requests say."""
+    found = {}
+    for body in transfer.updates():
+        info = body["update_info"]
+        raw = Path(info["path"]).read_bytes()
+        assert len(raw) == info["size"] and set(info["dtypes"]) == {dtype}
+        rows = zip(info["names"], info["shapes"], info["offsets"], info["transposed"], strict=True)
+        for name, shape, offset, transposed in rows:
+            held = np.ndarray(shape[::-1] if transposed else shape, DTYPES[dtype], raw, offset)
+            found[name] = held.T if transposed else held
+    return found
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_staged_buckets_hold_the_checkpoint(tmp_path, dtype, tied):
@@ -427,13 +441,7 @@ def test_staged_buckets_hold_the_checkpoint(tmp_path, dtype, tied):
     transfer = SharedMemory(shape, dtype=dtype, folder=tmp_path, bucket=1000 / MIB)
     for _ in range(2):  # the second time into the same files
         held = transfer.stage(params)
-        found = {}
-        for body in transfer.updates():
-            info = body["update_info"]
-            raw = Path(info["path"]).read_bytes()
-            assert len(raw) == info["size"] and set(info["dtypes"]) == {dtype}
-            for name, size, offset in zip(info["names"], info["shapes"], info["offsets"]):
-                found[name] = np.ndarray(size, DTYPES[dtype], raw, offset)
+        found = staged(transfer, dtype)
         assert held == sum(array.nbytes for array in found.values())
         assert_holds(found, shape, params, dtype)
         params = random_params(shape, seed=1)

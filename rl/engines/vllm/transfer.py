@@ -15,6 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,11 +45,13 @@ class TransferError(RuntimeError):
 @dataclass
 class Bucket:
     """Tensors that one request transfers, without gaps between them. offsets: the byte at which
-    each of them begins. size: the bytes of all."""
+    each of them begins. transposed: True for those that lie there as (in, out), which is our layout
+    of matrices. size: the bytes of all."""
 
     names: list[str] = field(default_factory=list)
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
+    transposed: list[bool] = field(default_factory=list)
     size: int = 0
 
 
@@ -56,7 +59,7 @@ def buckets_of(shape: qwen.Config, dtype: str, limit: int) -> list[Bucket]:
     """Split a model's tensors, in checkpoint order, into buckets of at most `limit` bytes or of one
     larger tensor."""
     buckets = [Bucket()]
-    for name, dimensions in hf.shapes(shape).items():
+    for name, ours, _, dimensions in hf.tensors_of(shape):
         size = math.prod(dimensions) * np.dtype(dtype).itemsize
         if buckets[-1].names and buckets[-1].size + size > limit:
             buckets.append(Bucket())
@@ -64,6 +67,7 @@ def buckets_of(shape: qwen.Config, dtype: str, limit: int) -> list[Bucket]:
         bucket.names.append(name)
         bucket.shapes.append(dimensions)
         bucket.offsets.append(bucket.size)
+        bucket.transposed.append(ours in hf.INPUTS)
         bucket.size += size
     return buckets
 
@@ -153,12 +157,16 @@ class SharedMemory(Tensors):
                 self._maps = [self._allocated(*numbered) for numbered in enumerate(self.buckets)]
             except OSError as error:
                 raise TransferError(f"{self.folder} cannot hold the weights: {error}") from None
-        tensors = hf.to_hf(self.shape, params)
-        for held, bucket in zip(self._maps, self.buckets):
-            for expected, offset in zip(bucket.names, bucket.offsets):
-                name, array = next(tensors)
-                assert name == expected, f"expected the tensor {expected}, got {name}"
-                np.ndarray(array.shape, self.dtype, held.data, offset)[...] = array
+        weights = hf.outgoing(self.shape, params, self.dtype)
+        with ThreadPoolExecutor() as pool:
+            for held, bucket in zip(self._maps, self.buckets):
+                for expected, offset in zip(bucket.names, bucket.offsets):
+                    tensor, weight = next(weights)
+                    assert tensor.name == expected, f"expected {expected}, got {tensor.name}"
+                    # In our own layout: to transpose here would be ten times slower, and a server
+                    # transposes while it copies.
+                    out = np.ndarray(weight.shape, self.dtype, held.data, offset)
+                    hf.copy_into(out, weight, pool)
         return self.size
 
     def _allocated(self, number: int, bucket: Bucket) -> np.memmap:
@@ -180,6 +188,7 @@ class SharedMemory(Tensors):
                     "dtypes": [self.dtype] * len(bucket.names),
                     "shapes": bucket.shapes,
                     "offsets": bucket.offsets,
+                    "transposed": bucket.transposed,
                 }
             }
 

@@ -37,7 +37,7 @@ class SharedMemoryInit(WeightTransferInitInfo):
 @dataclass
 class SharedMemoryUpdate(WeightTransferUpdateInfo):
     """One bucket: a file of `size` bytes, with the name, dtype, shape and byte offset of each
-    tensor."""
+    tensor, and whether it lies there transposed."""
 
     path: str = ""
     size: int = 0
@@ -45,6 +45,7 @@ class SharedMemoryUpdate(WeightTransferUpdateInfo):
     dtypes: list = field(default_factory=list)
     shapes: list = field(default_factory=list)
     offsets: list = field(default_factory=list)
+    transposed: list = field(default_factory=list)
 
 
 class SharedMemoryEngine(WeightTransferEngine):
@@ -73,12 +74,17 @@ class SharedMemoryEngine(WeightTransferEngine):
 
         def tensors() -> Iterator[tuple[str, torch.Tensor]]:
             rows = zip(
-                update_info.names, update_info.dtypes, update_info.shapes, update_info.offsets
+                update_info.names,
+                update_info.dtypes,
+                update_info.shapes,
+                update_info.offsets,
+                update_info.transposed,
             )
-            for name, dtype_name, shape, offset in rows:
+            for name, dtype_name, shape, offset, transposed in rows:
                 dtype = getattr(torch, dtype_name)
                 size = dtype.itemsize * torch.Size(shape).numel()
-                yield name, held[offset : offset + size].view(dtype).view(shape)
+                flat = held[offset : offset + size].view(dtype)
+                yield name, flat.view(shape[::-1]).t() if transposed else flat.view(shape)
 
         self.model.load_weights(tensors())
 
