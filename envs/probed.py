@@ -77,6 +77,7 @@ _MARKS = re.compile(r"[:;,()\t]| - ")  # between the parts of a line
 _NAME = re.compile(r"[^\W\d_]+(?:[ '-]+[^\W\d_]+)+")  # a line that may be a name
 _MOST_WORDS = 4  # of a name
 _FEWEST_NUMBERS, _FEWEST_LISTS = 3, 2  # in an object whose fields may be names of things
+_FEWEST_ALIKE = 2  # of them that have the same value, in the mean
 _LAST_STEP = re.compile(r"\[\d+\]$|\.[^.]*$|.[^.\[]*$", re.DOTALL)  # of the path of a row
 _ID_NAME = re.compile(r"[A-Za-z]*[-_#]?\d+")  # of an object's field, if it is no word
 _FENCED = re.compile(
@@ -157,8 +158,9 @@ def _json_cells(
 
 def _is_table(value: Json) -> bool:
     """Return True for an object whose names are those of rows and not of fields: several objects
-    with the same fields, or names that look like ids."""
-    inner, forms = list(value.values()), {re.sub(r"\d", "9", name) for name in value}
+    with the same fields, or names that look like ids of one form, such as A1 and B2."""
+    inner = list(value.values())
+    forms = {re.sub(r"[A-Z]", "A", re.sub(r"\d", "9", name)) for name in value}
     if len(forms) == 1 and _ID_NAME.fullmatch(forms.pop()):
         return True
     fields = {tuple(sorted(row)) for row in inner if isinstance(row, dict) and row}
@@ -172,6 +174,16 @@ def _is_map(value: Json) -> bool:
     if len(inner) < _FEWEST_LISTS or not all(isinstance(row, dict) for row in inner):
         return False
     return not _is_table(value) and len({type(v) for row in inner for v in row.values()}) == 1
+
+
+def _sorts(value: Json) -> bool:
+    """Return True for an object that gives things one text or truth value each, as in {"Ann":
+    "paid", "Bo": "due"}: the names are capitalised, or many have the same value."""
+    inner = [held for held in value.values() if held is not None]
+    if not inner or {type(held) for held in inner} not in ({str}, {bool}):
+        return False
+    capitals = all(name[:1].isupper() for name in value)
+    return capitals or len(inner) >= _FEWEST_ALIKE * len(set(inner))
 
 
 def _noun(label: str, name: str) -> str:
@@ -207,7 +219,7 @@ def _bounded(text: str) -> str:
 def possible_names(tool: str, text: str) -> tuple[Cell, ...]:
     """Return what may be names of several words in an answer: between the marks of a line, as in
     "Mr Bean: room 12", one of several lines, if it has no numbers, and the fields of an object that
-    counts or lists things, as in {"figs": 3, "pears": 0, "plums": 8}."""
+    counts, lists or sorts things, as in {"figs": 3, "pears": 0, "plums": 8}, {"Ann": "paid"}."""
     try:
         record = json.loads(text) if text.lstrip().startswith("{") else None
     except (ValueError, RecursionError):
@@ -219,7 +231,7 @@ def possible_names(tool: str, text: str) -> tuple[Cell, ...]:
     if isinstance(record, dict):
         types = {type(value) for value in record.values()}
         few = len(record) < (_FEWEST_LISTS if types == {list} else _FEWEST_NUMBERS)
-        if few or not (types <= {int, float} or types == {list}):
+        if (few or not (types <= {int, float} or types == {list})) and not _sorts(record):
             return ()
         return tuple(Cell("", "", name, (f"{tool} $.<name>",)) for name in record)
     found, lines = [], text.splitlines()

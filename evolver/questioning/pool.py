@@ -17,6 +17,7 @@ from envs.probed import probed
 from envs.world import Task, World, WorldError
 from evolver.questioning.tasks import (
     GUESSABLE,
+    SAME_WORDS,
     Duplicates,
     answer_kind,
     answer_of,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from evolver.questioning.words import Words
 
 
+_LATEST = 1.1  # share of the time up to which rejected tasks are looked at again
 _REJECTED = "rejected/"  # begins the names of counts of rejected tasks, before the reason
 
 
@@ -92,12 +94,13 @@ class TaskPool:
         """Let `explorer` propose tasks until `budget` of them are kept, or `is_over`; return those.
 
         Each task is kept at once, so that tasks that were paid for survive if the explorer raises.
-        The pool may then have more than its capacity, until `shrink`. Raises ValueError for a task
-        that is not synthetic.
+        The pool may then have more than its capacity, until `shrink`. If the explorer ends with
+        fewer tasks, because there are few starts, those with nearly the words of others are kept
+        after all. Raises ValueError for a task that is not synthetic.
         """
         if self._explorer_state is not None and hasattr(explorer, "load_state"):
             explorer.load_state(self._explorer_state)
-        rng, kept = random.Random(seed_of(seed, "explore")), []
+        rng, kept, alike = random.Random(seed_of(seed, "explore")), list[Task](), list[Task]()
         seeds = [seed for seed in self.seeds if seed.id in self.focus] or self.seeds
         try:
             with closing(probed(make_world())) as world, closing(probed(make_world())) as checked:
@@ -105,12 +108,21 @@ class TaskPool:
                     reason = self._rejection(checked, task)
                     if reason:
                         self.reject(reason)
+                        alike += [task] * (reason == SAME_WORDS)
                     else:
                         self._add(task)
                         self.count(tried=1, accepted=1)
                         kept.append(task)
                     if len(kept) >= budget or self.is_over():
                         break
+                for task in alike:
+                    if len(kept) >= budget or self.spent() > _LATEST:
+                        break
+                    if not self._rejection(checked, task, overlap=1.0):
+                        self._add(task)
+                        self._counts[f"{_REJECTED}{SAME_WORDS}"] -= 1
+                        self.count(accepted=1)
+                        kept.append(task)
         finally:
             if hasattr(explorer, "state"):
                 self._explorer_state = explorer.state()
@@ -147,14 +159,14 @@ class TaskPool:
         found = f"; {self._findings}" if self._findings else ""
         return f"{walks} walks, {kept} tasks kept, {rejected}{found}"
 
-    def _rejection(self, world: World, task: Task) -> str:
-        """Return why a task is rejected, or "" if it is kept."""
+    def _rejection(self, world: World, task: Task, overlap: float | None = None) -> str:
+        """Return why a task is rejected, or "" if it is kept. overlap: in place of the pool's."""
         if task.origin != "synthetic":
             raise ValueError(
                 f"the explorer proposed the task {task.id} with origin '{task.origin}',"
                 " not 'synthetic'"
             )
-        reason = self.duplicates.repeats(task)
+        reason = self.duplicates.repeats(task, overlap)
         if reason or not is_verified(task):
             return reason
         try:

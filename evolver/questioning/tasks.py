@@ -17,6 +17,7 @@ CLOSING = "done"  # ends an episode that needs no answer
 _CONSTANTS = ("yes", "no", "none", "true", "false", "unknown", "0", "1")
 MASK = "Look around and find out what can be done here."  # replaces the query while exploring
 GUESSABLE = "guessable"  # the reason for rejecting a task that an answer solves without a call
+SAME_WORDS = "same words"  # the reason for rejecting a task whose query is nearly a known one
 _PROBE = "probe/"  # begins the ids of probes
 
 
@@ -196,13 +197,14 @@ class Duplicates:
         self._words.setdefault(_start(task), []).append(_words(task))
         self._ids.add(task.id)
 
-    def repeats(self, task: Task) -> str:
-        """Return why a task is not new, "" if it is."""
+    def repeats(self, task: Task, overlap: float | None = None) -> str:
+        """Return why a task is not new, "" if it is. overlap: in place of that of all tasks."""
         if task.id in self._ids or (is_verified(task) and _goal(task) in self._goals):
             return "same goal"
         words = _words(task)
         known = self._words.get(_start(task), ())
-        return "same words" if any(jaccard(words, own) >= self.overlap for own in known) else ""
+        least = self.overlap if overlap is None else overlap
+        return SAME_WORDS if any(jaccard(words, own) >= least for own in known) else ""
 
 
 def _start(task: Task) -> tuple[int, str]:

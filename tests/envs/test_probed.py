@@ -325,6 +325,15 @@ class TestCells:
         assert found[-2:] == [("2", "C1", ("C9",)), ("2", "Fix login", ("board@1", "board@-1"))]
         assert len(found) == 4
 
+    def test_ids_of_one_form_that_name_fields_are_rows(self):
+        found = cells("drawers", '{"A1": null, "B2": "pea"}')
+        assert [(cell.row, cell.value) for cell in found] == [
+            ("$.A1", "A1"), ("$.B2", "B2"), ("$.B2", "pea"),
+        ]  # fmt: skip
+        assert len(found[0].kinds) == 1 and found[0].kinds == found[1].kinds
+        box = cells("box", '{"x1": 0, "y1": 5}')  # small letters: fields
+        assert [cell.label for cell in box] == ["$.x1", "$.y1"]
+
     def test_names_of_several_words_and_of_fields(self):
         for text, names in (
             ("Mr Bean: room 12\nAnn\n", ["Mr Bean", "room 12"]),
@@ -336,6 +345,12 @@ class TestCells:
             ),
             ('{"plan": {"owner": "ann"}, "memo": {"owner": "bo"}}', []),  # a table, which has cells
             ('{"hall": {"light": "off"}, "pump": {"on": true}}', []),
+            ('{"Ann": "paid", "Bo": "due"}', ["Ann", "Bo"]),
+            (
+                '{"kale": true, "pea": false, "leek": true, "beet": true}',
+                ["kale", "pea", "leek", "beet"],
+            ),
+            ('{"kind": "pea", "state": "dry", "shelf": "low"}', []),  # fields of one thing
             ('{"x": 1, "y": 2}', []),
             ('{"a": 1, "b": 2, "c": "d"}', []),
             ("{", []),

@@ -44,7 +44,17 @@ from evolver.replaying import opening_words, values_used
 from evolver.sampling import Draw, Epochs
 from evolver.transcripts import words
 from tests.evolver.explorers import Questioning, RandomWalk, pool_of, solves
-from tests.evolver.toy import LEND, LEND_11, RED, Library, NoSnapshots, attempt, changes, tried
+from tests.evolver.toy import (
+    LEND,
+    LEND_11,
+    RED,
+    Library,
+    NoSnapshots,
+    attempt,
+    call,
+    changes,
+    tried,
+)
 
 
 class Bare(Travel):
@@ -495,6 +505,27 @@ class TestPool:
         pool = pool_of()
         assert pool.grow(Continues(), Library, 1, seed=0) == []
         assert pool.metrics()["questioning/rejected/reference fails"] == 1
+
+    def test_where_too_few_are_found_those_of_nearly_the_same_words_are_kept(self):
+        """A world with one start has no others."""
+
+        class Lists:
+            def explore(self, world, seeds, budget, rng):
+                for book in ("B11", "B12", "B11"):
+                    yield synthetic_task(
+                        LEND, f"Please find the book {book} and lend it to me", identity=[book],
+                        reference=[RED, call("lend", book), "done"],
+                        verifier={"state": changes([book], []), "answer": None},
+                    )  # fmt: skip
+
+        for budget, kept in ((1, 1), (5, 2)):
+            pool = pool_of(overlap=0.8)
+            assert len(pool.grow(Lists(), Library, budget, seed=0)) == kept
+            assert pool.metrics()["questioning/accepted"] == kept
+        few = pool_of(overlap=0.8)
+        few.spent = lambda: 2.0  # the time is long over
+        assert len(few.grow(Lists(), Library, 5, seed=0)) == 1
+        assert few.metrics()["questioning/rejected/same words"] == 1
 
     def test_a_task_that_is_not_synthetic_is_refused(self):
         class Copies:

@@ -47,12 +47,15 @@ STRANGERS = {
     "locker": ({"put_parcel", "collect", "pay", "unblock"}, ("collect", "put_parcel")),
     # names of two words, a line each; few different answers; yes or no
     "aquarium": ({"heat", "switch_light", "?measure"}, None),
+    # objects whose fields are people and drawers, with one text each; a single start
+    "seedbank": ({"dry", "renew", "lend"}, None),
     # a list of objects as an argument
     "cart": ({"add_to_cart", "set_address"}, ("add_to_cart", "apply_coupon")),
 }
 BUDGET = 60
-# To stop a pump that does not run is no task, and is tried with every other goal.
-ROUNDS = {"greenhouse": 16}
+# To stop a pump that does not run is no task, and is tried with every other goal. A seed bank has
+# one start.
+ROUNDS = {"greenhouse": 16, "seedbank": 16}
 
 
 def world_of(name):
