@@ -91,12 +91,12 @@ class Model(Group):
     dtype: Dtype = "float32"
     """Dtype of the computation."""
     remat: Literal["none", "dots", "attention", "full"] = "none"
-    """Activations that are recomputed; full = least memory."""
-    attention: Literal["auto", "blockwise", "cudnn", "cudnn_packed", "pallas", "splash", "ring"] = (
-        "auto"
-    )
-    """blockwise runs anywhere; cudnn, cudnn_packed, pallas need a GPU, splash a TPU; ring is for
-    mesh.sequence."""
+    """Activations that are kept: all, those of matrix products and attention, of attention alone,
+    or none (full: least memory)."""
+    attention: Literal[
+        "auto", "blockwise", "cudnn", "cudnn_apart", "cudnn_packed", "splash", "ring"
+    ] = "auto"
+    """blockwise runs anywhere; cudnn ones need a GPU, splash a TPU; ring is for mesh.sequence."""
 
 
 # --- rollouts -------------------------------------------------------------------------------------
@@ -525,8 +525,8 @@ class Learner(Group):
     share_prompts: bool = False
     """Samples of a row share what their prompts begin with; same result, fewer tokens."""
     most_segments: CountOrZero = 0
-    """Most samples of a packed row; 0 = as many as fit. With it, Hopper GPUs compute attention
-    within samples alone (cudnn_packed), in memory that grows with it."""
+    """Most samples of a packed row; 0 = as many as fit. With it, GPUs compute attention within
+    samples alone (cudnn_packed; before Hopper cudnn_apart), in memory that grows with it."""
     chunk: Tokens = 1024
     """Tokens per device in one pass of the output head."""
     max_staleness: CountOrZero = 1

@@ -1,6 +1,6 @@
 """Causal attention within packed segments: one function with several implementations.
 
-`blockwise` is plain XLA and runs on any backend; `cudnn`, `cudnn_packed` and `pallas` are for GPUs,
+`blockwise` is plain XLA and runs on any backend; the kernels of `cudnn` are for GPUs,
 `splash` for TPUs; `ring` is for rows whose tokens are sharded over the mesh's sequence axis. All
 compute the same function and gradient; `auto` chooses by device, dtype and head width.
 
@@ -15,20 +15,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 
-IMPLEMENTATIONS = ("auto", "blockwise", "cudnn", "cudnn_packed", "pallas", "splash", "ring")
+IMPLEMENTATIONS = (
+    "auto", "blockwise", "cudnn", "cudnn_apart", "cudnn_packed", "splash", "ring",
+)  # fmt: skip
 SCORES = 1 << 26  # largest number of scores held at once for long rows: 256 MiB
 Residuals = tuple[Array, ...]  # q, k, v, segments, out, log-sum-exp
 Gradients = tuple[Array, Array, Array, None]  # of q, k, v, segments
+SAVED = "attention"  # the name of what the forward pass keeps for the backward pass
+# primitives of kernels that return the same: of cuDNN's, and of TPUs'
+KERNELS = ("dot_product_attention_fwd_wrapper", "pallas_call")
 LANES = 128  # tile size of splash, in tokens and in head coordinates
 # kernels that compare ids as they are, or take lengths: their segments cannot share a prompt
-WHOLE_IDS = ("cudnn_packed", "pallas", "splash")
+WHOLE_IDS = ("cudnn_apart", "cudnn_packed", "splash")
 
 
 def attention(
@@ -51,13 +57,13 @@ def attention(
       implementation: one of `IMPLEMENTATIONS`; those for GPUs need bfloat16 or float16.
       most_segments: of a row, none of which shares a prompt; 0 = any number, which may share.
       mesh: of the arrays, with the axes of models/mesh.py; None = one device.
-      interpret: emulate the kernels of "pallas" and "splash" on any hardware; slow, for tests.
+      interpret: emulate the kernel of "splash" on any hardware; slow, for tests.
     """
     chosen = choose(implementation, mesh, q.dtype, q.shape[-1], most_segments)
     kernels: dict[str, Callable[..., Array]] = {
         "cudnn": cudnn,
+        "cudnn_apart": partial(cudnn_apart, most_segments=most_segments),
         "cudnn_packed": partial(cudnn_packed, most_segments=most_segments),
-        "pallas": partial(pallas, interpret=interpret),
         "splash": partial(splash, interpret=interpret),
     }
     local = kernels.get(chosen, blockwise)
@@ -90,18 +96,18 @@ def choose(
         raise ValueError(
             f"attention {implementation!r} needs whole rows; a mesh with sequence > 1 needs 'ring'"
         )
-    if implementation == "cudnn_packed" and not most_segments:
-        raise ValueError("attention 'cudnn_packed' needs most_segments, the most of a row")
+    if implementation in ("cudnn_apart", "cudnn_packed") and not most_segments:
+        raise ValueError(f"attention {implementation!r} needs most_segments, the most of a row")
     if implementation != "auto":
         return implementation
     if sharded_rows:
         return "ring"
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     half, platform = jnp.dtype(dtype).itemsize == 2, device.platform
-    if platform in ("gpu", "cuda", "rocm") and half and head_dim % 8 == 0 and head_dim <= 128:
-        if platform == "rocm":
-            return "pallas"
-        return "cudnn_packed" if most_segments and packs(device) else "cudnn"
+    if platform in ("gpu", "cuda") and half and head_dim % 8 == 0 and head_dim <= 128:
+        if not most_segments:
+            return "cudnn"
+        return "cudnn_packed" if packs(device) else "cudnn_apart"
     return "splash" if platform == "tpu" and half else "blockwise"
 
 
@@ -167,7 +173,8 @@ def _attention_forward(q: Array, k: Array, v: Array, segments: Array) -> tuple[A
     parts = []
     for rows, keys in _blocks(k, v, segments):
         parts.append(_attend(keys, rows.start, segments[:, rows], q[:, :, :, rows]))
-    out, lse = (jnp.concatenate(part, axis=3) for part in zip(*parts))
+    joined = (jnp.concatenate(part, axis=3) for part in zip(*parts))
+    out, lse = (checkpoint_name(part, SAVED) for part in joined)
     return out, (q, k, v, segments, out, lse)
 
 
@@ -325,7 +332,7 @@ def _ring_forward(
     # Its own keys come first, of which each query sees one: the start has no weight from then on.
     start = jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[:-1], -1e30, jnp.float32)
     (out, lse), _ = _around(axis, size, (k, v, segments), add, start)
-    out = out.astype(v.dtype)
+    out, lse = (checkpoint_name(part, SAVED) for part in (out.astype(v.dtype), lse))
     return out, (q, k, v, segments, out, lse)
 
 
@@ -405,8 +412,59 @@ def cudnn_packed(q: Array, k: Array, v: Array, segments_RT: Array, *, most_segme
         kv_offsets=offsets_RM, scale=q.shape[-1] ** -0.5, qkv_layout="BTNH",
         mask_type=fused.MaskType.PADDING_CAUSAL,
     )  # fmt: skip
-    counted_R111 = (segments_RT.max(axis=1) <= most_segments)[:, None, None, None]
-    return jnp.where(real_RT11, jnp.where(counted_R111, out, jnp.nan), 0)
+    return jnp.where(real_RT11, _counted(out, segments_RT, most_segments), 0)
+
+
+def cudnn_apart(
+    q: Array,
+    k: Array,
+    v: Array,
+    segments_RT: Array,
+    *,
+    most_segments: int,
+    implementation: Literal["cudnn", "xla"] = "cudnn",
+) -> Array:
+    """Compute `attention` with each segment as a sequence of its own, whose length cuDNN is told:
+    like `cudnn_packed` it computes nothing between segments, also on GPUs before Hopper, and holds
+    `most_segments` copies of q, k, v and the output. Rows of more segments become NaN.
+
+    implementation: of `jax.nn.dot_product_attention`; xla is for tests.
+    """
+    (r, t), most = segments_RT.shape, most_segments
+    lengths_RM, offsets_RM = lengths_and_offsets(segments_RT, most)
+    begins_RM, owner_RT = offsets_RM[:, :-1], jnp.clip(segments_RT - 1, 0, most - 1)
+    apart_RMT = begins_RM[:, :, None] + jnp.arange(t)
+    together_RT = owner_RT * t + jnp.arange(t) - jnp.take_along_axis(begins_RM, owner_RT, axis=1)
+    apart_RMT = jnp.where(jnp.arange(t) < lengths_RM[:, :, None], apart_RMT, -1)
+    ways = apart_RMT.reshape(r, -1), jnp.where(segments_RT > 0, together_RT, -1)
+    q, k, v = (_moved(x, *ways).reshape(r * most, t, *x.shape[2:]) for x in (q, k, v))
+    # An absent segment has one token, of zeros: a sequence of none may give NaN.
+    lengths_N = jnp.maximum(lengths_RM, 1).reshape(-1)
+    out = jax.nn.dot_product_attention(
+        q, k, v, is_causal=True, query_seq_lengths=lengths_N, key_value_seq_lengths=lengths_N,
+        implementation=implementation,
+    )  # fmt: skip
+    out = _moved(out.reshape(r, most * t, *out.shape[2:]), *ways[::-1])
+    return _counted(out, segments_RT, most)
+
+
+@jax.custom_vjp
+def _moved(x_RS: Array, from_RN: Array, back_RS: Array) -> Array:
+    """Return the elements of each row at the places `from_RN`, 0 where they are -1. back_RS: where
+    each element went. The gradient is read from there: XLA's own would add to all places."""
+    moved = jnp.take_along_axis(x_RS, jnp.maximum(from_RN, 0)[..., None, None], axis=1)
+    return jnp.where(from_RN[..., None, None] >= 0, moved, 0)
+
+
+_moved.defvjp(
+    lambda x, *ways: (_moved(x, *ways), ways),
+    lambda ways, dout: (_moved(dout, *ways[::-1]), None, None),
+)
+
+
+def _counted(out: Array, segments_RT: Array, most: int) -> Array:
+    """Return NaN for rows of more segments."""
+    return jnp.where((segments_RT.max(axis=1) <= most)[:, None, None, None], out, jnp.nan)
 
 
 def lengths_and_offsets(segments_RT: Array, most: int) -> tuple[Array, Array]:
@@ -422,24 +480,6 @@ def lengths_and_offsets(segments_RT: Array, most: int) -> tuple[Array, Array]:
     present_RM = lengths_RM > 0
     offsets_RM = jnp.pad(jnp.where(present_RM, begins_RM, -1), ((0, 0), (0, 1)), constant_values=-1)
     return jnp.where(present_RM, lengths_RM, -1), offsets_RM
-
-
-def pallas(q: Array, k: Array, v: Array, segments_RT: Array, *, interpret: bool = False) -> Array:
-    """Compute `attention` with JAX's Pallas kernel for GPUs, in memory linear in T. T is padded to
-    whole tiles."""
-    from jax.experimental.pallas.ops.gpu import attention as kernel
-
-    t, groups = q.shape[1], q.shape[2] // k.shape[2]
-    tile = min(128, 1 << max(4, (t - 1).bit_length()))
-    q, k, v, segments_RT = _padded(-t % tile, q, k, v, segments_RT)
-    k, v = (jnp.repeat(x, groups, axis=2) for x in (k, v))
-    backward = ("block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
-    sizes = kernel.BlockSizes(tile, tile, **dict.fromkeys(backward, min(32, tile)))
-    out = kernel.mha(
-        q, k, v, segments_RT.astype(jnp.int32), sm_scale=q.shape[-1] ** -0.5, causal=True,
-        block_sizes=sizes, interpret=interpret,
-    )  # fmt: skip
-    return out[:, :t]
 
 
 def splash(q: Array, k: Array, v: Array, segments_RT: Array, *, interpret: bool = False) -> Array:

@@ -14,7 +14,6 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -150,15 +149,6 @@ def _begun(array: Any, layer: int | None, dtype: Any) -> Array | np.ndarray:
 def _cast(array: Array, layer: int, *, layered: bool, dtype: Any) -> Array:
     part = array[layer] if layered else array
     return part if dtype is None else part.astype(dtype)
-
-
-def copy_into(out: np.ndarray, weight: Array | np.ndarray, pool: Executor) -> None:
-    """Copy a weight to memory on the host, casting it; its shards are copied in parallel."""
-    if isinstance(weight, np.ndarray):
-        out[...] = weight
-        return
-    once = [shard for shard in weight.addressable_shards if shard.replica_id == 0]
-    list(pool.map(lambda shard: out.__setitem__(shard.index, np.asarray(shard.data)), once))
 
 
 # --- loading --------------------------------------------------------------------------------------

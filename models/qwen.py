@@ -30,9 +30,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from models.attention import KERNELS, SAVED
 from models.attention import attention as packed_attention
 from models.logp import logits
 from models.rope import Llama3, Yarn
@@ -115,14 +115,21 @@ def _preset(name: str, *sizes: str) -> Config:
 _FIELDS, *_ROWS = map(str.split, TABLE.strip().splitlines())
 PRESETS = {row[0]: _preset(*row) for row in _ROWS}
 
+_POLICIES = jax.checkpoint_policies
+# What attention returns, as its own gradient needs it: to save the output alone would save nothing,
+# because the kernel would run again for its log-sum-exp.
+_ATTENTION = _POLICIES.save_from_both_policies(
+    _POLICIES.save_only_these_names(SAVED), lambda primitive, *_, **__: primitive.name in KERNELS
+)
 # What each layer saves for the backward pass, besides its input; the rest is recomputed.
 REMAT = {
     "none": None,  # everything
-    "full": jax.checkpoint_policies.nothing_saveable,  # nothing: a third more compute
-    # the output of attention
-    "attention": jax.checkpoint_policies.save_only_these_names("attention"),
-    # the outputs of the matrix products
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": _POLICIES.nothing_saveable,  # nothing: a third more compute
+    "attention": _ATTENTION,
+    # also the outputs of the matrix products
+    "dots": _POLICIES.save_from_both_policies(
+        _POLICIES.dots_with_no_batch_dims_saveable, _ATTENTION
+    ),
 }
 
 
@@ -382,8 +389,7 @@ class Qwen(nnx.Module):
                 q, k, v, segments_RT, implementation=attention, most_segments=most_segments,
                 mesh=mesh,
             )  # fmt: skip
-            out = one_axis(out_RTHh)
-            return checkpoint_name(out, "attention") if remat != "none" else out
+            return one_axis(out_RTHh)
 
         cos, sin = rope_table(config, shape[1], one_axis(positions_RT))
         graphdef, stacked = nnx.split(self.layers)

@@ -74,10 +74,11 @@ def estimated_temporaries(case: Case) -> dict[str, float]:
     logits = 4.0 * shape.vocab  # of one token
     chunk = min(c.learner.chunk, tokens) * logits / tensor
     stream = tokens * shape.d_model * size
+    attended = tokens * shape.heads * shape.head_dim * size / tensor
     saved = {
         "full": stream,
-        "attention": stream + tokens * shape.heads * shape.head_dim * size / tensor,
-        "dots": stream + 0.7 * working,
+        "attention": stream + attended,
+        "dots": stream + attended + 0.7 * working,
         "none": working,
     }
     gathered = layer * (2 * size + 4) + unembedding * (size + 4)
@@ -198,7 +199,9 @@ def learner_phases(case: Case) -> dict[str, Phase]:
     """Return {phase: figures} of the updates and passes of log-probabilities of one step."""
     c, shape, devices, tensor = case.config, case.shape, case.target.count, case.config.mesh.tensor
     tokens = case.trajectories * case.episode / c.learner.updates  # of one update
-    batch = (shape, tokens, case.episode, GENERATED * tokens)
+    # A kernel that masks what lies between the samples of a row computes it all the same.
+    apart = c.learner.most_segments and case.target.chip.platform == "cuda"
+    batch = (shape, tokens, case.episode if apart else c.learner.row, GENERATED * tokens)
     remat = c.model.remat in ("full", "attention")
     local = (shape, tokens / devices * tensor, case.micro_batches)
     sizes = {"dtype": c.model.dtype, "tensor": tensor}

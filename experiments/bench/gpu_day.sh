@@ -17,7 +17,7 @@ export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$OUT/jax}"
 
 bench() { echo "+ $*"; "$PYTHON" -m "experiments.bench.$1" "${@:2}"; }
 
-kernels() { bench kernels --kernels cudnn cudnn_packed pallas; }
+kernels() { bench kernels --kernels cudnn cudnn_apart cudnn_packed; }
 
 train() {
   bench train --sizes 0.5b 1.5b --rows 4096 16384

@@ -22,7 +22,7 @@ from experiments.bench.harness import clocked
 from experiments.compare import markdown
 from models import attention, qwen
 
-KERNELS = ("cudnn", "cudnn_packed", "pallas", "splash", "blockwise")
+KERNELS = ("cudnn", "cudnn_apart", "cudnn_packed", "splash", "blockwise")
 CHECKED = 512  # tokens of the rows whose results are compared
 Inputs = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # q, k, v, segments
 

@@ -58,6 +58,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 import jax, numpy as np
 from models import hf, mesh, qwen
+from rl.engines.vllm.transfer import copy_into
 from tests.models.helpers import token_logp
 
 config = qwen.Config(vocab=64, d_model=16, layers=2, heads=4, kv_heads=2, head_dim=4, d_ff=24)
@@ -82,7 +83,7 @@ for shape in ({"data": 2, "fsdp": 4}, {"fsdp": 4, "tensor": 2}, {"data": 2, "fsd
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, expected)
     for (_, weight), (_, own) in zip(hf.outgoing(config, params), hf.outgoing(config, alone), strict=True):
         out = np.full(weight.shape, np.nan, np.float32)
-        hf.copy_into(out, weight, pool)
+        copy_into(out, weight, pool)
         np.testing.assert_array_equal(out, own)
     hf.save(sys.argv[2], config, params)
     jax.tree.map(np.testing.assert_array_equal, hf.load(sys.argv[2])[1], alone)

@@ -138,10 +138,12 @@ def test_rematerialisation_keeps_less_and_less_and_changes_nothing():
         loss = lambda p, *a: jnp.mean(qwen.merge(config, p).hidden(*a, remat=remat) ** 2)
         args = weights, tokens, places, np.ones_like(tokens)
         compiled = jax.jit(jax.grad(loss)).lower(*args).compile()
-        return compiled(*args), compiled.memory_analysis().temp_size_in_bytes
+        flops = compiled.cost_analysis()["flops"]
+        return compiled(*args), compiled.memory_analysis().temp_size_in_bytes, flops
 
     assert set(qwen.REMAT) == {"none", "dots", "attention", "full"}
-    found, sizes = zip(*map(gradient, ("none", "dots", "attention", "full")))
+    found, sizes, flops = zip(*map(gradient, ("none", "dots", "attention", "full")))
+    assert list(flops) == sorted(flops) and flops[2] < 0.95 * flops[3]  # attention is not run again
     assert list(sizes) == sorted(sizes, reverse=True) and sizes[-1] < sizes[0] / 2
     same = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max())
     for other in found[1:]:

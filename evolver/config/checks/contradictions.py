@@ -144,16 +144,16 @@ def machine_contradictions(c: ConfigDict) -> Iterator[str]:
             f"config.model.attention={kernel} needs whole rows, but"
             f" config.mesh.sequence={c.mesh.sequence} splits them: set config.model.attention=ring"
         )
-    if kernel in ("cudnn", "cudnn_packed", "pallas") and c.model.dtype != "bfloat16":
+    if kernel.startswith("cudnn") and c.model.dtype != "bfloat16":
         yield f"config.model.attention={kernel} needs config.model.dtype=bfloat16"
-    if c.learner.share_prompts and kernel in ("cudnn_packed", "pallas", "splash"):
+    if c.learner.share_prompts and kernel in ("cudnn_apart", "cudnn_packed", "splash"):
         yield (
             "config.learner.share_prompts=True needs a mask that"
             f" config.model.attention={kernel} does not have: choose blockwise or cudnn"
         )
-    elif kernel == "cudnn_packed" and not c.learner.most_segments:
+    elif kernel in ("cudnn_apart", "cudnn_packed") and not c.learner.most_segments:
         yield (
-            "config.model.attention=cudnn_packed needs config.learner.most_segments, the most"
+            f"config.model.attention={kernel} needs config.learner.most_segments, the most"
             " samples of a row, such as 8"
         )
     if c.engine.devices > (devices := math.prod(c.mesh.values())):

@@ -12,7 +12,7 @@ from evolver.config.paths import model_folder, resolve
 from evolver.llm.questions import SERVED
 
 # The backend that a kernel of `model.attention` is for; the others run on any.
-KERNELS = {"cudnn": "gpu", "cudnn_packed": "gpu", "pallas": "gpu", "splash": "tpu"}
+KERNELS = {"cudnn": "gpu", "cudnn_apart": "gpu", "cudnn_packed": "gpu", "splash": "tpu"}
 
 
 def install_problems(config: ConfigDict, mode: str) -> Iterator[str]:

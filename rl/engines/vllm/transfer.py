@@ -15,10 +15,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from envs.values import Json
@@ -166,7 +167,7 @@ class SharedMemory(Tensors):
                     # In our own layout: to transpose here would be ten times slower, and a server
                     # transposes while it copies.
                     out = np.ndarray(weight.shape, self.dtype, held.data, offset)
-                    hf.copy_into(out, weight, pool)
+                    copy_into(out, weight, pool)
         return self.size
 
     def _allocated(self, number: int, bucket: Bucket) -> np.memmap:
@@ -257,6 +258,15 @@ class AdapterFiles(Transfer):
     @property
     def _path(self) -> Path:
         return self._folder / f"{self._count:06}"
+
+
+def copy_into(out: np.ndarray, weight: jax.Array | np.ndarray, pool: Executor) -> None:
+    """Copy a weight to memory on the host, casting it; its shards are copied in parallel."""
+    if isinstance(weight, np.ndarray):
+        out[...] = weight
+        return
+    once = [shard for shard in weight.addressable_shards if shard.replica_id == 0]
+    list(pool.map(lambda shard: out.__setitem__(shard.index, np.asarray(shard.data)), once))
 
 
 def _clear(folder: Path) -> None:
