@@ -146,11 +146,24 @@ def compiled(trace: Callable[[], Any], platform: str, trips: float) -> Json:
     }
 
 
+def take_for_local(device: Any) -> None:
+    """Let jax choose cuDNN's kernels for the target's GPU: it asks the GPU that is here, if any."""
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    def version(text: str) -> tuple[int, ...]:
+        return tuple(map(int, text.split(".")))
+
+    own = version(device.compute_capability)
+    fused.check_compute_capability = lambda least: own >= version(least)
+
+
 def run(job: Json) -> Json:
     """Return {"jax": version, "phases": {phase: see `compiled`}, "gigabytes": peak memory of this
     process}."""
     config, target = ConfigDict(job["config"]), targets.parse(job["target"])
     shape, devices = model_shape(config), devices_of(target)
+    if target.chip.platform == "cuda":
+        take_for_local(devices[0])
     where, phases = SingleDeviceSharding(devices[0]), {}
     programs = engine_programs(config, shape, where, job["slots"])
     if set(LEARNER) & set(job["phases"]):  # the mesh of a config for the engine alone may not fit

@@ -482,6 +482,16 @@ def test_the_training_path_imports_no_planner():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
+def test_kernels_are_chosen_for_the_gpu_of_the_plan(monkeypatch):
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    monkeypatch.setattr(fused, "check_compute_capability", fused.check_compute_capability)
+    assert not fused.check_compute_capability("9.0")  # this machine has none
+    for capability, packs in (("9.0", True), ("10.3", True), ("8.0", False)):
+        programs.take_for_local(SimpleNamespace(compute_capability=capability))
+        assert fused.check_compute_capability("9.0") == packs
+
+
 def test_the_programs_of_a_run_are_traced_without_weights():
     config = config_of("quickstart", "loss.kl_coef=0.1")
     shape, devices = cases.model_shape(config), jax.devices()[:1]
