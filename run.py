@@ -91,18 +91,26 @@ def keep_programs() -> None:
 
 
 def set_variables(config: Any) -> None:
-    """Set the environment variables that XLA needs on GPUs, before jax looks for devices. What the
-    user has set stays."""
+    """Set the environment variables that XLA needs on GPUs. What the user has set stays.
+
+    XLA reads them when jax first looks for devices. Where that has happened already, in a plug or
+    in a sitecustomize, the program is executed again, with them.
+    """
     if os.environ.get("JAX_PLATFORMS", "cuda").split(",")[0] not in ("cuda", "gpu"):
         return
     if not Path("/dev/nvidiactl").exists():
         return
+    from jax._src import xla_bridge  # jax.extend.backend does not say
+
     from evolver.plan.preflight import variables
 
-    for name, value in variables(config).items():
-        if name not in os.environ:
-            os.environ[name] = value
-            print(f"{name}={value} (set the variable to choose another value)", flush=True)
+    missing = {n: value for n, value in variables(config).items() if n not in os.environ}
+    for name, value in missing.items():
+        print(f"{name}={value} (set the variable to choose another value)", flush=True)
+    os.environ.update(missing)
+    own = Path(sys.argv[0]).stem in ("run", "evolver")  # else another program calls `main`
+    if missing and own and xla_bridge.backends_are_initialized():
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def start(config: Any, workdir: str, mode: str, target: str) -> int:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from envs import boundary
 from envs.probed import probed
@@ -52,6 +52,8 @@ from rl.engines.grammar import Grammars
 from rl.engines.jax.engine import JaxEngine
 from rl.rewards import Reward
 from rl.rollout import Actor, Worlds, rollouts
+
+T = TypeVar("T")
 
 
 class RunError(Exception):
@@ -103,6 +105,11 @@ class Run:
     recipe: Any  # what a step is, see evolver/recipes
     engines: list[Engine]  # of the policy and, if it plays a role, of the initial policy
     step: int = -1
+
+    def on_first(self, part: Any, work: Callable[[], T]) -> T:
+        """Call `hosts.on_first`; the questions of `work` go to the language models of all
+        processes."""
+        return hosts.on_first(part, work, self.chat.spread if self.chat else None)
 
 
 @contextlib.contextmanager

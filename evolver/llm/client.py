@@ -22,7 +22,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ from evolver.llm.questions import (
     Said,
     ServerDown,
 )
+from evolver.llm.spread import Spread
 from evolver.llm.store import Budget, Cache, Ledger, Rate
 from evolver.processes.interrupt import Interrupted
 
@@ -134,6 +135,7 @@ class Chat:
         self.free: Sequence[str] = ()
         self._said: dict[str, Said] = {}  # by the key of the question
         self._servers = Servers(lambda text: self.say(text))
+        self.spread: Spread | None = None  # of a run of several processes
         self._queues = {role.server: _Queue(limits, role.is_policy) for role in roles.values()}
         # Equal concurrent questions share one call.
         self._pending: dict[str, asyncio.Task[Record]] = {}
@@ -143,6 +145,10 @@ class Chat:
         self._thread = threading.Thread(target=self._loop.run_forever, name="chat", daemon=True)
         if self._owns_loop:
             self._thread.start()
+
+    def spread_roles(self, roles: Collection[str]) -> None:
+        """Let other processes answer for roles whose servers each process has for itself."""
+        self.spread = Spread(roles, self._answer_here, self._loop)
 
     # --- asking -----------------------------------------------------------------------------------
 
@@ -235,6 +241,11 @@ class Chat:
     # --- one question -----------------------------------------------------------------------------
 
     async def _answer(self, question: Question) -> Reply:
+        if self.spread and (elsewhere := self.spread.elsewhere(question)):
+            return await asyncio.wrap_future(elsewhere)
+        return await self._answer_here(question)
+
+    async def _answer_here(self, question: Question) -> Reply:
         role = self.roles[question.role]
         body = {"model": role.model, "messages": [*question.messages]}
         body |= role.sampling(question.seed)

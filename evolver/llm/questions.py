@@ -47,6 +47,9 @@ class ChatError(RuntimeError):
         super().__init__(message)
         self.kind, self.retriable, self.after, self.billed = kind, retriable, after, billed
 
+    def __reduce__(self) -> Any:  # between processes, where it is never asked again
+        return ChatError, (self.kind, str(self))
+
 
 @dataclass(frozen=True)
 class Role:

@@ -280,6 +280,7 @@ def make_chat(
     c, roles = config.llm, role_settings(config)
     if not roles:
         return None
+    own = [name for name, role in roles.items() if role.url in (*POLICY_URLS, SERVED)]
     for name, role in roles.items():
         if role.url == SERVED:
             roles[name] = replace(role, url=served)
@@ -287,7 +288,7 @@ def make_chat(
     limits = replace(limits, budget_tokens=max(0, limits.budget_tokens))  # -1 = no limit
     cache = {"": workdir / "llm_cache", "off": None}.get(c.cache, os.path.expanduser(c.cache))
     ledger = Ledger(workdir / "llm.jsonl")
-    return Chat(
+    chat = Chat(
         roles,
         limits=divided(limits, ledger, hosts.count()),
         prices=read_prices(c.prices),
@@ -296,6 +297,9 @@ def make_chat(
         check=check,
         loop=loop if policy_urls(config) else None,
     )
+    if not hosts.alone():
+        chat.spread_roles(own)
+    return chat
 
 
 def divided(limits: Limits, ledger: Ledger, processes: int) -> Limits:

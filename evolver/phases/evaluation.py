@@ -5,7 +5,6 @@ import itertools
 from evolver.build import Run
 from evolver.files.rollout_files import record_of
 from evolver.phases.rollouts import gather_rollouts, sampling_of
-from evolver.processes import hosts
 from rl.evaluation import Scores, scores_of
 from rl.rollout import Job, jobs_of
 from rl.seeds import seed_of
@@ -28,7 +27,7 @@ def evaluate(run: Run, *, keep: str = "", repetition: int = 0, sweep: bool = Fal
     guidance = {}
     if c.experience and (navigating := run.navigating):
         queries = [task.query for task in held_out]
-        retrieved = hosts.on_first(navigating.pool, lambda: navigating.retrieve(queries))
+        retrieved = run.on_first(navigating.pool, lambda: navigating.retrieve(queries))
         for task, found in zip(held_out, retrieved):
             guidance[task.id] = [(e.id, e.content) for e in found]
         navigating.metrics()  # evaluation leaves no trace in the counters of the next step

@@ -10,7 +10,6 @@ from evolver.metrics import Metrics, Played, timed
 from evolver.navigating.guidance import Navigating
 from evolver.phases import tasks
 from evolver.phases.rollouts import graded_rollouts, sampling_of
-from evolver.processes import hosts
 from evolver.questioning import is_verified
 from evolver.replaying import attempt
 from rl.rollout import jobs_of
@@ -27,7 +26,7 @@ def fill(run: Run) -> Metrics:
         with timed("pool") as metrics:
             solved, counts = solutions(run)
             attempts = first_attempts(run, navigating) + solved
-            hosts.on_first(navigating.pool, lambda: navigating.learn(attempts, step=0))
+            run.on_first(navigating.pool, lambda: navigating.learn(attempts, step=0))
         metrics |= counts
     return metrics | navigating.metrics()
 
@@ -90,7 +89,7 @@ def remember(run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics
         navigating.record(trajectories)
         if every and step % every == 0:
             with timed("memory") as seconds:
-                hosts.on_first(navigating.pool, lambda: navigating.learn(trajectories, step=step))
+                run.on_first(navigating.pool, lambda: navigating.learn(trajectories, step=step))
             metrics |= seconds
         metrics |= navigating.metrics()
     return metrics

@@ -139,7 +139,7 @@ def groups_of_jobs(run: Run, chosen: Sequence[Task], step: int) -> list[list[Job
     jobs = jobs_of(chosen, count, sampling_of(run.config), seed, "rollout", step, draw=step)
     if run.navigating:
         guide = partial(run.navigating.guide, chosen, count, seed_of(seed, "guide", step))
-        guidance = hosts.on_first(run.navigating.pool, guide)
+        guidance = run.on_first(run.navigating.pool, guide)
         for job, shown in zip(jobs, itertools.chain(*guidance), strict=True):
             job.experience = [(e.id, e.content) for e in shown]
     return [jobs[start : start + count] for start in range(0, len(jobs), count)]

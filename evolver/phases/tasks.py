@@ -17,7 +17,6 @@ from evolver.config.paths import model_folder
 from evolver.llm.roles import policy_prompts, question_context
 from evolver.metrics import Metrics, timed
 from evolver.phases.rollouts import Chosen, gather_rollouts, sampling_of
-from evolver.processes import hosts
 from evolver.processes.interrupt import Interrupted
 from evolver.questioning import Explorer, TaskPool, is_verified
 from evolver.questioning.tasks import NotExplorable
@@ -122,7 +121,7 @@ def explore(run: Run, step: int = 0) -> Metrics:
     if explorer and (step or not c.tasks):
         run.progress.phase("exploring")
         with timed("explore") as metrics:
-            new = hosts.on_first(pool, lambda: invent(run, pool, explorer, step))
+            new = run.on_first(pool, lambda: invent(run, pool, explorer, step))
         if run.tasks.words is not None:
             metrics |= run.tasks.words.metrics()
         metrics |= try_out(run, pool, new, step)

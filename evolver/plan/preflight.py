@@ -25,6 +25,7 @@ from evolver.plan.text import size
 POOL = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"  # size of XLA's pool of pinned host memory, in GiB
 POOL_GIB = 64.0  # its default
 SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # share of each GPU that XLA may use
+NEW_SHARE = "XLA_CLIENT_MEM_FRACTION"  # its newer name; jax refuses both together
 USUAL_SHARE = 0.75  # its default
 SPARE = 0.03  # of a GPU, for contexts and libraries
 ANY_GPU = Chip("a GPU", "cuda", 0, 1e12, 1e12, 1e12, share=1.0)
@@ -47,7 +48,7 @@ def variables(config: Any) -> dict[str, str]:
     looks for devices, so that nothing here asks for those."""
     devices = max(1, math.prod(config.mesh.values()) // max(1, config.hosts.count))
     pinned = needs(Case(config, model_shape(config), Target(ANY_GPU, devices)), devices)["pinned"]
-    chosen = {SHARE: str(share_beside_vllm(config))}
+    chosen = {} if own_share() else {SHARE: str(share_beside_vllm(config))}
     if pinned > POOL_GIB * GIB:
         chosen[POOL] = str(pool_for(pinned))
     return chosen
@@ -79,7 +80,7 @@ def device_shortage(case: Case) -> list[str]:
     held = ", ".join(f"{kind} {size(count)}" for kind, count in worst.items())
     whole = chip.memory / USUAL_SHARE * (1 - SPARE)
     hints = advise(case)
-    if chip.platform == "cuda" and not os.environ.get(SHARE) and needed <= whole:
+    if chip.platform == "cuda" and not own_share() and needed <= whole:
         share = f"export {SHARE}={1 - SPARE - 0.01}"
         hints = [f"XLA takes {USUAL_SHARE:.0%} of a GPU by default: {share}"]
     lines = [
@@ -179,7 +180,7 @@ def gpu_problems(config: Any, pinned: float) -> Iterator[str]:
             f" host memory, and XLA's pool holds {pool / GIB:,.0f} GiB:"
             f" export {POOL}={pool_for(pinned)}"
         )
-    own, theirs = float(os.environ.get(SHARE) or USUAL_SHARE), vllm_share(config)
+    own, theirs = float(own_share() or USUAL_SHARE), vllm_share(config)
     if theirs and shares_devices(config.engine.vllm.devices) and own + theirs > 1:
         yield (
             f"XLA takes {own:.0%} of each GPU ({SHARE}) and vLLM {theirs:.0%} of the same ones"
@@ -193,6 +194,11 @@ def vllm_share(config: Any) -> float:
     vllm = config.engine.vllm
     started = config.engine.name == "vllm" and not vllm.urls
     return utilisation(vllm.flags) if started else 0.0
+
+
+def own_share() -> str:
+    """Return the share of each GPU that the environment gives XLA, "" if it does not say."""
+    return os.environ.get(SHARE) or os.environ.get(NEW_SHARE, "")
 
 
 def share_beside_vllm(config: Any) -> float:

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -139,9 +139,7 @@ class Watch:
     """
 
     def __init__(self, deadline: float):
-        from jax._src import distributed  # there is no public access to the coordination client
-
-        self._client: Any = distributed.global_state.client
+        self._client = _client()
         self._deadline = deadline
         self._me, self._count = jax.process_index(), jax.process_count()
         self._name = f"{self._me} {socket.gethostname()} {os.getpid()}"
@@ -229,6 +227,11 @@ def count() -> int:
     return jax.process_count()
 
 
+def index() -> int:
+    """Return the number of this process."""
+    return jax.process_index()
+
+
 def first() -> bool:
     """Return True in the process that writes metrics and records."""
     return jax.process_index() == 0
@@ -268,7 +271,50 @@ def gather(value: T) -> list[T]:
     return [pickle.loads(row[:size].tobytes()) for row, size in zip(everything, sizes)]
 
 
-def on_first(part: Any, work: Callable[[], T]) -> T:
+class Stream:
+    """Values from one process to another, in order, which one end puts and the other one gets.
+    JAX's coordination service keeps those on the way."""
+
+    def __init__(self, name: str):
+        self._name = name
+        self.sent = self.received = 0
+        self._lock = threading.Lock()
+
+    def put(self, value: Any) -> None:
+        """Send a value."""
+        with self._lock:
+            key, self.sent = f"evolver/{self._name}/{self.sent}", self.sent + 1
+            _client().key_value_set_bytes(key, pickle.dumps(value))
+
+    def get(self) -> Any:
+        """Wait for the next value, and return it."""
+        key, self.received = f"evolver/{self._name}/{self.received}", self.received + 1
+        while True:  # a signal is handled between two rounds
+            try:
+                value = _client().blocking_key_value_get_bytes(key, 1000)
+            except jax.errors.JaxRuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise
+            else:
+                _client().key_value_delete(key)
+                return pickle.loads(value)
+
+
+def _client() -> Any:
+    """Return the client of the coordination service, to which there is no public access."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+class Helpers(Protocol):
+    """Lets the other processes help the first one: they are in `serve` while it is in `lent`."""
+
+    def lent(self) -> contextlib.AbstractContextManager[None]: ...
+    def serve(self) -> None: ...
+
+
+def on_first(part: Any, work: Callable[[], T], helpers: Helpers | None = None) -> T:
     """Run `work()` in the first process only, and return its result in all of them.
 
     The other processes also copy the first one's state of `part`, which `work` may have changed.
@@ -276,7 +322,16 @@ def on_first(part: Any, work: Callable[[], T]) -> T:
     """
     if alone():
         return work()
-    value, state = gather(together(lambda: [work(), part.state()] if first() else []))[0]
+
+    def here() -> list[Any]:
+        if first():
+            with helpers.lent() if helpers else contextlib.nullcontext():
+                return [work(), part.state()]
+        if helpers:
+            helpers.serve()
+        return []
+
+    value, state = gather(together(here))[0]
     if not first():
         part.load_state(state)
     return value

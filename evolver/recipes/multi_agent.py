@@ -73,7 +73,8 @@ class MultiAgent(DualRole):
             )
             for t, task in made
         ]  # fmt: skip
-        answers = hosts.on_first(pool, lambda: self.chat.ask(asked))
+        mine = hosts.together(lambda: self.chat.ask(hosts.share(asked)))
+        answers = hosts.gather_shares(mine)
         self.quality = {
             task.id: answer.parsed["score"] / PERCENT
             for (_, task), answer in zip(made, answers)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import pytest
 
 import run
@@ -68,6 +69,36 @@ class TestVariables:
         monkeypatch.setattr(Path, "exists", lambda path: True)
         run.set_variables(case.config)
         assert os.environ[preflight.SHARE] == "0.7" and capsys.readouterr().out == ""
+
+    def test_its_newer_name_counts(self, case, roomy, monkeypatch, tmp_path):
+        monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+        monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl")
+        monkeypatch.delenv(preflight.SHARE)
+        monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.9")
+        run.set_variables(case.config)
+        assert preflight.SHARE not in os.environ, "jax refuses both together"
+        assert "XLA takes 90% of each GPU" in "\n".join(lacks(case, tmp_path))
+
+    @pytest.mark.parametrize("program", ["run.py", "/usr/bin/evolver", "pytest"])
+    def test_where_jax_was_used_before_the_program_is_executed_again(
+        self, case, roomy, monkeypatch, program
+    ):
+        jax.devices()
+        executed = []
+        monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+        monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl")
+        monkeypatch.setattr(sys, "argv", [program, "--config=x"])
+        monkeypatch.setattr(sys, "orig_argv", ["python", "-u", program, "--config=x"])
+        monkeypatch.setattr(os, "execv", lambda *words: executed.append((words, {**os.environ})))
+        monkeypatch.delenv(preflight.SHARE)
+        for _ in range(2):
+            run.set_variables(case.config)
+        if program == "pytest":  # it has work of its own
+            assert not executed
+        else:
+            (((python, words), environment),) = executed
+            assert words == [python, "-u", program, "--config=x"]
+            assert environment[preflight.SHARE] == "0.72"
 
     def test_jax_has_not_looked_for_devices_yet(self):
         code = (
