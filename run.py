@@ -102,9 +102,10 @@ def set_variables(config: Any) -> None:
         return
     from jax._src import xla_bridge  # jax.extend.backend does not say
 
-    from evolver.plan.preflight import variables
+    from evolver.plan.preflight import FLAGS, variables
 
-    missing = {n: value for n, value in variables(config).items() if n not in os.environ}
+    own_choices = os.environ.keys() - {FLAGS}
+    missing = {n: value for n, value in variables(config).items() if n not in own_choices}
     for name, value in missing.items():
         print(f"{name}={value} (set the variable to choose another value)", flush=True)
     os.environ.update(missing)

@@ -23,6 +23,13 @@ def worlds(config: ConfigDict) -> dict[str, str]:
     return {} if problems(given) else {name: own.get("name", name) for name, own in given.items()}
 
 
+def xla_flags(config: ConfigDict, given: str = "") -> str:
+    """Return XLA's flags for GPUs: those that are given, and one that keeps what `model.remat`
+    keeps, of which XLA would recompute some."""
+    kept = config.model.remat in ("attention", "dots") and "disable_hlo_passes" not in given
+    return f"{given} {'--xla_disable_hlo_passes=rematerialization' * kept}".strip()
+
+
 def weight_dtype(config: ConfigDict) -> str:
     """Return the dtype in which the engine holds the policy's matrices."""
     return config.engine.weight_dtype or config.model.dtype

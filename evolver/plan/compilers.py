@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.process import code_folder
+from evolver.config.derived import xla_flags
 from evolver.config.paths import ROOT
 from evolver.files.workdir import plain
 from evolver.plan.case import LEARNER, PHASES, Case
@@ -20,15 +21,12 @@ from evolver.plan.targets import Target
 
 ENVIRONMENTS = {"cuda": "plan-gpu", "tpu": "plan-tpu"}
 TIMEOUT = 3600.0  # seconds for all programs, which take a minute or two on an idle machine
-# Variables that let jax compile for absent devices without searching for any; autotuning would run
-# kernels, which needs a device.
-VARIABLES = {
-    "cuda": {"XLA_FLAGS": "--xla_gpu_autotune_level=0"},
-    "tpu": {
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-    },
+AUTOTUNING = "--xla_gpu_autotune_level=0"  # it would run kernels, which needs a device
+# Variables that let jax compile for absent TPUs without searching for any.
+TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
 }
 
 
@@ -41,6 +39,13 @@ def interpreter(target: Target) -> Path | None:
     made = ROOT / f".venv-{ENVIRONMENTS[target.chip.platform]}" / "bin" / "python"
     path = Path(os.environ.get("EVOLVER_PLAN_PYTHON") or made)
     return path if path.exists() else None
+
+
+def variables(config: Any, target: Target) -> dict[str, str]:
+    """Return the variables with which XLA compiles for absent devices as it would for real ones."""
+    if target.chip.platform == "tpu":
+        return TPU
+    return {"XLA_FLAGS": xla_flags(config, AUTOTUNING)}
 
 
 def how_to_install(target: Target) -> str:
@@ -74,7 +79,7 @@ def compile_programs(
         process = subprocess.Popen(
             [str(python), "-m", "evolver.plan.programs", json.dumps(job)],
             cwd=code_folder(),
-            env=os.environ | own | VARIABLES[target.chip.platform],
+            env=os.environ | own | variables(config, target),
             text=True,
             stdout=subprocess.PIPE,
             stderr=errors,

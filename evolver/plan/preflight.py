@@ -16,12 +16,14 @@ from typing import Any
 
 import jax
 
+from evolver.config.derived import xla_flags
 from evolver.plan.advice import advise, changed
 from evolver.plan.case import Case, model_shape, utilisation
 from evolver.plan.estimate import memory
 from evolver.plan.targets import GIB, Chip, Target
 from evolver.plan.text import size
 
+FLAGS = "XLA_FLAGS"  # to which what the config needs is added
 POOL = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"  # size of XLA's pool of pinned host memory, in GiB
 POOL_GIB = 64.0  # its default
 SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # share of each GPU that XLA may use
@@ -51,6 +53,9 @@ def variables(config: Any) -> dict[str, str]:
     chosen = {} if own_share() else {SHARE: str(share_beside_vllm(config))}
     if pinned > POOL_GIB * GIB:
         chosen[POOL] = str(pool_for(pinned))
+    given = os.environ.get(FLAGS, "")
+    if (flags := xla_flags(config, given)) != given:
+        chosen[FLAGS] = flags
     return chosen
 
 
@@ -136,6 +141,8 @@ def lines(case: Case) -> list[str]:
         result.append(f"pinned memory   {pinned:,.0f} GiB of the host memory: {pool}")
     if chip.platform == "cuda":
         result.append(f"share of a GPU  export {SHARE}={share_beside_vllm(c)}")
+        if flags := xla_flags(c):
+            result.append(f"flags of XLA    export {FLAGS}={flags}, so that what is kept stays")
     return result
 
 

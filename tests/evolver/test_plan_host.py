@@ -14,7 +14,7 @@ import pytest
 
 import run
 from evolver import plan
-from evolver.plan import estimate, preflight, report, targets
+from evolver.plan import advice, estimate, preflight, report, targets
 from evolver.plan.targets import GIB
 from tests.evolver.test_plan import case_of
 
@@ -69,6 +69,28 @@ class TestVariables:
         monkeypatch.setattr(Path, "exists", lambda path: True)
         run.set_variables(case.config)
         assert os.environ[preflight.SHARE] == "0.7" and capsys.readouterr().out == ""
+
+    @pytest.mark.parametrize(
+        ("remat", "given", "then"),
+        [
+            ("dots", "", "--xla_disable_hlo_passes=rematerialization"),
+            ("attention", "--a", "--a --xla_disable_hlo_passes=rematerialization"),
+            ("dots", "--xla_disable_hlo_passes=b", "--xla_disable_hlo_passes=b"),
+            ("full", "--a", "--a"),
+        ],
+    )
+    def test_xla_recomputes_nothing_that_remat_keeps(
+        self, case, roomy, monkeypatch, remat, given, then
+    ):
+        monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+        monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl")
+        monkeypatch.setenv("XLA_FLAGS", given)
+        case = advice.changed(case, {"model.remat": remat})
+        run.set_variables(case.config)
+        assert os.environ["XLA_FLAGS"] == then
+        said = [line.partition("export ")[2] for line in preflight.lines(case)]
+        flag = "XLA_FLAGS=--xla_disable_hlo_passes=rematerialization, so that what is kept stays"
+        assert (flag in said) == (remat != "full")
 
     def test_its_newer_name_counts(self, case, roomy, monkeypatch, tmp_path):
         monkeypatch.setenv("JAX_PLATFORMS", "cuda")
