@@ -268,11 +268,13 @@ class OperationStats:
         return found
 
     def summary(self) -> str:
-        """Return how many of the operations that were called do what, in one sentence."""
+        """Return how many of the operations that were called do what, and what those that were
+        always refused told, in one sentence."""
         kinds: dict[str, list[str]] = {}
         for name, role in self.roles.items():
             if role.calls:
-                kinds.setdefault(role.kind, []).append(name)
+                told = "" if role.refusals < role.calls else f": {role.usual_outcome}"
+                kinds.setdefault(role.kind, []).append(name + told)
         parts = [f"{len(names)} {kind} ({', '.join(names[:3])})" for kind, names in kinds.items()]
         called = sum(map(len, kinds.values()))
         return f"of {called} operations that were called, {', '.join(parts) or 'none answered'}"
