@@ -219,7 +219,8 @@ def _bounded(text: str) -> str:
 def possible_names(tool: str, text: str) -> tuple[Cell, ...]:
     """Return what may be names of several words in an answer: between the marks of a line, as in
     "Mr Bean: room 12", one of several lines, if it has no numbers, and the fields of an object that
-    counts, lists or sorts things, as in {"figs": 3, "pears": 0, "plums": 8}, {"Ann": "paid"}."""
+    counts, lists or sorts things, as in {"figs": 3, "pears": 0, "plums": 8}, {"Hall 1": 3, "Hall
+    2": 0} or {"Ann": "paid"}."""
     try:
         record = json.loads(text) if text.lstrip().startswith("{") else None
     except (ValueError, RecursionError):
@@ -230,7 +231,9 @@ def possible_names(tool: str, text: str) -> tuple[Cell, ...]:
         return tuple(Cell("", "", name, (f"{tool} $.<name>",)) for name in names)
     if isinstance(record, dict):
         types = {type(value) for value in record.values()}
-        few = len(record) < (_FEWEST_LISTS if types == {list} else _FEWEST_NUMBERS)
+        # A name of several words is none of a field.
+        words = any(" " in name for name in record)
+        few = len(record) < (_FEWEST_LISTS if words or types == {list} else _FEWEST_NUMBERS)
         if (few or not (types <= {int, float} or types == {list})) and not _sorts(record):
             return ()
         return tuple(Cell("", "", name, (f"{tool} $.<name>",)) for name in record)

@@ -39,7 +39,8 @@ _GIVING = ("{text} to {value}", "{text} with {value}", "{text} at {value}")
 # What may follow a noun that a value takes the place of: in "the phone number" and in "the light of
 # a zone" it stands for a part of a thing, of which the value would make nonsense.
 _AFTER = (
-    r"(?=$|[.,;:)]|'s\b|\s+(?:to|for|from|in|on|at|by|with|and|or|is|as|into|onto|next|\w+ly)\b"
+    r"(?=$|[.,;:)]|'s\b|\s+(?:to|for|from|in|on|at|by|with|and|or|is|as|into|onto|next|\w+ly"
+    r"|its|their|out|off|up|down|back|home|away|over)\b"
 )
 _A_NOUN = re.compile(rf"\b(?:an?|some) \w+{_AFTER}|\s+of\b)")
 # Of a description, what nobody says who asks for it.

@@ -17,7 +17,7 @@ out that they are needed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -182,7 +182,9 @@ class Writer:
         def fits(option: Option) -> bool:
             role = start.stats.roles[goal.events[goal.asked or 0].name]
             says = not option.shown or not all(map(role.always_tells, option.shown))
-            return says and (bool(goal.targets) or not self._guessable(option, guesses))
+            coin = not goal.targets and self._is_one_of_two(option)
+            answer = self._answer(option)
+            return says and not coin and not any(answered(guess, answer) for guess in guesses)
 
         worded, option = not query, None
         if worded and goal.asked is not None:
@@ -194,6 +196,8 @@ class Writer:
         if events is None or not self._informed(events, goal.events):
             raise Rejected("not repeatable")
         solution = goal.reached_by(kept, events)
+        if worded and self._names_a_new_number(solution):
+            raise Rejected("names what it creates")
         if worded:
             query, option = self.phrasing.query(solution, rng, fits)
         elif solution.asked is not None:
@@ -217,6 +221,15 @@ class Writer:
             difficulty=len(events),
             meta=meta,
         )
+
+    def _names_a_new_number(self, goal: Goal) -> bool:
+        """Return True if the query of a goal would name a number that nobody can know before, such
+        as that of an order which one of the calls creates."""
+        hidden = self.phrasing.hidden(goal.events)
+        known = {cell.value for reading in self.start.initial for cell in reading}
+        given = itertools.chain(*(leaves(goal.events[n].arguments) for n in goal.needed))
+        numbers = {str(leaf) for leaf in given if not isinstance(leaf, str)}
+        return any(_is_new(number, goal.events) for number in numbers - known - hidden.keys())
 
     def _meta(self, name: str, goal: Goal, verifier: Json, worded: bool) -> Json:
         """Return what is known of a task. name: of the goal that its solution reaches. Raises
@@ -360,15 +373,13 @@ class Writer:
             raise Rejected("not separable")
         return self.start.read(episode)
 
-    def _guessable(self, option: Option, guesses: Iterable[str]) -> bool:
-        """Return True if a guess answers a question, or if its answer is one of two words that the
-        world shows again and again."""
+    def _is_one_of_two(self, option: Option) -> bool:
+        """Return True if an answer is one of two words that the world shows again and again."""
         for kind in itertools.chain.from_iterable(cell.kinds for cell in option.shown):
             times = self.start.stats.words.get(kind, {})
             if option.value in times and len(times) == 2 and sum(times.values()) >= _OFTEN:
                 return True
-        answer = self._answer(option)
-        return any(answered(guess, answer) for guess in guesses)
+        return False
 
     def _answer(self, option: Option) -> Json:
         """Return the `answer` of a verifier with the values that it could be mistaken for: of the

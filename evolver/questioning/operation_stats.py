@@ -103,6 +103,8 @@ class OperationStats:
         self.kinds: Table = {}  # argument -> kind -> its values worked
         self.names: Table = {}  # the same by the last name of the argument, for all operations
         self.values: Table = {}  # argument -> word or name -> it worked
+        # last name of an argument -> outcome of a refused call in which it was made up -> times
+        self.unknown: dict[str, dict[str, int]] = {}
         self.remedies: Table = {}  # "operation: error" -> operation before a retry -> it helped
         self.words: dict[str, dict[str, int]] = {}  # kind -> value without digits -> times shown
         # sentence -> operation -> the values of some calls that gave it, which it does not mention
@@ -266,11 +268,13 @@ class OperationStats:
         return found
 
     def summary(self) -> str:
-        """Return how many of the operations that were called do what, in one sentence."""
+        """Return how many of the operations that were called do what, and what those that were
+        always refused told, in one sentence."""
         kinds: dict[str, list[str]] = {}
         for name, role in self.roles.items():
             if role.calls:
-                kinds.setdefault(role.kind, []).append(name)
+                told = "" if role.refusals < role.calls else f": {role.usual_outcome}"
+                kinds.setdefault(role.kind, []).append(name + told)
         parts = [f"{len(names)} {kind} ({', '.join(names[:3])})" for kind, names in kinds.items()]
         called = sum(map(len, kinds.values()))
         return f"of {called} operations that were called, {', '.join(parts) or 'none answered'}"
@@ -354,8 +358,8 @@ class OperationStats:
     def learn(self, event: Event, last: str, kinds_of: Callable[[str], Sequence[str]]) -> None:
         """Count an outcome. last: the operation before it. kinds_of: returns the kinds of a value,
         none for a guess."""
-        role = self.roles[event.name]
-        count(role.outcomes, signature(event))
+        role, outcome = self.roles[event.name], signature(event)
+        count(role.outcomes, outcome)
         count(self.roles[last].followed, event.name)
         if event.ok and event.arguments:
             self._learn_answer(event, role)
@@ -373,12 +377,28 @@ class OperationStats:
                 # A date is no wrong date because somebody who was invited does not exist.
                 if not worked and is_field(kind, place) and doubtful - {place}:
                     continue
+                if kind == GUESSED and not event.ok:
+                    count(self.unknown.setdefault(_last(place), {}), outcome)
+                elif not event.ok and self._is_past(place, outcome):
+                    continue
                 tally(self.kinds.setdefault(place, {}), kind, worked)
                 tally(self.names.setdefault(_last(place), {}), kind, worked)
             if not has_digit(value):
                 tally(self.values.setdefault(place, {}), value, worked)
         if worked and not event.prose:
             self.see(event.cells)
+
+    def _is_past(self, place: str, outcome: str) -> bool:
+        """Return True if calls with made-up values of an argument are refused for another reason
+        than this one, so that the value was not what was wrong."""
+        reasons = self.unknown.get(_last(place), {})
+        return sum(reasons.values()) >= _ENOUGH and outcome not in reasons
+
+    def is_unknown(self, event: Event) -> bool:
+        """Return True if a call is refused as one with a made-up value is."""
+        outcome = signature(event)
+        names = (_last(place) for place, _ in _places(event.name, event.arguments))
+        return any(outcome in self.unknown.get(name, ()) for name in names)
 
     def _is_likely(self, place: str, kinds: Sequence[str]) -> bool:
         """Return True if an argument has accepted a kind, or it is a field with its name."""

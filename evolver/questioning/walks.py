@@ -248,10 +248,12 @@ class Walk:
         self._learn_remedy(event)
 
     def _learn_remedy(self, event: Event) -> None:
-        """Count the last remedy for an error of this operation: it helped if another error came."""
+        """Count the last remedy for an error of this operation: it helped if another error came,
+        but for that of a thing that nothing knows: the remedy has destroyed it."""
         for failure, remedy in reversed(self.trials):
             if failure.startswith(f"{event.name}: "):
-                helped = event.ok or _failure(event) != failure
+                other = _failure(event) != failure and not self.stats.is_unknown(event)
+                helped = event.ok or other
                 tally(self.stats.remedies.setdefault(failure, {}), remedy, helped)
                 return
 

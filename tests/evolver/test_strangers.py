@@ -109,6 +109,16 @@ def test_a_world_that_shows_nothing_before_a_change_gives_tasks_which_leave_that
         assert not solves(world_of("counter"), task, without)
 
 
+def test_what_destroys_a_thing_is_no_remedy_and_no_thing_is_named_before_there_is_one():
+    tasks, calls = explored("press", 40)
+    handed = [task for task in tasks if "hand_over" in task.meta["template"]]
+    assert len(handed) >= 8
+    assert all(task.meta["prerequisites"].count("proof") for task in handed)
+    for task, call in calls:
+        if call.name == "submit":
+            assert "submit" in task.meta["template"]
+
+
 def test_nothing_is_booked_to_be_cancelled_beside_another_goal():
     tasks, calls = explored("clinic", 24)
     assert len(tasks) == 24
@@ -354,3 +364,5 @@ def test_a_line_may_be_a_name():
     assert names("Old Harbor\nAnn-Marie Holt\nEcho") == ["Old Harbor", "Ann-Marie Holt"]
     assert not names("nothing was found")
     assert not names("window 3A\naisle 4C")
+    assert names('{"Hall 1": 3, "Hall 2": 0}') == ["Hall 1", "Hall 2"]
+    assert not names('{"width": 3, "height": 0}')

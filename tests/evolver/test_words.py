@@ -90,6 +90,8 @@ LEND = "Lend a book to a member: book Emma, member Hana"
         ("Assign a card to kim, lee or max: card C1, owner lee.", ["C1", "lee"], "Assign C1 to lee."),
         ("Set the heat of a pot, 1 to 9: pot P1, heat 4.", ["P1", "4"], "Set the heat of P1: heat 4."),
         ("Take a thing that is here: thing cup.", ["cup"], "Take cup."),
+        ("Give a dog its pill: dog Rex.", ["Rex"], "Give Rex its pill."),
+        ("Take a crate out of a van: crate C4, van V2.", ["C4", "V2"], "Take C4 out of V2."),
         ("Look up an office: phone and head: city Rome.", ["Rome"],
          "Look up an office: phone and head: city Rome."),
     ],
@@ -352,6 +354,11 @@ def test_what_a_call_creates_is_the_new_one_where_nothing_else_is_known_of_it():
     event = types.SimpleNamespace(given={}, cells=cells("new", '{"list_id": "L2"}'), changes=True)
     ids = set(event.cells[0].kinds)
     assert Phrasing({}, ids)._phrase([event], "L2", {"L2": 0}) == ["the new one"]
+
+
+def test_whom_a_call_is_for_stands_where_its_description_has_a_noun():
+    said = {asked("Send an animal home: patient Rex.", ["Rex"], random.Random(n)) for n in range(9)}
+    assert any("end Rex home" in text for text in said)
 
 
 def test_a_number_of_things_stands_before_them():
