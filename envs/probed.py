@@ -73,6 +73,7 @@ _FUNCTION_WORDS = set(
 _PART = re.compile(r"\w[\w'-]*|[^\w\s]")  # a word or a mark
 _MARK = re.compile(r"\s*([*>✓✔✗✘☑☒→])\s+\w")  # before a line, of the current or a done thing
 MARKED = "@mark"  # ends the kind of such a mark
+_BULLET = re.compile(r"\s*(?:[-–•*]|\d+[.)])\s+")  # before a line of a list
 _MARKS = re.compile(r"[:;,()\t]| - ")  # between the parts of a line
 _NAME = re.compile(r"[^\W\d_]+(?:[ '-]+[^\W\d_]+)+")  # a line that may be a name
 _MOST_WORDS = 4  # of a name
@@ -239,7 +240,8 @@ def possible_names(tool: str, text: str) -> tuple[Cell, ...]:
         return tuple(Cell("", "", name, (f"{tool} $.<name>",)) for name in record)
     found, lines = [], text.splitlines()
     for row, line in enumerate(lines):
-        parts = _MARKS.split(line)
+        bullet = _BULLET.match(line)
+        parts = _MARKS.split(line[bullet.end() :] if bullet else line)
         named = len(parts) > 1 or (len(lines) > 1 and _NAME.fullmatch(line.strip()))
         for n, part in enumerate(parts):
             if named and 2 <= len(part.split()) <= _MOST_WORDS:
