@@ -239,7 +239,11 @@ class GymWorld(World):
             if named not in self._actions:
                 raise ValueError(f"the actions are {', '.join(self._actions)}")
             return int(space.start) + self._actions.index(named)
-        if not isinstance(text, str) or not space.contains(text):
+        # Text has letters and digits only if nothing else is said, and few who list forms of
+        # several words say it.
+        usable = space.character_set.union(*(_SLOT.sub("", form) for form in self._forms))
+        fits = isinstance(text, str) and space.min_length <= len(text) <= space.max_length
+        if not fits or not usable.issuperset(text):
             raise ValueError(
                 f"an action has {space.min_length} to {space.max_length} of the characters it may "
                 "have"

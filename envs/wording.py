@@ -137,6 +137,8 @@ def asked(query: str, named: Sequence[str], rng: random.Random) -> str:
     first = parts[0].partition(" ")[0]
     if text.startswith((first, "let ", "give ")):  # a request, and no statement
         opening = rng.choice(_OPENINGS)
+        if text.lower().startswith(opening.removesuffix("and ") or " "):  # "go and go north"
+            opening = ""
         text = opening + text[:1].lower() + text[1:]
         text = text[:1].upper() + text[1:]
     for joint, part in zip(parts[1::2], parts[2::2]):

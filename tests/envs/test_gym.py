@@ -111,6 +111,14 @@ def test_the_forms_of_text_actions_are_those_that_are_given_or_that_the_environm
     assert ("\nActions: " in start.messages[0]["content"]) is bool(schema)
 
 
+def test_an_environment_takes_the_characters_of_the_forms_that_it_lists():
+    world = GymWorld(Listing())
+    begin(world)
+    assert told(world, "take ab") == "wrong"
+    assert "characters" in told(world, "take a-b")
+    assert "characters" in told(world, "a" * 21)
+
+
 def test_a_discrete_environment_as_a_world():
     options = {"render_mode": "ansi", "is_slippery": False}
     world = GymWorld("FrozenLake-v1", actions=["left", "down", "right", "up"], options=options)

@@ -361,6 +361,11 @@ def test_whom_a_call_is_for_stands_where_its_description_has_a_noun():
     assert any("end Rex home" in text for text in said)
 
 
+def test_nobody_is_asked_to_go_and_go():
+    said = {asked("Go north.", [], random.Random(n)) for n in range(60)}
+    assert said == {"Go north.", "Please go north.", "I need you to go north.", "Now go north."}
+
+
 def test_a_number_of_things_stands_before_them():
     rng = random.Random(0)
     said = {asked("Let hours pass: hours 7.", ["7"], rng) for _ in range(40)}
