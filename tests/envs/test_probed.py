@@ -337,6 +337,7 @@ class TestCells:
     def test_names_of_several_words_and_of_fields(self):
         for text, names in (
             ("Mr Bean: room 12\nAnn\n", ["Mr Bean", "room 12"]),
+            ("Two:\n- red box (2 kg)\n1. tin\n2) old lamp, dim", ["red box", "2 kg", "old lamp"]),
             ('{"figs": 3, "pears": 0, "plums": 8}', ["figs", "pears", "plums"]),
             ('{"Sleep": [], "Party": ["x"]}', ["Sleep", "Party"]),
             (
