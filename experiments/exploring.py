@@ -46,6 +46,7 @@ from envs.remote import RemoteWorld
 from envs.source import Source
 from envs.toolcalls import Call, call_text
 from envs.travel import Travel
+from envs.values import Json
 from envs.world import Task, World, WorldError
 from evolver.config import plugs
 from evolver.files import formats
@@ -136,7 +137,7 @@ STATES: dict[str, tuple[State, Same]] = {
 }
 
 
-def agreement(world: World, tasks: Sequence[Task], rng: random.Random) -> dict[str, Any]:
+def agreement(world: World, tasks: Sequence[Task], rng: random.Random) -> Json:
     """Compare each task's verifier with the world in the task's `trials`, as figures of a
     measurement.
 
@@ -147,7 +148,7 @@ def agreement(world: World, tasks: Sequence[Task], rng: random.Random) -> dict[s
     """
     state, same = STATES[world.name]
     agree, sound, episodes = [], [], 0
-    wrong: list[dict[str, Any]] = []
+    wrong: list[Json] = []
     wrapped = probed(world)
     for task in tasks:
         replay(wrapped, task, task.reference)
@@ -200,19 +201,17 @@ class Settings:
     name of the model on the server.
     """
 
-    kwargs: dict[str, Any]
+    kwargs: Json
     budget: int
     seeds: int
     minutes: float
     steps: int
     by: str
-    options: dict[str, Any]
+    options: Json
     model: str
 
 
-def measure(
-    make_world: Callable[[], World], settings: Settings, seed: int, role: Role
-) -> dict[str, Any]:
+def measure(make_world: Callable[[], World], settings: Settings, seed: int, role: Role) -> Json:
     """Explore until `settings.budget` tasks are kept, and return the figures of one row as JSON
     values.
 
@@ -235,7 +234,7 @@ def measure(
             ended = "nothing more found"
     except (OutOfBudget, RunEnds) as reason:
         ended = str(reason)
-    figures: dict[str, Any] = {"ended": ended} | {k: counted.counts[k] for k in ("step", "reset")}
+    figures: Json = {"ended": ended} | {k: counted.counts[k] for k in ("step", "reset")}
     if chat is not None:
         with closing(chat):
             if words == "model":
@@ -285,7 +284,7 @@ def similarity(queries: Sequence[str], rng: random.Random) -> float:
 
 # --- the table ------------------------------------------------------------------------------------
 
-Figures = dict[str, Any]
+Figures = Json
 
 
 def table(rows: dict[str, list[Figures]]) -> str:
@@ -368,7 +367,7 @@ def values_of(
     known: Collection[str],
     found: list[str],
     read: Callable[[str], Any] = formats.JSON_OBJECT.validate_json,
-) -> dict[str, Any]:
+) -> Json:
     """Return {name: value} of NAME=VALUE texts; what is wrong with them is added to `found`."""
     values = {}
     for word in words:
@@ -385,7 +384,7 @@ def values_of(
     return values
 
 
-def world_problems(world: str, values: dict[str, Any]) -> Iterator[str]:
+def world_problems(world: str, values: Json) -> Iterator[str]:
     """Yield what is wrong with a world and its arguments. It is not started."""
     try:
         target = world_class(ALIASES.get(world, world))
@@ -399,7 +398,7 @@ def world_problems(world: str, values: dict[str, Any]) -> Iterator[str]:
 
 def measured(
     path: Path, settings: Settings, world: str, seed: int, python: str, role: Role
-) -> dict[str, Any]:
+) -> Json:
     """Return one measurement: from its file if that is of the same settings, else a new one, which
     is written there."""
     figures = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -18,11 +18,12 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from envs import toolcalls
 from envs.appworld import functions, prompt
 from envs.profile import PREFERENCE, entity
+from envs.values import Json
 from envs.world import Evaluation, Observation, ReplayWorld, StepResult, Task, Tool
 
 if TYPE_CHECKING:  # the process that runs a model's code imports this module, and no engine
@@ -116,7 +117,7 @@ class AppWorld(ReplayWorld):
         self._codes.append(code)
         self._evaluation = None
         self._over = engine.completed()
-        info: dict[str, Any] = {
+        info: Json = {
             "calls": [{"name": "appworld", "arguments": {"code": code}}],
             "errors": int(output.startswith("Execution failed.")),
             "parse_error": False,
@@ -140,14 +141,14 @@ class AppWorld(ReplayWorld):
         """Return the APIs of the task's apps as functions "app.api", from their public docs."""
         return list(self._functions().values())
 
-    def call_text(self, name: str, arguments: dict[str, Any]) -> str:
+    def call_text(self, name: str, arguments: Json) -> str:
         """Return a turn that prints `apis.<name>(...)`, in the format that the prompt requests."""
         code = functions.code(self._functions(), name, arguments)
         if self._action == "tool":
             return toolcalls.call_text("appworld", {"code": code})
         return f"```python\n{code}\n```"
 
-    def profile(self) -> dict[str, Any]:
+    def profile(self) -> Json:
         """Return a profile with the apps as entities and their APIs as operations."""
         return {
             "name": self.name,
@@ -171,7 +172,7 @@ class AppWorld(ReplayWorld):
             self._schemas = functions.schemas(self._docs(), self._apps)
         return self._schemas
 
-    def _docs(self) -> dict[str, dict[str, dict[str, Any]]]:
+    def _docs(self) -> dict[str, dict[str, Json]]:
         return self._process_engine().apis(str(self._data_root()))
 
     # Access to the engine of the process.
@@ -187,14 +188,14 @@ class AppWorld(ReplayWorld):
             AppWorld._engine = Engine()
         return AppWorld._engine
 
-    def _open(self) -> dict[str, Any]:
+    def _open(self) -> Json:
         task = self._require_episode()
         AppWorld._active = None
         opened = self._opened(task.meta.get("entry", task.id))
         AppWorld._active = self
         return opened
 
-    def _opened(self, task_id: str) -> dict[str, Any]:
+    def _opened(self, task_id: str) -> Json:
         return self._process_engine().open(str(self._data_root()), task_id, *self._limits)
 
     def _activate(self) -> Engine:

@@ -35,6 +35,7 @@ from envs.bfcl.data import Entry, docs_of, entries, package, split_indices, tool
 from envs.bfcl.replies import misread, official_calls, recorded, unusable
 from envs.profile import PREFERENCE, entity
 from envs.toolcalls import Call
+from envs.values import Json
 from envs.world import Evaluation, Message, Observation, ReplayWorld, StepResult, Task, Tool
 
 MAX_DIGITS = 4300  # Python's limit for printing an integer; longer results fail in the package too
@@ -210,7 +211,7 @@ class Bfcl(ReplayWorld):
         else:
             parsed = toolcalls.parse(action)
             calls, errors = parsed.calls, parsed.errors
-        info: dict[str, Any] = {"calls": [recorded(call) for call in calls], "errors": 0}
+        info: Json = {"calls": [recorded(call) for call in calls], "errors": 0}
         if misread(action, calls):
             info["parse_error"] = True
         if not calls and not errors:
@@ -239,7 +240,7 @@ class Bfcl(ReplayWorld):
         success = passed == len(checked)
         return Evaluation(float(success), success, {"progress": passed / len(checked)})
 
-    def profile(self) -> dict[str, Any]:
+    def profile(self) -> Json:
         return {
             "name": self.name,
             "entities": [
@@ -254,7 +255,7 @@ class Bfcl(ReplayWorld):
 
     # Helpers of `reset` and `step`.
 
-    def _end_turn(self, info: dict[str, Any]) -> StepResult:
+    def _end_turn(self, info: Json) -> StepResult:
         if not self._failed and not self._passes():
             self._failed = True
         self._passed += not self._failed
@@ -324,7 +325,7 @@ def _distractors(tools: str) -> int | None:
     raise ValueError(f"tools must be 'all' or 'oracle+k', such as 'oracle+4', not '{tools}'")
 
 
-def _described(doc: dict[str, Any]) -> dict[str, Any]:
+def _described(doc: Json) -> Json:
     """Return a doc without the introduction that all docs of a class share."""
     return {**doc, "description": doc["description"].split("Tool description: ")[-1]}
 

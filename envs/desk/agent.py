@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from envs.desk.plans import LEVELS, SPLITS, Plan, PlannedCall, Unfit, reply
 from envs.desk.rules import House
 from envs.desk.world import Desk, DeskWorld
 from envs.hints import experience_block, hint_text, when_text
 from envs.toolcalls import call_text
+from envs.values import Json
 from envs.world import Task
 
 MAX_CALLS = 12
@@ -189,7 +190,7 @@ class Demonstrations:
         hint: float = 0.0,
         plain: float = 0.5,
         houses: bool = False,
-    ) -> dict[str, Any]:
+    ) -> Json:
         """Play one episode of the careless agent on a new random task.
 
         care: in [0, 1]; an agent with care 1 never slips. hint, plain: probability of an experience
@@ -224,7 +225,7 @@ class Demonstrations:
 
     def _play(
         self, plan: Plan, task: Task, shown: list[Plan], agent: Careless, house: House | None
-    ) -> dict[str, Any]:
+    ) -> Json:
         world = self.world()
         world.house = house
         messages = world.reset(task).messages

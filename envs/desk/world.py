@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from envs.desk.plans import LEVELS, Plan, Planner, Unfit
 from envs.desk.rules import House
 from envs.desk.tools import Tools
 from envs.desk.verify import Answers, verify
 from envs.toolcalls import call_text, parse, run_calls
+from envs.values import Json
 from envs.world import Evaluation, Observation, StepResult, Task, World
 
 
@@ -92,7 +93,7 @@ class DeskWorld(World):
         self._malformed, self._max_calls = malformed, max_calls
         self.house = None if rules is None else self.desk.tools.family.house(rules, rarity)
         self._tools: Tools | None = None
-        self._verifier: dict[str, Any] = {}
+        self._verifier: Json = {}
         self._answer: str | None = None
         self._over = False
 
@@ -139,11 +140,11 @@ class DeskWorld(World):
             wanted[self.desk.rows], wanted["answer"], reached, self._answer, self.desk.answers
         )
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Json:
         episode = {"verifier": self._verifier, "answer": self._answer, "over": self._over}
         return self._open().snapshot() | episode
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
+    def restore(self, snapshot: Json) -> None:
         self.close()
         self._tools = self.desk.tools.restored(snapshot, self.house)
         self._verifier, self._answer, self._over = (

@@ -12,6 +12,7 @@ from typing import Any
 
 from envs.made_up.plan import ALL, NONE, ONE, Attribute, Kind, Operation, Plan, plan_of
 from envs.toolcalls import parse, run_calls
+from envs.values import Json
 from envs.world import Evaluation, Observation, StepResult, Task, World
 
 STARTS = 1000
@@ -61,7 +62,7 @@ class MadeUp(World):
             self._answer = turn.content
         return StepResult(messages, terminated=not messages, info=info)
 
-    def _call(self, tool: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+    def _call(self, tool: str, arguments: Json) -> tuple[str, bool]:
         plan = self.state.plan
         op = next((op for op in plan.operations if op.name == tool), None)
         try:
@@ -142,7 +143,7 @@ class State:
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def perform(self, op: Operation, arguments: dict[str, Any]) -> str:
+    def perform(self, op: Operation, arguments: Json) -> str:
         """Make a call and return the answer. Raises Refused."""
         if set(arguments) != set(op.parameters):
             raise Refused(f"{op.name} takes {', '.join(op.parameters) or 'nothing'}")
@@ -249,7 +250,7 @@ class State:
         shown = [a.name for a in kind.attributes if whole or kind.single or a.listed]
         return {name: self[kind][id][name] for name in shown}
 
-    def _record(self, kind: Kind, id: str, fields: dict[str, str]) -> dict[str, Any]:
+    def _record(self, kind: Kind, id: str, fields: dict[str, str]) -> Json:
         named = {} if kind.single else {"name": self[kind][id]["name"]}
         own = {"id": int(id) if kind.ids == "number" else id} if kind.ids != "name" else {}
         return own | named | {n: int(v) if v.isdigit() else v for n, v in fields.items()}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import envs
+from envs.values import Json
 from experiments.imitation.bpe import QWEN_TOKENS
 from rl.seeds import seed_of
 
@@ -41,7 +42,7 @@ def module(env: str) -> Any:
     return importlib.import_module(f"envs.{env}.demos")
 
 
-def demonstrate(config: Any, care: float, seed: int, explored: bool) -> dict[str, Any]:
+def demonstrate(config: Any, care: float, seed: int, explored: bool) -> Json:
     """Return the episode of a seed by an agent that takes this care: one of the world's own
     demonstrations, or a solution of an explored task."""
     c, rng = config, random.Random(seed)
@@ -63,7 +64,7 @@ def planned(config: Any) -> list[tuple[int, bool]]:
     ]
 
 
-def texts_of(episode: dict[str, Any]) -> list[str]:
+def texts_of(episode: Json) -> list[str]:
     """Return the texts for training the tokenizer: the messages, and the tools as the chat template
     writes them."""
     tools = [json.dumps(tool, ensure_ascii=False) for tool in episode.get("tools", ())]

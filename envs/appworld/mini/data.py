@@ -22,7 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Row = dict[str, Any]
+from envs.values import Json
+
+Row = Json
 
 HERE = Path(__file__).resolve().parent
 NOW = dt.datetime(2024, 3, 14, 9, 30)  # a Thursday; every task's clock is frozen at this time
