@@ -1,8 +1,6 @@
 """Bridges to gymnasium: any World as a gymnasium.Env (`GymEnv`) and any text gymnasium.Env as a
 World (`GymWorld`)."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import string
@@ -69,9 +67,7 @@ class GymEnv(gymnasium.Env):
             raise ValueError(f"world {world.name} has no tasks in split {split!r}")
         self._transcript = ""
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, Json]:
+    def reset(self, *, seed: int | None = None, options: Json | None = None) -> tuple[str, Json]:
         super().reset(seed=seed)
         index = int(self.np_random.integers(len(self._tasks)))
         if options and "task" in options:
@@ -133,7 +129,7 @@ class GymWorld(World):
         n_train: int = 64,
         n_dev: int = 48,
         n_test: int = 96,
-        options: dict[str, Any] | None = None,
+        options: Json | None = None,
     ):
         """`env` is an environment or the id of a registered one; `options` are passed to
         gymnasium.make. Without a render_mode among them, one that renders text does so."""
@@ -258,7 +254,7 @@ class GymWorld(World):
         return _printed(observation)
 
 
-def _made(id: str, options: dict[str, Any]) -> gymnasium.Env:
+def _made(id: str, options: Json) -> gymnasium.Env:
     env = gymnasium.make(id, **options)
     renders = "ansi" in env.metadata.get("render_modes", ())
     if "render_mode" in options or not renders or isinstance(env.observation_space, spaces.Text):

@@ -1,13 +1,12 @@
 """A careless agent that plays a known solution, and its slips: calls that it omits, repeats or gets
 wrong."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from envs.toolcalls import Call, call_text
+from envs.values import Json
 from envs.world import Task, World
 
 # Probability of each slip per call at care 0; it is scaled by (1 - care).
@@ -19,7 +18,7 @@ SLIPS = {
 }
 
 
-def played(world: World, task: Task, actions: Iterable[str], seed: int = 0) -> dict[str, Any]:
+def played(world: World, task: Task, actions: Iterable[str], seed: int = 0) -> Json:
     """Play an episode of given actions. Return its "messages", "tools" and "success"."""
     opening = world.reset(task, seed)
     messages = list(opening.messages)

@@ -1,12 +1,10 @@
 """Sources of worlds: this process, worker processes or a service, behind one method `world()`."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, get_args
 
 from envs import make
 from envs.pool import Pool
@@ -15,7 +13,8 @@ from envs.remote import RETRIES, Connections, RemoteWorld
 from envs.values import Json
 from envs.world import World, WorldError
 
-MODES = ("inprocess", "worker", "http")
+Mode = Literal["inprocess", "worker", "http"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 class Source(contextlib.AbstractContextManager["Source"]):
@@ -49,8 +48,8 @@ class Source(contextlib.AbstractContextManager["Source"]):
             raise ValueError("mode 'http' needs the url of a service")
         if mode != "http" and url:
             raise ValueError(f"mode '{mode}' takes no url")
-        self._env, self._kwargs, self._deadlines = env, kwargs or {}, deadlines
-        self._retries = retries
+        self._env, self._kwargs = env, kwargs or {}
+        self._patience: Json = {"deadlines": deadlines, "retries": retries}
         self._pool = Pool(env, kwargs, deadlines=deadlines, **pool) if mode == "worker" else None
         self._connections = Connections(url) if url else None
 
@@ -59,8 +58,7 @@ class Source(contextlib.AbstractContextManager["Source"]):
         if self._pool:
             return self._pool.world()
         if self._connections:
-            about: Json = {"env": self._env, "deadlines": self._deadlines, "retries": self._retries}
-            return RemoteWorld(self._connections, **about)
+            return RemoteWorld(self._connections, env=self._env, **self._patience)
         return make(self._env, **self._kwargs)
 
     def close(self) -> None:

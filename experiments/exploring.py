@@ -27,6 +27,7 @@ import functools
 import inspect
 import itertools
 import json
+import operator
 import random
 import re
 import sys
@@ -46,6 +47,7 @@ from envs.remote import RemoteWorld
 from envs.source import Source
 from envs.toolcalls import Call, call_text
 from envs.travel import Travel
+from envs.values import Json
 from envs.world import Task, World, WorldError
 from evolver.config import plugs
 from evolver.files import formats
@@ -67,19 +69,12 @@ SHOWN = 2000  # characters of an observation, or of the list of tools, that a la
 # A small model answers much that cannot be read, which is what is measured and no fault of its
 # server.
 LIMITS = Limits(concurrency=4, deadline=600.0, attempts=2, failures=10**9)
-# A world's class has its own attributes, which nothing but these checks knows.
-State = Callable[[Any], Any]
-Same = Callable[[Any, Any], bool]
 
 
 class Unaided(Travel):
     """The travel agency without anything that tells an explorer about its insides."""
 
     profile = World.profile
-
-    @property
-    def describe(self) -> Any:
-        raise AttributeError("describe")
 
     @property
     def difference(self) -> Any:
@@ -121,22 +116,22 @@ def _same_apis(a: Any, b: Any) -> bool:
     from envs.bfcl.data import package
 
     try:
-        return bool(package().state_checker(a._apis.instances, b)["valid"])
+        return bool(package().state_checker(a, b)["valid"])
     except RecursionError:  # a directory was moved into itself
         return False
 
 
-# World -> (what its state is, True if it is in this state). The explorer and its verifiers never
-# see this.
-STATES: dict[str, tuple[State, Same]] = {
-    "travel": (Travel.difference, lambda w, state: Travel.difference(w) == state),
-    "bfcl": (lambda w: w._apis.instances, _same_apis),
-    "thermostat": (lambda w: dict(w._state), lambda w, state: w._state == state),
-    "home": (lambda w: dict(w._tools.state), lambda w, state: w._tools.state == state),
+# World -> what its state is. The explorer and its verifiers never see this.
+STATES: dict[str, Callable[[Any], Any]] = {
+    "travel": Travel.difference,
+    "bfcl": lambda w: w._apis.instances,
+    "thermostat": lambda w: dict(w._state),
+    "home": lambda w: dict(w._tools.state),
 }
+SAME = {"bfcl": _same_apis}  # where states are not equal as Python compares them
 
 
-def agreement(world: World, tasks: Sequence[Task], rng: random.Random) -> dict[str, Any]:
+def agreement(world: World, tasks: Sequence[Task], rng: random.Random) -> Json:
     """Compare each task's verifier with the world in the task's `trials`, as figures of a
     measurement.
 
@@ -145,19 +140,19 @@ def agreement(world: World, tasks: Sequence[Task], rng: random.Random) -> dict[s
     does not find equal to a repetition of it, as where a folder was copied into itself, cannot be
     compared and do not count.
     """
-    state, same = STATES[world.name]
+    state, same = STATES[world.name], SAME.get(world.name, operator.eq)
     agree, sound, episodes = [], [], 0
-    wrong: list[dict[str, Any]] = []
+    wrong: list[Json] = []
     wrapped = probed(world)
     for task in tasks:
         replay(wrapped, task, task.reference)
         wanted, known = state(wrapped.world), len(wrong)
         replay(wrapped, task, task.reference)
-        if not same(wrapped.world, wanted):
+        if not same(state(wrapped.world), wanted):
             continue
         for actions in trials(task, tasks, rng):
             replay(wrapped, task, actions)
-            expected = same(wrapped.world, wanted)
+            expected = same(state(wrapped.world), wanted)
             if bool(wrapped.evaluate().components["state"]) != expected:
                 what = {"query": task.query, "source": task.meta["source"]}
                 wrong.append(what | {"actions": actions, "right": expected})
@@ -200,19 +195,17 @@ class Settings:
     name of the model on the server.
     """
 
-    kwargs: dict[str, Any]
+    kwargs: Json
     budget: int
     seeds: int
     minutes: float
     steps: int
     by: str
-    options: dict[str, Any]
+    options: Json
     model: str
 
 
-def measure(
-    make_world: Callable[[], World], settings: Settings, seed: int, role: Role
-) -> dict[str, Any]:
+def measure(make_world: Callable[[], World], settings: Settings, seed: int, role: Role) -> Json:
     """Explore until `settings.budget` tasks are kept, and return the figures of one row as JSON
     values.
 
@@ -235,7 +228,7 @@ def measure(
             ended = "nothing more found"
     except (OutOfBudget, RunEnds) as reason:
         ended = str(reason)
-    figures: dict[str, Any] = {"ended": ended} | {k: counted.counts[k] for k in ("step", "reset")}
+    figures: Json = {"ended": ended} | {k: counted.counts[k] for k in ("step", "reset")}
     if chat is not None:
         with closing(chat):
             if words == "model":
@@ -285,7 +278,7 @@ def similarity(queries: Sequence[str], rng: random.Random) -> float:
 
 # --- the table ------------------------------------------------------------------------------------
 
-Figures = dict[str, Any]
+Figures = Json
 
 
 def table(rows: dict[str, list[Figures]]) -> str:
@@ -368,7 +361,7 @@ def values_of(
     known: Collection[str],
     found: list[str],
     read: Callable[[str], Any] = formats.JSON_OBJECT.validate_json,
-) -> dict[str, Any]:
+) -> Json:
     """Return {name: value} of NAME=VALUE texts; what is wrong with them is added to `found`."""
     values = {}
     for word in words:
@@ -385,7 +378,7 @@ def values_of(
     return values
 
 
-def world_problems(world: str, values: dict[str, Any]) -> Iterator[str]:
+def world_problems(world: str, values: Json) -> Iterator[str]:
     """Yield what is wrong with a world and its arguments. It is not started."""
     try:
         target = world_class(ALIASES.get(world, world))
@@ -399,7 +392,7 @@ def world_problems(world: str, values: dict[str, Any]) -> Iterator[str]:
 
 def measured(
     path: Path, settings: Settings, world: str, seed: int, python: str, role: Role
-) -> dict[str, Any]:
+) -> Json:
     """Return one measurement: from its file if that is of the same settings, else a new one, which
     is written there."""
     figures = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from configs.keys import use
+from envs.values import Json
 from evolver.attributing import ABSTAIN, BAD, GOOD, TurnJudge
 from evolver.build import Run, RunError
 from evolver.config import plugs
@@ -154,7 +155,7 @@ def labelled(run: Run, name: str, episodes: Sequence[Trajectory]) -> np.ndarray:
 
 def write_labels(path: Path, episodes: Sequence[Trajectory], labels: dict[str, np.ndarray]) -> None:
     """Write a line for every turn."""
-    lines: list[dict[str, Any]] = []
+    lines: list[Json] = []
     for t in episodes:
         head = {"task": t.task.id, "rollout": t.rollout, "success": bool(t.success)}
         for n, turn in enumerate(t.turns):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pydantic
 
+from envs.values import Json
 from evolver.files import formats
 from evolver.files.lines import append_line, read_jsonl
 from evolver.llm.store import accounts, ledger_lines
@@ -81,7 +82,7 @@ class Ledger:
         return sum(attempt.seconds for name in names for attempt in self.attempts(name))
 
 
-def outcome(workdir: Path) -> dict[str, Any]:
+def outcome(workdir: Path) -> Json:
     """Return what the ledger keeps of a run: its scores, what language models cost, and the
     revision of the code."""
     money = sum(account.money for account in accounts(ledger_lines(workdir / "llm.jsonl")).values())

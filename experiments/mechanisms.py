@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 
 from configs.quickstart import ROWS
+from envs.values import Json
 from evolver.files.workdir import Workdir
 from experiments import commands, compare, grid
 from models.files import write_atomically
@@ -66,7 +67,7 @@ class Study:
     a point is compared with."""
 
     dial: str
-    points: dict[str, dict[str, tuple[str, dict[str, Any]]]]
+    points: dict[str, dict[str, tuple[str, Json]]]
 
 
 STUDIES = {name: Study(**study) for name, study in SETTINGS["studies"].items()}
@@ -206,7 +207,7 @@ def logged(folder: Path, points: Points) -> list[list[str]]:
     return table
 
 
-def explained(line: Mapping[str, Any]) -> dict[str, Any]:
+def explained(line: Mapping[str, Any]) -> Json:
     """Return the metrics of a step with its share of rollouts without signal and, if there were
     guided ones, what these gain."""
     found = {**line, "no signal": line["ledger/no_signal"] / line["ledger/rollouts"]}

@@ -19,8 +19,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from envs.values import Json
 from evolver.config import plugs
 from evolver.config.keys import flat
 from evolver.plan import calls, report
@@ -34,7 +34,7 @@ from models.files import write_atomically
 FOLDER = Path(__file__).parents[1] / "docs" / "plans"
 LORA = {"lora.rank": 32, "engine.name": "jax", "engine.slots": 16}
 # name -> (config, target, changes to the config)
-KEPT: dict[str, tuple[str, str, dict[str, Any]]] = {
+KEPT: dict[str, tuple[str, str, Json]] = {
     "appworld_14b": ("appworld_14b", "a100-80g:8", {}),
     "appworld_7b": ("appworld_7b", "a100-80g:8", {}),
     "appworld_7b_lora": ("appworld_7b", "h200:1", LORA),
@@ -66,7 +66,7 @@ def kept_case(name: str) -> Case:
     return case_of(config, target)
 
 
-def inputs_of(case: Case) -> dict[str, Any]:
+def inputs_of(case: Case) -> Json:
     """Return the values that the programs are compiled from. "loss" is the resolved call of the
     plug."""
     values = {
@@ -87,7 +87,7 @@ def text_of(name: str, case: Case) -> str:
     return f"{command} --target={target}\n\n{bill}\n\n{report.render(case)}\n"
 
 
-def read(name: str) -> dict[str, Any]:
+def read(name: str) -> Json:
     """Return what NAME.json holds: {"inputs", "compiled"}."""
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
@@ -110,7 +110,7 @@ def problems(name: str) -> list[str]:
     return reasons
 
 
-def make(name: str, done: dict[str, Any]) -> None:
+def make(name: str, done: Json) -> None:
     """Compile and write one plan. done: compiled figures by their inputs, which plans with equal
     inputs share."""
     case = kept_case(name)
@@ -138,7 +138,7 @@ def main(names: Sequence[str] = (), *, check: bool = False, render: bool = False
     """
     if unknown := [name for name in names if name not in KEPT]:
         raise commands.Problems(*(f"{name}: choose {', '.join(KEPT)}" for name in unknown))
-    done: dict[str, Any] = {}
+    done: Json = {}
     outdated = 0
     for name in names or KEPT:
         if check:

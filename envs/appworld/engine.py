@@ -9,8 +9,6 @@ model's code, which a process of its own does (envs/appworld/session.py); what c
 requests to the APIs of the task's apps.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.appworld.sandbox import Sandbox, Session, SessionEnded
+from envs.values import Json
 
 MAX_REQUESTS = 1000  # per piece of code; the package's default
 METHODS = ("get", "post", "put", "patch", "delete")
@@ -38,7 +37,7 @@ class Engine:
         self._sandbox: Sandbox | None = None
         self._session: Session | None = None
 
-    def open(self, root: str, task_id: str, timeout_s: int, memory_mb: int) -> dict[str, Any]:
+    def open(self, root: str, task_id: str, timeout_s: int, memory_mb: int) -> Json:
         """Close the open task and start one of the data in `root`.
 
         Each piece of code has `timeout_s` seconds, and the process that runs it `memory_mb` of
@@ -93,7 +92,7 @@ class Engine:
             self._sandbox = Sandbox()
         return self._sandbox.session(self._task, self._answer)
 
-    def _answer(self, method: str, url: str, options: dict[str, Any]) -> tuple[int, str]:
+    def _answer(self, method: str, url: str, options: Json) -> tuple[int, str]:
         """Answer a request of a session: with status 400 if it holds text or numbers that JSON
         lacks, which the package would store and then fail to read, and 500 if it breaks an API.
 
@@ -135,7 +134,7 @@ class Engine:
         tests += [(test["label"], False) for test in tracker.failures]
         return tests + [("no_op_fail", False)] * (tracker.num_tests - len(tests))
 
-    def apis(self, root: str) -> dict[str, dict[str, dict[str, Any]]]:
+    def apis(self, root: str) -> dict[str, dict[str, Json]]:
         """Return the public docs of the APIs of every app, as `apis.api_docs` shows them: {app:
         {api: doc}}."""
         self._use(root)

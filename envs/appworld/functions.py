@@ -1,13 +1,11 @@
 """AppWorld's APIs as function schemas, from their public docs, and the code that calls one and
 prints the result."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
-from typing import Any
 
+from envs.values import Json
 from envs.world import Tool, tool_of
 
 # Not listed: the docs, which the schemas repeat, and the instruction of the task in whose world a
@@ -15,7 +13,7 @@ from envs.world import Tool, tool_of
 HIDDEN_APP, HIDDEN = "api_docs", "supervisor.show_active_task"
 
 
-def schemas(docs: dict[str, dict[str, dict[str, Any]]], apps: list[str]) -> dict[str, Tool]:
+def schemas(docs: dict[str, dict[str, Json]], apps: list[str]) -> dict[str, Tool]:
     """Return the schemas of the APIs of `apps` by "app.api", from the docs {app: {api: doc}} of
     all."""
     named = {
@@ -27,7 +25,7 @@ def schemas(docs: dict[str, dict[str, dict[str, Any]]], apps: list[str]) -> dict
     return {name: _tool(name, doc) for name, doc in named.items() if name != HIDDEN}
 
 
-def code(known: dict[str, Tool], name: str, arguments: dict[str, Any]) -> str:
+def code(known: dict[str, Tool], name: str, arguments: Json) -> str:
     """Return the code of a call. Raises ValueError for an unknown function or parameter, or a value
     JSON lacks."""
     if name not in known:
@@ -50,13 +48,13 @@ def code(known: dict[str, Tool], name: str, arguments: dict[str, Any]) -> str:
     return text.replace("```", r"\x60" * 3)
 
 
-def _tool(name: str, doc: dict[str, Any]) -> Tool:
+def _tool(name: str, doc: Json) -> Tool:
     properties = {parameter["name"]: _schema(parameter) for parameter in doc["parameters"]}
     required = [parameter["name"] for parameter in doc["parameters"] if parameter["required"]]
     return tool_of(name, doc["description"], properties, required)
 
 
-def _schema(parameter: dict[str, Any]) -> dict[str, Any]:
+def _schema(parameter: Json) -> Json:
     """Return the JSON schema of one parameter. A constraint that is not understood stays in the
     description only."""
     schema = {"description": parameter["description"], **_type(parameter["type"])}
@@ -67,7 +65,7 @@ def _schema(parameter: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _type(name: str) -> dict[str, Any]:
+def _type(name: str) -> Json:
     """Return the schema of a type in the docs' notation: "string", "list[string]", "number |
     string"."""
     if " | " in name:
@@ -77,7 +75,7 @@ def _type(name: str) -> dict[str, Any]:
     return {"type": name}
 
 
-def _constraint(text: str, kind: str | None) -> dict[str, Any]:
+def _constraint(text: str, kind: str | None) -> Json:
     """Return the keywords of a constraint: "value >= 1.0, <= 20.0", "length >= 1", "value in ['a',
     'b']"."""
     if text == "value is email address":
@@ -85,7 +83,7 @@ def _constraint(text: str, kind: str | None) -> dict[str, Any]:
     if text.startswith("value in "):
         return {"enum": ast.literal_eval(text.removeprefix("value in "))}
     what, _, bounds = text.partition(" ")
-    keywords: dict[str, Any] = {}
+    keywords: Json = {}
     for symbol, number in re.findall(r"([<>]=?) ([-+.e\d]+)", bounds):
         end = "min" if symbol[0] == ">" else "max"
         if what == "length":

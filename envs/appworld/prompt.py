@@ -1,11 +1,9 @@
 """The agent's prompts, and the extraction of code from its turns."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 from envs import toolcalls
+from envs.values import Json
 from envs.world import tool_of
 
 TOOL = tool_of(
@@ -113,7 +111,7 @@ NO_CODE = {
 _BLOCK = re.compile(r"```python[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
-def system(opened: dict[str, Any], action: str, example: bool) -> str:
+def system(opened: Json, action: str, example: bool) -> str:
     """Return the system message. `opened` is the result of Engine.open; `action` is "code" or
     "tool"."""
     person = opened["supervisor"]

@@ -15,12 +15,13 @@ from collections.abc import Callable
 from typing import Any
 
 from envs.process import Piped
+from envs.values import Json
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 MAX_LINE = 16 << 20  # bytes of one message of a session
 START_S = 240.0
 GRACE_S = 10.0  # beyond the time that code may take, for the session to say so itself
-Handler = Callable[[str, str, dict[str, Any]], tuple[int, str]]
+Handler = Callable[[str, str, Json], tuple[int, str]]
 
 
 class SessionEnded(Exception):
@@ -53,7 +54,7 @@ class Sandbox:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def session(self, task: dict[str, Any], handler: Handler) -> Session:
+    def session(self, task: Json, handler: Handler) -> Session:
         """Start a session: task as in envs/appworld/session.py; `handler` answers its requests."""
         ours, theirs = socket.socketpair()
         with theirs:

@@ -11,8 +11,6 @@ one episode is left in the next.
                                                    "..."}
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import datetime
@@ -27,6 +25,7 @@ import types
 from typing import Any
 
 from envs.appworld.confine import confine
+from envs.values import Json
 
 SEED = 100  # the package's default
 # Fields of the package's environment that a session has no use for: those that are None, and False.
@@ -129,7 +128,7 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
-def serve(connection: socket.socket, task: dict[str, Any]) -> None:
+def serve(connection: socket.socket, task: Json) -> None:
     """Run the code of one episode until the other end of the socket is closed."""
     lines = connection.makefile("rwb")
     world = session(Client(lines), task)
@@ -150,7 +149,7 @@ def run(world: Any, code: str) -> str:
         return f"Execution failed. Traceback:\n{type(error).__name__}: {str(error)[:500]}"
 
 
-def session(client: Client, task: dict[str, Any]) -> Any:
+def session(client: Client, task: Json) -> Any:
     """Return the package's own environment without a task: its shell, its guard, and APIs that lead
     to `client`."""
     from appworld import environment

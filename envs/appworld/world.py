@@ -8,7 +8,7 @@ does not need the package.
 The data is either "official", which users download, or "mini": 48 tasks of our own over six of the
 apps, built at first use. Success is AppWorld's: all tests of the task pass (task goal completion,
 TGC). A scenario consists of three tasks, and scenario goal completion (SGC) requires all three; see
-`goal_completion`.
+`rl.evaluation`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,24 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from envs import toolcalls
 from envs.appworld import functions, prompt
 from envs.profile import PREFERENCE, entity
-from envs.world import Evaluation, Observation, ReplayWorld, StepResult, Task, Tool
+from envs.values import Json
+from envs.world import (
+    Evaluation,
+    Observation,
+    ReplayWorld,
+    StepResult,
+    Task,
+    Tool,
+    check_split,
+    message,
+    opening,
+)
 
 if TYPE_CHECKING:  # the process that runs a model's code imports this module, and no engine
     from envs.appworld.engine import Engine
@@ -97,10 +107,8 @@ class AppWorld(ReplayWorld):
         opened = self._open()
         self._apps = list(opened["apps"])
         self._schemas: dict[str, Tool] | None = None
-        messages = [
-            {"role": "system", "content": prompt.system(opened, self._action, self._example)},
-            {"role": "user", "content": task.query or opened["instruction"]},
-        ]
+        system = prompt.system(opened, self._action, self._example)
+        messages = opening(system, task.query or opened["instruction"])
         return Observation(messages, [prompt.TOOL] if self._action == "tool" else [])
 
     def _take(self, action: str) -> StepResult:
@@ -109,23 +117,23 @@ class AppWorld(ReplayWorld):
         for nothing."""
         code, role = prompt.code_of(action)
         if code is None:
-            message = {"role": role, "content": prompt.NO_CODE[self._action]}
-            return StepResult([message], info={"calls": [], "errors": 1, "parse_error": True})
+            said = message(role, prompt.NO_CODE[self._action])
+            return StepResult([said], info={"calls": [], "errors": 1, "parse_error": True})
         engine = self._activate()
         output = self._cut(_run(engine, code))
         self._codes.append(code)
         self._evaluation = None
         self._over = engine.completed()
-        info: dict[str, Any] = {
+        info: Json = {
             "calls": [{"name": "appworld", "arguments": {"code": code}}],
             "errors": int(output.startswith("Execution failed.")),
             "parse_error": False,
         }
         if self._over:
             info["answer"] = engine.answer()
-        message = {"role": role, "content": f"Output:\n```\n{output}\n```\n\n"}
+        said = message(role, f"Output:\n```\n{output}\n```\n\n")
         reward = self.evaluate().score if self._over else 0.0
-        return StepResult([message], reward, terminated=self._over, info=info)
+        return StepResult([said], reward, terminated=self._over, info=info)
 
     def evaluate(self) -> Evaluation:
         """Score the episode; `success` is AppWorld's. `progress` is the share of passed tests among
@@ -140,14 +148,14 @@ class AppWorld(ReplayWorld):
         """Return the APIs of the task's apps as functions "app.api", from their public docs."""
         return list(self._functions().values())
 
-    def call_text(self, name: str, arguments: dict[str, Any]) -> str:
+    def call_text(self, name: str, arguments: Json) -> str:
         """Return a turn that prints `apis.<name>(...)`, in the format that the prompt requests."""
         code = functions.code(self._functions(), name, arguments)
         if self._action == "tool":
             return toolcalls.call_text("appworld", {"code": code})
         return f"```python\n{code}\n```"
 
-    def profile(self) -> dict[str, Any]:
+    def profile(self) -> Json:
         """Return a profile with the apps as entities and their APIs as operations."""
         return {
             "name": self.name,
@@ -171,7 +179,7 @@ class AppWorld(ReplayWorld):
             self._schemas = functions.schemas(self._docs(), self._apps)
         return self._schemas
 
-    def _docs(self) -> dict[str, dict[str, dict[str, Any]]]:
+    def _docs(self) -> dict[str, dict[str, Json]]:
         return self._process_engine().apis(str(self._data_root()))
 
     # Access to the engine of the process.
@@ -187,14 +195,14 @@ class AppWorld(ReplayWorld):
             AppWorld._engine = Engine()
         return AppWorld._engine
 
-    def _open(self) -> dict[str, Any]:
+    def _open(self) -> Json:
         task = self._require_episode()
         AppWorld._active = None
         opened = self._opened(task.meta.get("entry", task.id))
         AppWorld._active = self
         return opened
 
-    def _opened(self, task_id: str) -> dict[str, Any]:
+    def _opened(self, task_id: str) -> Json:
         return self._process_engine().open(str(self._data_root()), task_id, *self._limits)
 
     def _activate(self) -> Engine:
@@ -238,24 +246,6 @@ class AppWorld(ReplayWorld):
         return f"{output[: self._max_output]}\n[{more} more characters were cut off]"
 
 
-def goal_completion(success: Mapping[str, float]) -> dict[str, float]:
-    """Return task and scenario goal completion, {"tgc", "sgc"}, of {task id: success in [0, 1]}.
-
-    A scenario's completion is that of its worst task, as in AppWorld's own evaluator. With success
-    rates over several rollouts it is the rate of the task that is solved least often.
-    """
-    if not success:
-        raise ValueError("no tasks to average over")
-    worst: dict[str, float] = {}
-    for task, value in success.items():
-        scenario = scenario_of(task)
-        worst[scenario] = min(float(value), worst.get(scenario, 1.0))
-    return {
-        "tgc": sum(map(float, success.values())) / len(success),
-        "sgc": sum(worst.values()) / len(worst),
-    }
-
-
 def scenario_of(task_id: str) -> str:
     """Return the scenario of a task id "<scenario>_<variant>"."""
     return task_id.rsplit("_", 1)[0]
@@ -289,10 +279,7 @@ def _share(passed: list[bool], default: float) -> float:
 def _mini_tasks(split: str) -> list[Task]:
     from envs.appworld.mini import data
 
-    if split not in data.SPLITS:
-        raise ValueError(
-            f"AppWorld's mini data has no split {split!r}; it has {', '.join(data.SPLITS)}"
-        )
+    check_split("AppWorld's mini data", split, data.SPLITS)
     return [
         Task(
             id=task.id,
@@ -310,8 +297,7 @@ def _mini_tasks(split: str) -> list[Task]:
 
 def _official_tasks(root: Path, split: str) -> list[Task]:
     splits = sorted(path.stem for path in (root / "data" / "datasets").glob("*.txt"))
-    if split not in splits:
-        raise ValueError(f"AppWorld's data has no split {split!r}; it has {', '.join(splits)}")
+    check_split("AppWorld's data", split, splits)
     tasks = []
     for id in (root / "data" / "datasets" / f"{split}.txt").read_text(encoding="utf-8").split():
         specs = json.loads((root / "data" / "tasks" / id / "specs.json").read_bytes())

@@ -4,8 +4,6 @@ the tasks.
 Nothing is written, and a ground-truth call is parsed but never run.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib.util
@@ -14,10 +12,10 @@ import pathlib
 import random
 import types
 from dataclasses import dataclass, field
-from typing import Any
 
 from envs.packages import how_to_install
 from envs.toolcalls import Call
+from envs.values import Json
 from envs.world import Message, Tool
 
 CATEGORIES = (
@@ -43,9 +41,9 @@ class Entry:
     category: str
     question: list[list[Message]]
     truth: list[list[Call]]
-    config: dict[str, Any]
+    config: Json
     classes: list[str]
-    docs: list[dict[str, Any]]
+    docs: list[Json]
     withheld: dict[int, list[str]] = field(default_factory=dict)
 
     @property
@@ -74,7 +72,7 @@ def package_dir() -> pathlib.Path:
     return pathlib.Path(spec.submodule_search_locations[0])
 
 
-def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
+def _lines(path: pathlib.Path) -> list[Json]:
     with path.open(encoding="utf-8") as file:
         return [json.loads(line) for line in file if line.strip()]
 
@@ -99,7 +97,7 @@ def package() -> types.SimpleNamespace:
 
 
 @functools.cache
-def docs_of(class_name: str) -> list[dict[str, Any]]:
+def docs_of(class_name: str) -> list[Json]:
     """Return the function docs of an API class in the package's format."""
     return _lines(package_dir() / "data" / "multi_turn_func_doc" / package().doc_files[class_name])
 
@@ -179,11 +177,11 @@ def split_indices(split: str, scheme: str = "reference", seed: int = 0) -> list[
     return sorted(members[split])
 
 
-def tool_schema(doc: dict[str, Any], brief: bool = False) -> Tool:
+def tool_schema(doc: Json, brief: bool = False) -> Tool:
     """Convert a function doc of the package into an OpenAI tool, without the description of the
     return value. `brief` also omits all other descriptions and the defaults."""
 
-    def convert(node: dict[str, Any]) -> dict[str, Any]:
+    def convert(node: Json) -> Json:
         kept = ("type", "properties", "items") if brief else node
         node = {key: node[key] for key in kept if key in node}
         if "type" in node:

@@ -9,8 +9,6 @@ demonstrated. Reinforcement learning then changes how carefully the policy works
 was rewarded for and on others.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random
@@ -20,6 +18,7 @@ from envs.bfcl.data import entries
 from envs.bfcl.world import Bfcl
 from envs.slips import careless, played, values_of
 from envs.toolcalls import Call, tools_text
+from envs.values import Json
 from envs.world import Task
 
 CARE = 0.5
@@ -41,9 +40,7 @@ ORIGIN = (
 )
 
 
-def demonstrate(
-    rng: random.Random, *, care: float = CARE, hint: float = 0.0, **world: Any
-) -> dict[str, Any]:
+def demonstrate(rng: random.Random, *, care: float = CARE, hint: float = 0.0, **world: Any) -> Json:
     """Play one episode of the careless agent in `Bfcl(**world)`. Return {"messages", "tools",
     "success", "hinted"}.
 

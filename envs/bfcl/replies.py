@@ -6,15 +6,13 @@ may be the text of an object. The package then evaluates the call as Python, so 
 has no name for are errors of the call.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator
 from typing import Any
 
 from envs.toolcalls import CLOSE, OPEN, Call
-from envs.values import MAX_DEPTH, Unsafe, json_value
+from envs.values import MAX_DEPTH, Json, Unsafe, json_value
 
 BEGIN, END = OPEN + "\n", "\n" + CLOSE
 
@@ -50,7 +48,7 @@ def unusable(value: Any, depth: int = MAX_DEPTH) -> str:
     return next((problem for part in parts if (problem := unusable(part, depth - 1))), "")
 
 
-def recorded(call: Call) -> dict[str, Any]:
+def recorded(call: Call) -> Json:
     """Return a call for `info`, without arguments if they are no JSON values (NaN, a number of 400
     digits)."""
     try:

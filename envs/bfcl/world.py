@@ -14,8 +14,6 @@ with a ground truth, the state must equal the ground truth's state, and the grou
 must be among the results so far.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
@@ -35,7 +33,18 @@ from envs.bfcl.data import Entry, docs_of, entries, package, split_indices, tool
 from envs.bfcl.replies import misread, official_calls, recorded, unusable
 from envs.profile import PREFERENCE, entity
 from envs.toolcalls import Call
-from envs.world import Evaluation, Message, Observation, ReplayWorld, StepResult, Task, Tool
+from envs.toolworld import required_calls
+from envs.values import Json
+from envs.world import (
+    Evaluation,
+    Message,
+    Observation,
+    ReplayWorld,
+    StepResult,
+    Task,
+    Tool,
+    message,
+)
 
 MAX_DIGITS = 4300  # Python's limit for printing an integer; longer results fail in the package too
 MAX_PRECISION = 10_000
@@ -210,7 +219,7 @@ class Bfcl(ReplayWorld):
         else:
             parsed = toolcalls.parse(action)
             calls, errors = parsed.calls, parsed.errors
-        info: dict[str, Any] = {"calls": [recorded(call) for call in calls], "errors": 0}
+        info: Json = {"calls": [recorded(call) for call in calls], "errors": 0}
         if misread(action, calls):
             info["parse_error"] = True
         if not calls and not errors:
@@ -239,7 +248,7 @@ class Bfcl(ReplayWorld):
         success = passed == len(checked)
         return Evaluation(float(success), success, {"progress": passed / len(checked)})
 
-    def profile(self) -> dict[str, Any]:
+    def profile(self) -> Json:
         return {
             "name": self.name,
             "entities": [
@@ -254,7 +263,7 @@ class Bfcl(ReplayWorld):
 
     # Helpers of `reset` and `step`.
 
-    def _end_turn(self, info: dict[str, Any]) -> StepResult:
+    def _end_turn(self, info: Json) -> StepResult:
         if not self._failed and not self._passes():
             self._failed = True
         self._passed += not self._failed
@@ -282,8 +291,8 @@ class Bfcl(ReplayWorld):
 
     def _user_messages(self) -> list[Message]:
         if self._turn in self._entry.withheld:
-            return [{"role": "user", "content": package().new_tools}]
-        return [dict(message) for message in self._entry.question[self._turn]]
+            return [message("user", package().new_tools)]
+        return [dict(said) for said in self._entry.question[self._turn]]
 
     def _choose_tools(self, entry: Entry, seed: int) -> set[str]:
         names = [doc["name"] for doc in entry.docs]
@@ -324,22 +333,15 @@ def _distractors(tools: str) -> int | None:
     raise ValueError(f"tools must be 'all' or 'oracle+k', such as 'oracle+4', not '{tools}'")
 
 
-def _described(doc: dict[str, Any]) -> dict[str, Any]:
+def _described(doc: Json) -> Json:
     """Return a doc without the introduction that all docs of a class share."""
     return {**doc, "description": doc["description"].split("Tool description: ")[-1]}
 
 
 def _synthetic(entry: Entry, task: Task) -> Entry:
-    calls = task.verifier.get("calls", [])
-    if not isinstance(calls, list) or not all(
-        isinstance(c, dict) and {"name", "arguments"} <= set(c) for c in calls
-    ):
-        raise ValueError(
-            f"task {task.id}: a BFCL verifier is {{'calls': [{{'name', 'arguments'}}, ...]}}"
-        )
     return dataclasses.replace(
         entry,
-        question=[[{"role": "user", "content": task.query}]],
-        truth=[[Call(call["name"], call["arguments"]) for call in calls]],
+        question=[[message("user", task.query)]],
+        truth=[required_calls(task, "a BFCL verifier")],
         withheld={},
     )

@@ -13,20 +13,20 @@ Half of the tasks have the phrases of the world's own tasks, half the words of i
 descriptions, so that the policy reads the tasks of an explorer as well.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from envs.desk.plans import LEVELS, SPLITS, Plan, PlannedCall, Unfit, reply
 from envs.desk.rules import House
 from envs.desk.world import Desk, DeskWorld
 from envs.hints import experience_block, hint_text, when_text
 from envs.toolcalls import call_text
+from envs.values import Json
 from envs.world import Task
 
 MAX_CALLS = 12
+Made = tuple[str, dict[str, str]]  # a call: tool and arguments
 
 
 class Careless:
@@ -56,7 +56,7 @@ class Careless:
         self.odds = odds(type(self), care, hinted)
         self.pending = list(plan.calls)
         self.planned: PlannedCall | None = None  # the planned call behind the last call
-        self.last: tuple[str, dict[str, str]] = ("", {})  # the last call
+        self.last: Made = ("", {})  # the last call
         self.text = ""  # the last answer that was no error
         self.listed: list[str] = []  # ids of the last list
         self.choices: dict[str, str] = {}  # id in the plan -> id that the agent uses for it
@@ -86,7 +86,7 @@ class Careless:
         elif not self.keeps:
             self.choices.clear()
 
-    def next(self) -> tuple[str, dict[str, str]] | None:
+    def next(self) -> Made | None:
         """Return the next call, planned or by a slip; None ends the episode."""
         if self.made == MAX_CALLS or (self.made and self.slip("stop")):
             return None
@@ -137,7 +137,7 @@ class Careless:
         if "\n" in text:
             self.listed = [row.split()[-1] for row in text.split("\n")]
 
-    def wander(self) -> tuple[str, dict[str, str]]:
+    def wander(self) -> Made:
         """Return a look-up of something that the agent has seen."""
         raise NotImplementedError
 
@@ -189,7 +189,7 @@ class Demonstrations:
         hint: float = 0.0,
         plain: float = 0.5,
         houses: bool = False,
-    ) -> dict[str, Any]:
+    ) -> Json:
         """Play one episode of the careless agent on a new random task.
 
         care: in [0, 1]; an agent with care 1 never slips. hint, plain: probability of an experience
@@ -224,7 +224,7 @@ class Demonstrations:
 
     def _play(
         self, plan: Plan, task: Task, shown: list[Plan], agent: Careless, house: House | None
-    ) -> dict[str, Any]:
+    ) -> Json:
         world = self.world()
         world.house = house
         messages = world.reset(task).messages

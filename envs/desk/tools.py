@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from envs import wording
 from envs.desk.rules import Family, House
+from envs.values import Json
 from envs.world import Tool, tool_of
 
 
@@ -62,7 +63,7 @@ class Tools:
         """Return the schemas of the tools, which are the same in all houses."""
         return cls.schemas + cls.desk_schemas if house else cls.schemas
 
-    def call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+    def call(self, name: str, arguments: Json) -> tuple[str, bool]:
         """Run a tool. Return the text for the model, and False if the call was refused."""
         try:
             if name not in self.required:
@@ -76,7 +77,7 @@ class Tools:
         except Refused as error:
             return f"error: {error}", False
 
-    def check(self, name: str, arguments: dict[str, Any]) -> None:
+    def check(self, name: str, arguments: Json) -> None:
         """Raise Refused unless the arguments are those of the tool, and texts."""
         required = self.required[name]
         if sorted(arguments) != sorted(required):
@@ -106,7 +107,7 @@ class Tools:
             if value != self.start[id]
         )
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Json:
         return {
             "seed": self.seed,
             "state": dict(self.state),
@@ -114,7 +115,7 @@ class Tools:
         }
 
     @classmethod
-    def restored(cls, snapshot: dict[str, Any], house: House | None) -> Tools:
+    def restored(cls, snapshot: Json, house: House | None) -> Tools:
         """Return the tools as they were when the snapshot was taken."""
         tools = cls(snapshot["seed"], house)
         tools.state, tools.memory["desk"] = dict(snapshot["state"]), set(snapshot["cleared"])

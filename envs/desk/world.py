@@ -1,18 +1,17 @@
 """A World of tools: its tasks, episodes and snapshots."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from envs.desk.plans import LEVELS, Plan, Planner, Unfit
 from envs.desk.rules import House
 from envs.desk.tools import Tools
 from envs.desk.verify import Answers, verify
 from envs.toolcalls import call_text, parse, run_calls
-from envs.world import Evaluation, Observation, StepResult, Task, World
+from envs.values import Json
+from envs.world import Evaluation, Observation, StepResult, Task, World, check_split, opening
 
 
 @dataclass(frozen=True)
@@ -92,13 +91,12 @@ class DeskWorld(World):
         self._malformed, self._max_calls = malformed, max_calls
         self.house = None if rules is None else self.desk.tools.family.house(rules, rarity)
         self._tools: Tools | None = None
-        self._verifier: dict[str, Any] = {}
+        self._verifier: Json = {}
         self._answer: str | None = None
         self._over = False
 
     def tasks(self, split: str) -> list[Task]:
-        if split not in self._sizes:
-            raise ValueError(f"{self.name} has no split {split!r}; it has {', '.join(self._sizes)}")
+        check_split(self.name, split, self._sizes)
         n = self._sizes[split]
         tasks = split_tasks(self.desk, split, n, self._seed, self.house, self._level)
         return [Task.from_dict(task.to_dict()) for task in tasks]
@@ -113,11 +111,7 @@ class DeskWorld(World):
         self.close()
         self._tools = desk.tools(task.seed, self.house)
         self._verifier, self._answer, self._over = task.verifier, None, False
-        messages = [
-            {"role": "system", "content": desk.system},
-            {"role": "user", "content": task.query},
-        ]
-        return Observation(messages, desk.tools.offered(self.house))
+        return Observation(opening(desk.system, task.query), desk.tools.offered(self.house))
 
     def step(self, action: str) -> StepResult:
         """Run the turn's calls. `info["calls"]` lists them in order, each with "result" and "ok"
@@ -139,16 +133,15 @@ class DeskWorld(World):
             wanted[self.desk.rows], wanted["answer"], reached, self._answer, self.desk.answers
         )
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Json:
         episode = {"verifier": self._verifier, "answer": self._answer, "over": self._over}
         return self._open().snapshot() | episode
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
+    def restore(self, snapshot: Json) -> None:
         self.close()
         self._tools = self.desk.tools.restored(snapshot, self.house)
-        self._verifier, self._answer, self._over = (
-            snapshot[key] for key in ("verifier", "answer", "over")
-        )
+        self._verifier, self._answer = snapshot["verifier"], snapshot["answer"]
+        self._over = snapshot["over"]
 
     def close(self) -> None:
         if self._tools is not None:

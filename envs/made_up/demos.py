@@ -9,11 +9,8 @@ Others are exercises in reading lists, which is what tiny policies learn last: t
 name that a query says, in a row that may show the id first.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
-from typing import Any
 
 from envs.hints import experience_block, hint_text, when_text
 from envs.made_up.plan import SYSTEMS, plan_of
@@ -21,6 +18,7 @@ from envs.made_up.tasks import own_task
 from envs.made_up.world import SHOWN, STARTS, MadeUp, start_of
 from envs.slips import careless, played, values_of
 from envs.toolcalls import Call, parse
+from envs.values import Json
 
 REFUSED = 0.5  # share of the demonstrations in which the agent finds a rule out
 LISTS = 0.3  # share of the demonstrations that are exercises in reading lists
@@ -35,9 +33,7 @@ TOKENS = (
 )
 
 
-def demonstrate(
-    rng: random.Random, *, care: float, hint: float, worlds: int = SHOWN
-) -> dict[str, Any]:
+def demonstrate(rng: random.Random, *, care: float, hint: float, worlds: int = SHOWN) -> Json:
     """Play an own task of a random world, or read a list of one. Returns {"messages", "tools",
     "success", "hinted"}."""
     seed = rng.randrange(worlds) * STARTS + rng.randrange(STARTS // 2)
@@ -60,7 +56,7 @@ def demonstrate(
     return {**played(MadeUp(), task, actions), "hinted": hinted}
 
 
-def reading(rng: random.Random, seed: int) -> dict[str, Any]:
+def reading(rng: random.Random, seed: int) -> Json:
     """Answer questions about a list of a world: for entities that are told by one of their fields,
     say another one; for all of them in any order, or for those that are named before the list."""
     plan = plan_of(seed // STARTS)

@@ -26,6 +26,7 @@ from envs.made_up.words import (
     patterned,
     plural,
 )  # fmt: skip
+from envs.values import Json
 from envs.world import Tool, tool_of
 
 NONE = "none"  # the value of a link that leads nowhere
@@ -390,12 +391,12 @@ def _describe(op: Operation, kinds: list[Kind], style: int, rng: random.Random) 
     op.schema = tool_of(op.name, op.description, properties, list(properties))
 
 
-def _schema(op: Operation, role: str, style: int, rng: random.Random) -> dict[str, Any]:
+def _schema(op: Operation, role: str, style: int, rng: random.Random) -> Json:
     """Return the schema of a parameter."""
     attribute = op.attribute if role == "value" else Attribute("name", "text")
     if role in ("value", "name"):
         types = {"number": "integer", "flag": "boolean"}
-        schema: dict[str, Any] = {"type": types.get(attribute.form, "string")}
+        schema: Json = {"type": types.get(attribute.form, "string")}
         choice = attribute.form == "choice"
         if choice and style % 2:
             schema["enum"] = list(attribute.values)

@@ -1,7 +1,5 @@
 """Tasks of made-up worlds with their solutions, in words of their own or in the explorer's."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any, NamedTuple
@@ -23,6 +21,7 @@ from envs.made_up.words import (
 from envs.made_up.world import STARTS, Refused, start_of
 from envs.probed import cells
 from envs.toolcalls import call_text
+from envs.values import Json
 from envs.wording import goal_text, inlined, joined, spaced, summaries
 from envs.world import Task
 
@@ -44,7 +43,7 @@ class Made(NamedTuple):
     """A call of a solution. needed: for a rule, and not what the task asks for."""
 
     op: Operation
-    arguments: dict[str, Any]
+    arguments: Json
     needed: bool = False
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from envs.made_up.plan import ALL, NONE, ONE, Attribute, Kind, Operation, Plan, plan_of
 from envs.toolcalls import parse, run_calls
-from envs.world import Evaluation, Observation, StepResult, Task, World
+from envs.values import Json
+from envs.world import Evaluation, Observation, StepResult, Task, World, check_split, message
 
 STARTS = 1000
 SHOWN = 1_000_000  # worlds that demonstrations are of: the first ones
@@ -37,8 +38,7 @@ class MadeUp(World):
         from envs.made_up.tasks import own_task
 
         first = {"train": 0, "dev": STARTS // 2}
-        if split not in first:
-            raise ValueError(f"made_up has no split {split!r}; it has {', '.join(first)}")
+        check_split(self.name, split, first)
         if self._number is None:
             worlds = range(SHOWN, SHOWN + UNSEEN) if split == "dev" else ()
             return [own_task(world * STARTS, split) for world in worlds]
@@ -50,8 +50,8 @@ class MadeUp(World):
         plan = plan_of(self._world)
         self.state = start_of(plan, task.seed)
         self._goal, self._answer = task.verifier, ""
-        system = [{"role": "system", "content": plan.system}] * bool(plan.system)
-        messages = [*system, {"role": "user", "content": task.query}]
+        messages = [message("system", plan.system)] * bool(plan.system)
+        messages.append(message("user", task.query))
         return Observation(messages, [op.schema for op in plan.operations])
 
     def step(self, action: str) -> StepResult:
@@ -61,7 +61,7 @@ class MadeUp(World):
             self._answer = turn.content
         return StepResult(messages, terminated=not messages, info=info)
 
-    def _call(self, tool: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+    def _call(self, tool: str, arguments: Json) -> tuple[str, bool]:
         plan = self.state.plan
         op = next((op for op in plan.operations if op.name == tool), None)
         try:
@@ -142,7 +142,7 @@ class State:
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def perform(self, op: Operation, arguments: dict[str, Any]) -> str:
+    def perform(self, op: Operation, arguments: Json) -> str:
         """Make a call and return the answer. Raises Refused."""
         if set(arguments) != set(op.parameters):
             raise Refused(f"{op.name} takes {', '.join(op.parameters) or 'nothing'}")
@@ -249,7 +249,7 @@ class State:
         shown = [a.name for a in kind.attributes if whole or kind.single or a.listed]
         return {name: self[kind][id][name] for name in shown}
 
-    def _record(self, kind: Kind, id: str, fields: dict[str, str]) -> dict[str, Any]:
+    def _record(self, kind: Kind, id: str, fields: dict[str, str]) -> Json:
         named = {} if kind.single else {"name": self[kind][id]["name"]}
         own = {"id": int(id) if kind.ids == "number" else id} if kind.ids != "name" else {}
         return own | named | {n: int(v) if v.isdigit() else v for n, v in fields.items()}

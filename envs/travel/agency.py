@@ -25,6 +25,7 @@ from typing import Any
 from envs.desk import Family, House, Refused, Tools, tool
 from envs.desk.tools import names, required
 from envs.travel.data import Order, data, image
+from envs.values import Json
 
 LOOKS = names("flights people quote orders order seats")  # tools that change nothing
 FAMILY = Family(
@@ -93,13 +94,13 @@ class Agency(Tools):
         )
         self._connection.deserialize(image(seed))
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Json:
         database = base64.b64encode(self._connection.serialize()).decode()
         memory = {key: sorted(values) for key, values in self.memory.items()}
         return {"agency": {"seed": self.seed, "database": database, "memory": memory}}
 
     @classmethod
-    def restored(cls, snapshot: dict[str, Any], house: House | None) -> Agency:
+    def restored(cls, snapshot: Json, house: House | None) -> Agency:
         state = snapshot["agency"]
         agency = cls(state["seed"], house)
         agency.memory = {key: set(values) for key, values in state["memory"].items()}
@@ -109,7 +110,7 @@ class Agency(Tools):
     def close(self) -> None:
         self._connection.close()
 
-    def check(self, name: str, arguments: dict[str, Any]) -> None:
+    def check(self, name: str, arguments: Json) -> None:
         required = self.required[name]
         if set(arguments) - set(required):
             raise Refused(f"{name} takes {' and '.join(required)} only")

@@ -4,12 +4,9 @@ Synthetic tasks are not worded with these phrases: `PROFILE`, which language mod
 none of them.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 from envs.travel.agency import ARGUMENTS
 from envs.travel.data import CITIES, NAMES, Data
+from envs.values import Json
 
 # Operation -> phrases with slots for its arguments.
 PHRASES = {
@@ -76,7 +73,7 @@ _TOOLS = (
 )
 
 # A concept of the paper: entities, operations and the preferred tasks, without the preconditions.
-PROFILE: dict[str, Any] = {
+PROFILE: Json = {
     "name": "travel",
     "description": "A travel agency: passengers, flights, orders, seats and bags.",
     "entities": [

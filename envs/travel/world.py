@@ -1,7 +1,5 @@
 """The travel agency as a World."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from envs.desk.verify import Answers, any_of
@@ -10,6 +8,7 @@ from envs.travel.agency import Agency
 from envs.travel.data import CARDS, CITIES, DAYS, FARES, NAMES, TIMES
 from envs.travel.profile import PROFILE
 from envs.travel.tasks import Errand
+from envs.values import Json
 
 
 class Travel(DeskWorld):
@@ -34,5 +33,5 @@ class Travel(DeskWorld):
         `Agency.changes`."""
         return self._open().changes()
 
-    def profile(self) -> dict[str, Any]:
+    def profile(self) -> Json:
         return PROFILE

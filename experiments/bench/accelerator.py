@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from configs import base
+from envs.values import Json
 from evolver.config import cli
 from evolver.config.keys import flat
 from evolver.plan import compilers, targets
@@ -13,7 +14,7 @@ from experiments import commands
 from experiments.compare import markdown
 
 SIZES = ("0.5b", "1.5b", "7b")
-Record = dict[str, Any]
+Record = Json
 
 
 def bfloat16_config(size: str) -> Any:
@@ -24,7 +25,7 @@ def bfloat16_config(size: str) -> Any:
     return config
 
 
-def changes_of(settings: Iterable[str]) -> dict[str, Any]:
+def changes_of(settings: Iterable[str]) -> Json:
     """Return {key: value} of settings such as "lora.rank=32". Raises commands.Problems."""
     words = [f"--config.{setting}" for setting in settings]
     command = cli.parse(["run.py", "--config=configs/base.py", *words])

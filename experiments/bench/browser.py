@@ -14,6 +14,8 @@ import tempfile
 import time
 from typing import Any, Self
 
+from envs.values import Json
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
@@ -84,7 +86,7 @@ class Browser:
         os.close(self._read)
         shutil.rmtree(self.profile, ignore_errors=True)
 
-    def call(self, method: str, **params: Any) -> dict[str, Any]:
+    def call(self, method: str, **params: Any) -> Json:
         """Send a command and return its result. Raises RuntimeError with the browser's own
         words."""
         self._count += 1
@@ -98,7 +100,7 @@ class Browser:
                     raise RuntimeError(f"{method}: {found['error'].get('message')}")
                 return found["result"]
 
-    def _next(self) -> dict[str, Any]:
+    def _next(self) -> Json:
         """Return the next message."""
         deadline = time.monotonic() + SILENCE
         while b"\0" not in self._unread:
@@ -113,7 +115,7 @@ class Browser:
         self.heard(message.get("method", ""), message.get("params", {}))
         return message
 
-    def heard(self, event: str, params: dict[str, Any]) -> None:
+    def heard(self, event: str, params: Json) -> None:
         """Do nothing with an event; a subclass may note it."""
 
     def run(self, script: str) -> Any:

@@ -19,6 +19,7 @@ import numpy as np
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+from envs.values import Json
 from experiments import commands
 
 
@@ -57,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
         usage = {"prompt_tokens": sum(len(self.server.tokenizer.encode(t).ids) for t in texts)}
         self.reply({"object": "list", "model": "wordllama", "data": data, "usage": usage})
 
-    def reply(self, value: dict[str, Any]) -> None:
+    def reply(self, value: Json) -> None:
         content = json.dumps(value).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")

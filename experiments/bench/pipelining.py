@@ -26,6 +26,7 @@ from unittest.mock import patch
 from configs import quickstart
 from configs.keys import use
 from envs.travel.world import Travel
+from envs.values import Json
 from envs.world import Observation, StepResult, Task
 from evolver import loop
 from evolver.attributing import ABSTAIN, Label, TurnJudge
@@ -122,7 +123,7 @@ def main(
     tail: factor on --turn in one episode of sixteen
     judge: seconds of a call of the judge
     """
-    settings: dict[str, Any] = {"steps": steps, "tasks": tasks, "turn": turn}
+    settings: Json = {"steps": steps, "tasks": tasks, "turn": turn}
     settings |= {"tail": tail, "judge": judge}
     result = {"benchmark": "pipelining", **settings}
     for depth in (0, 1):

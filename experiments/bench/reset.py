@@ -20,6 +20,7 @@ from typing import Any
 from envs import make
 from envs.process import ROOT, Worker
 from envs.toolcalls import parse
+from envs.values import Json
 from evolver.questioning import probe_of
 from evolver.questioning.values import SeenValues
 from evolver.questioning.walks import Walker
@@ -51,7 +52,7 @@ def measure(worker: Worker, split: str, episodes: int) -> dict[str, list[tuple[f
     return seconds
 
 
-def by_tool(env: str, kwargs: dict[str, Any], split: str, episodes: int) -> dict[str, list[float]]:
+def by_tool(env: str, kwargs: Json, split: str, episodes: int) -> dict[str, list[float]]:
     """Return the seconds of each step, by the tools that it calls ("" = none), over `episodes`
     tasks."""
     seconds: dict[str, list[float]] = defaultdict(list)

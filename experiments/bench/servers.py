@@ -17,12 +17,12 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
 from configs import base
+from envs.values import Json
 from evolver.engines import scorer
 from experiments import commands
 from experiments.bench.our_engine import play
@@ -84,9 +84,7 @@ def vllm_bench(python: str, url: str, folder: Path, workload: Workload, repeats:
     return max(rates[1:])
 
 
-async def measure(
-    size: str, folder: Path, *, python: str, flags: str, repeats: int
-) -> dict[str, Any]:
+async def measure(size: str, folder: Path, *, python: str, flags: str, repeats: int) -> Json:
     """Return all figures of one size."""
     shape = SHAPES[size]
     tokenizer = train_bpe([f"word {i} {i * i} {i**3}" for i in range(3000)], shape.vocab)

@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from envs.values import Json
 from evolver.learner import initial_policy, make_layout, make_optimizer, make_programs
 from evolver.plan import analytic, estimate
 from evolver.plan.case import case_of
@@ -45,7 +46,7 @@ ROWS = (4096, 16384, 32768)
 SEQUENCES = 4  # per row
 
 
-def config_of(size: str, row: int, micro_batches: int, changes: dict[str, Any]) -> Any:
+def config_of(size: str, row: int, micro_batches: int, changes: Json) -> Any:
     """Return a config of one update of `micro_batches` rows per device, one row at a time."""
     config = bfloat16_config(size)
     settings = {

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from envs.values import Json
 from evolver.files.rollout_files import (
     LEVEL,
     index_of,
@@ -159,7 +160,7 @@ def family_s(pid: int) -> float:
     return total
 
 
-def words(url: str) -> dict[str, Any]:
+def words(url: str) -> Json:
     """Wait until the words of all files are indexed and return the last answer."""
     while True:
         answer = json.loads(ask(f"{url}api/run/0/search?q=zebra"))

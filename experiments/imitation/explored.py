@@ -13,6 +13,7 @@ import envs
 from envs.probed import probed
 from envs.slips import careless, values_of
 from envs.toolcalls import call_text, parse
+from envs.values import Json
 from envs.world import Task, World
 from evolver.files.workdir import read_tasks
 from evolver.replaying import calls_of, play
@@ -20,9 +21,7 @@ from evolver.replaying import calls_of, play
 DONE = "done"
 
 
-def demonstrate(
-    rng: random.Random, files: str, env: str, *, care: float, **world: Any
-) -> dict[str, Any]:
+def demonstrate(rng: random.Random, files: str, env: str, *, care: float, **world: Any) -> Json:
     """Play the solution of one of the tasks in files that match a pattern, as `--mode=explore`
     writes them.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from configs.paper.cells import TABLES, Cell
 from configs.paper.runs import thinking, tiny_policy
+from envs.values import Json
 from experiments.commands import Problems
 from experiments.grid import Run
 
@@ -155,7 +156,7 @@ class Study:
             return model
         return tiny_policy(size, world)
 
-    def _start(self, policy: str) -> dict[str, Any]:
+    def _start(self, policy: str) -> Json:
         """Return the overrides of every run: the policy that it starts from, a checkpoint or a
         server's "URL,NAME,TOKENIZER", and the place of answers of language models.
 

@@ -10,10 +10,10 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
 
 from envs.probed import probed
 from envs.source import Source
+from envs.values import Json
 from envs.world import Evaluation, Task
 from evolver.attributing.replay import ReplayJudge
 from evolver.files.formats import found
@@ -33,7 +33,7 @@ class NoReplay(ValueError):
     """A run whose episodes cannot be played again; the message says why."""
 
 
-def compare(run: Run, count: int, *, trust: bool = False, python: str = "") -> dict[str, Any]:
+def compare(run: Run, count: int, *, trust: bool = False, python: str = "") -> Json:
     """Replay the last `count` labelled rollouts of training and write the comparison into the
     workdir.
 
@@ -62,7 +62,7 @@ def compare(run: Run, count: int, *, trust: bool = False, python: str = "") -> d
     for (place, trajectory), row in zip(chosen, labels):
         for turn, label in zip(trajectory.turns, row):
             places[turn.label, label.value].append(place)
-    result: dict[str, Any] = {"rollouts": len(chosen), "skipped": skipped, "both": 0, "agreed": 0}
+    result: Json = {"rollouts": len(chosen), "skipped": skipped, "both": 0, "agreed": 0}
     result["table"] = []
     for (judge, theirs), turns in sorted(places.items(), reverse=True):
         cell = {"judge": judge, "replay": theirs, "turns": len(turns)}
@@ -88,7 +88,7 @@ def source_of(run: Run, trust: bool, python: str) -> Source:
             " run any code or ask any server. If you trust whoever made this folder, add --trust."
             f" Without it, only {', '.join(PLAIN)} are played"
         )
-    url, pool = env.get("url", ""), dict[str, Any]()
+    url, pool = env.get("url", ""), Json()
     if python or mode == "worker" or url == SERVED:
         pool, url, mode = {"workers": 1, "python": python or None}, "", "worker"
     try:
@@ -97,7 +97,7 @@ def source_of(run: Run, trust: bool, python: str) -> Source:
         raise NoReplay(f"{run.workdir.path}: the world of config.json: {error}") from None
 
 
-def labelled(run: Run) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
+def labelled(run: Run) -> Iterator[tuple[tuple[str, int], Json]]:
     """Yield ((file, row), record) of the rollouts whose turns have labels, the last steps first."""
     files = run.index()["files"]
     steps = [number for number, file in enumerate(files) if file["kind"] == "step"]
@@ -109,7 +109,7 @@ def labelled(run: Run) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
                 yield (files[number]["name"], row), record
 
 
-def trajectory_of(record: dict[str, Any], tasks: dict[str, Task]) -> Trajectory | None:
+def trajectory_of(record: Json, tasks: dict[str, Task]) -> Trajectory | None:
     """Return a recorded rollout with its labels, None if its task or the reason of its end is not
     known any more."""
     if record["task"] not in tasks or record["stop"] not in [reason.value for reason in StopReason]:
@@ -127,7 +127,7 @@ def trajectory_of(record: dict[str, Any], tasks: dict[str, Task]) -> Trajectory 
     )  # fmt: skip
 
 
-def lines(run: Run, result: dict[str, Any]) -> Iterator[str]:
+def lines(run: Run, result: Json) -> Iterator[str]:
     """Yield the lines that tell a comparison."""
     share = f"{result['agreed'] / result['both']:.1%}" if result["both"] else "none"
     yield f"{run.name}: {result['rollouts']} rollouts replayed, {result['skipped']} skipped"

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import pydantic
 
+from envs.values import Json
 from envs.world import Task
 from evolver.config.paths import resolve
 from evolver.files import formats
@@ -85,7 +86,7 @@ class Entry:
     text: bytes = b""  # the description as JSON: the index, with name, kind and step in front
 
     @functools.cached_property
-    def described(self) -> dict[str, Any]:
+    def described(self) -> Json:
         if not self.text:
             raise LookupError(f"{self.file.path.name} has vanished")
         return json.loads(self.text)
@@ -103,7 +104,7 @@ class Run:
         )
         self.wrong: dict[str, list[str]] = {}  # file: what of it could not be read the last time
         self._lock = threading.RLock()
-        self._tasks: tuple[tuple[int, ...], list[dict[str, Any]]] = (), []
+        self._tasks: tuple[tuple[int, ...], list[Json]] = (), []
 
     # --- rollouts ---------------------------------------------------------------------------------
 
@@ -186,7 +187,7 @@ class Run:
         files = b",".join(entry.text for entry in self.entries[begin:stop])
         return head[:-1] + b',"files":[' + files + b"]}"
 
-    def index(self) -> dict[str, Any]:
+    def index(self) -> Json:
         """Return the whole index, as JSON values.
 
         "files" are those of the indexes on disk, each with its "name", "kind", "step" and
@@ -196,7 +197,7 @@ class Run:
             self.refresh()
             return json.loads(self._answer(0, self.load(), 0))
 
-    def records(self, file: int, member: int) -> list[dict[str, Any]]:
+    def records(self, file: int, member: int) -> list[Json]:
         """Return the rollouts of one part of a file, see "members" of the index: as many as the
         index says. In place of one that cannot be read, its row of the index, with the error that
         says why. Raises LookupError, BrokenFile and OSError."""
@@ -218,7 +219,7 @@ class Run:
             for row, line in enumerate(lines[:rows])
         ]
 
-    def chunk(self, file: int, member: int) -> dict[str, Any]:
+    def chunk(self, file: int, member: int) -> Json:
         """Return the rollouts of one part of a file, and {token id: its text}, {} if no tokenizer
         is found; half a character of UTF-8 is U+FFFD."""
         records, tokenizer = self.records(file, member), self._tokenizer
@@ -254,7 +255,7 @@ class Run:
             sizes += self._signature(name)
         return sizes
 
-    def now(self) -> list[dict[str, Any]]:
+    def now(self) -> list[Json]:
         """Return what each process of the run is doing, as it has written it last, and the seconds
         since then."""
         found = []
@@ -273,7 +274,7 @@ class Run:
             return ()
         return stat.st_size, stat.st_mtime_ns
 
-    def overview(self) -> dict[str, Any]:
+    def overview(self) -> Json:
         """Return facts of the config, {metric: value per line} of `metrics.jsonl`, evaluations of
         `--mode=eval`, and the accounts of language models by role."""
         record = self.config()
@@ -308,7 +309,7 @@ class Run:
         """Return a message without the path of the workdir, which no bundle tells others."""
         return fault.replace(f"{self.workdir.path}/", "")
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> Json:
         """Return the record in `config.json`, {} without one."""
         self.wrong["config.json"] = []
         try:
@@ -333,18 +334,18 @@ class Run:
         self.wrong[name] = told(wrong)
         return found
 
-    def tasks(self) -> list[dict[str, Any]]:
+    def tasks(self) -> list[Json]:
         """Return the tasks without their verifiers and references."""
         return [
             {k: v for k, v in task.items() if k not in ("verifier", "reference")}
             for task in self.all_tasks()
         ]
 
-    def task_details(self, number: int) -> list[dict[str, Any]]:
+    def task_details(self, number: int) -> list[Json]:
         """Return the whole records of TASKS tasks, from TASKS * number on."""
         return self.all_tasks()[TASKS * number : TASKS * (number + 1)]
 
-    def all_tasks(self) -> list[dict[str, Any]]:
+    def all_tasks(self) -> list[Json]:
         """Return the records of `tasks.jsonl`, which is read again when it has changed."""
         signature = self._signature("tasks.jsonl")
         with self._lock:
@@ -353,7 +354,7 @@ class Run:
                 self._tasks = signature, [task.to_dict() for task in found]
             return self._tasks[1]
 
-    def experience(self) -> list[dict[str, Any]]:
+    def experience(self) -> list[Json]:
         """Return the experience pool."""
         found = self._lines("experience/experiences.jsonl", _experience_of)
         return [experience for experience in found if experience]
@@ -364,12 +365,12 @@ def fitting(kind: Any) -> Callable[[Any], Any]:
     return functools.partial(formats.valid, kind)
 
 
-def _experience_of(line: dict[str, Any]) -> dict[str, Any]:
+def _experience_of(line: Json) -> Json:
     """Return an experience, {} for the line in front of them. Raises ValueError for other lines."""
     return {} if "format" in line else formats.valid(formats.EXPERIENCE, line)
 
 
-def _unread(index: dict[str, Any], row: int, why: str) -> dict[str, Any]:
+def _unread(index: Json, row: int, why: str) -> Json:
     """Return what is shown of a rollout whose line cannot be read."""
     record = {name: index["columns"][name][row] for name in COPIED}
     empty: dict[str, list[Any]] = {"experience": [], "messages": [], "turns": []}

@@ -15,8 +15,8 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
+from envs.values import Json
 from experiments.view.runs import Run
 
 LONGEST = 1 << 14  # characters of one text, such as an action, that are indexed
@@ -29,7 +29,7 @@ _TABLES = """
 _ROWS = 1 << 20  # a row's id is its file's number times this, plus its place in the file
 
 
-def text_of(record: dict[str, Any]) -> Iterator[str]:
+def text_of(record: Json) -> Iterator[str]:
     """Yield the texts of a rollout that are searched: query, experience, actions, observations,
     reasons, error."""
     yield from (record["query"], record["error"])
@@ -56,7 +56,7 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def words_in(record: dict[str, Any]) -> str:
+def words_in(record: Json) -> str:
     """Return the words of a rollout, each once."""
     texts = "\n".join(text[:LONGEST] for text in text_of(record))
     return " ".join(dict.fromkeys(words_of(texts)))
@@ -145,7 +145,7 @@ class Search:
             connection.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", rows)
             row += len(found)
 
-    def find(self, text: str) -> dict[str, Any]:
+    def find(self, text: str) -> Json:
         """Return {"files": {number of the file: rows}, "done", "of", "wrong"}: the rollouts that
         hold every word of `text`.
 
@@ -153,7 +153,7 @@ class Search:
         "wrong" says why others cannot be.
         """
         words, wrong = words_of(text), list(self.wrong.values())
-        answer: dict[str, Any] = {"files": {}, "done": self.done, "of": self.of, "wrong": wrong}
+        answer: Json = {"files": {}, "done": self.done, "of": self.of, "wrong": wrong}
         if not words:
             return answer
         numbers = {entry.file.path.name: number for number, entry in enumerate(self.run.entries)}

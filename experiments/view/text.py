@@ -4,8 +4,8 @@ cursor or hide."""
 import itertools
 import unicodedata
 from collections.abc import Iterator
-from typing import Any
 
+from envs.values import Json
 from evolver.transcripts import shortened
 from experiments.view.runs import Run
 
@@ -25,9 +25,7 @@ def _hidden(c: str) -> bool:
     return c in BIDI or unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")
 
 
-def rollouts(
-    run: Run, *, step: int | None, task: str
-) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def rollouts(run: Run, *, step: int | None, task: str) -> Iterator[tuple[Json, Json]]:
     """Yield (description of the file, record) of each rollout of a step, whose task's id or words
     contain `task`."""
     index = run.index()
@@ -76,12 +74,12 @@ def groups_table(run: Run, *, step: int | None) -> Iterator[str]:
             yield visible(f"{described['name']}: {fault}")
 
 
-def _name(file: dict[str, Any]) -> str:
+def _name(file: Json) -> str:
     """Return the name of a file of rollouts without its endings."""
     return file["name"].partition(".jsonl")[0]
 
 
-def _decoding(file: dict[str, Any], fate: str) -> str:
+def _decoding(file: Json, fate: str) -> str:
     """Return how a held-out rollout was decoded, "" of one of training."""
     return "" if file["kind"] in ("step", "extra") else fate
 
@@ -107,7 +105,7 @@ def group(run: Run, *, step: int | None, task: str, limit: int, width: int) -> I
         yield f"{run.name}: no rollout{at} belongs to a task whose id or words contain {task!r}"
 
 
-def rollout_lines(record: dict[str, Any], limit: int) -> Iterator[str]:
+def rollout_lines(record: Json, limit: int) -> Iterator[str]:
     outcome = "success" if record["success"] else "failure"
     score = "" if record["score"] is None else f"score {record['score']:.2f}"
     facts = [f"rollout {record['rollout']}", outcome, score, f"ended by {record['stop']}"]

@@ -12,8 +12,6 @@ Answers and changes were computed from the tables, whereas a solution uses the a
 checks the other when the engine evaluates the solution.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import functools
 import json
@@ -22,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Row = dict[str, Any]
+from envs.values import Json
+
+Row = Json
 
 HERE = Path(__file__).resolve().parent
 NOW = dt.datetime(2024, 3, 14, 9, 30)  # a Thursday; every task's clock is frozen at this time
