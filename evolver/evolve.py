@@ -15,8 +15,6 @@ Each stage leaves files in the workdir and is skipped when they are complete:
 Temperatures and policies are compared on probes, so that nothing is chosen on held-out tasks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

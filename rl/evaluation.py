@@ -15,8 +15,6 @@ resamples the same tasks for both. The mean of a task already contains the rando
 rollouts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

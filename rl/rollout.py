@@ -5,8 +5,6 @@ or of the context template. Only an engine fault is raised as an exception: with
 is nothing to train on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib

@@ -1,7 +1,5 @@
 """The device's side of the JAX engine: it gathers requests into calls of few shapes."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -7,8 +7,6 @@ and its requests move to others. It is readmitted once it answers again and has 
 hold the current weights.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import time
