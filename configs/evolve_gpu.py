@@ -24,6 +24,5 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.learner.share_prompts = False
     config.learner.most_segments = 8
     config.learner.micro = 8
-    config.learner.chunk = 1024
     config.evolve.rows = 16
     return config

@@ -20,7 +20,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.steps = 22
     config.demonstrations = 1000
     config.careful = 1.0
-    config.care = 0.5
     config.hint = 0.0
     config.rows = 8
     config.row = 512
