@@ -11,13 +11,12 @@ evaluated in. Time: 18 minutes on two cores.
 from ml_collections import ConfigDict
 
 from configs import base_policy
+from configs.keys import change
+
+SETTINGS = {"steps": 2600, "careful": 0.6, "demonstrations": 12000, "pairs": 0.15}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    config = base_policy.get_config(arg)
+    config = change(base_policy.get_config(arg), SETTINGS)
     config.env.name = "home"
-    config.steps = 2600
-    config.careful = 0.6
-    config.demonstrations = 12000
-    config.pairs = 0.15
     return config
