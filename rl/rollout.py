@@ -49,6 +49,11 @@ class Job:
     # Turns to begin with, see `branch`: their actions are played, and nothing is generated for them
     prefix: Sequence[Turn] = ()
 
+    @property
+    def group(self) -> tuple[str, int]:
+        """As `Trajectory.group`."""
+        return self.task.id, self.draw
+
     def trajectory(self) -> Trajectory:
         """Return the trajectory of this rollout before its first prompt."""
         return Trajectory(self.task, self.rollout, self.seed, [], draw=self.draw)
