@@ -172,14 +172,19 @@ class Scores:
             for label in sorted(set[Any](labels)):
                 yield kind, str(label), np.array([own == label for own in labels])
 
+    @property
+    def by_temperature(self) -> dict[float, np.ndarray]:
+        """Success at each temperature above 0 that was run, (N, R)."""
+        swept = {float(name): np.array(value) for name, value in self.sweep.items()}
+        return swept | {self.temperature: np.array(self.success_NR)}
+
     def best_temperature(self) -> tuple[float, np.ndarray]:
         """Return the temperature with the highest mean success of those that were run (0: greedy),
         and its success_N.
 
         It is chosen on the tasks that it is measured on, which favours the policy.
         """
-        success = {float(name): np.mean(value, axis=1) for name, value in self.sweep.items()}
-        success[self.temperature] = self.per_task("avg@")
+        success = {heat: value_NR.mean(axis=1) for heat, value_NR in self.by_temperature.items()}
         if self.greedy_N:
             success[0.0] = self.per_task("greedy")
         best = max(success, key=lambda temperature: (success[temperature].mean(), -temperature))
