@@ -10,7 +10,7 @@ Everything but the settings below is that of configs/evolve.py.
 
 from ml_collections import ConfigDict
 
-from configs import base, evolve
+from configs import evolve
 from configs.keys import change
 from configs.pretrained import SMOL
 
@@ -24,7 +24,7 @@ SETTINGS = {
     "learner.chunk": 256,
     "optim.lr": 3e-5,
     "optim.warmup": 5,
-    "navigating.extractor.args": base.get_config().navigating.extractor.args,
+    "navigating.extractor.name": "contrast",  # in its own words
     "eval.every": 10,
     "evolve.enough": 0.5,  # a round takes most of an hour on two cores
     "evolve.rounds": 1,
