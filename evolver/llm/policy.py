@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import json
-from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any
 
 import jax
@@ -21,7 +20,6 @@ from rl.seeds import seed_of
 from rl.trajectory import Completion, Sampling, StopReason, Trajectory, Turn
 
 
-@dataclass(eq=False)
 class PolicyResponder:
     """Answers questions with an engine.
 
@@ -34,18 +32,21 @@ class PolicyResponder:
     the learner's log-probabilities. All but `expect` runs on the engine's event loop.
     """
 
-    engine: Engine
-    tokenizer: Tokenizer
-    context: int
-    params: InitVar[Any]
-    _: KW_ONLY
-    grammars: Grammars | None = None
-    temperature: float = 1.0
-
-    def __post_init__(self, params: Any) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        context: int,
+        params: Any,
+        *,
+        grammars: Grammars | None = None,
+        temperature: float = 1.0,
+    ):
+        self.engine, self.tokenizer, self.context = engine, tokenizer, context
+        self._grammars, self._temperature = grammars, temperature
         self._sessions = itertools.count()
         self._weights: dict[int, str] = {}  # by version
-        self.expect(params, self.engine.version)
+        self.expect(params, engine.version)
 
     def expect(self, params: Any, version: int) -> None:
         """Note the weights that the engine is about to load."""
@@ -67,8 +68,8 @@ class PolicyResponder:
         session, held = f"chat/{next(self._sessions)}", {}
         try:
             ids = chat.opening(self.tokenizer, call.body["messages"])
-            if self.grammars and call.schema is not None and call.held:
-                held["guide"] = self.grammars.guide(call.schema)
+            if self._grammars and call.schema is not None and call.held:
+                held["guide"] = self._grammars.guide(call.schema)
             body, room = call.body, self.context - len(ids)
             if room < 1:
                 limit = f"of {self.context} (config.llm.context) none is left for an answer"
@@ -88,7 +89,7 @@ class PolicyResponder:
             raise ChatError("request", str(error)) from None
         finally:
             await self.engine.release(session)
-        own = not held and (sampling.temperature or 1.0) == self.temperature
+        own = not held and (sampling.temperature or 1.0) == self._temperature
         return {
             "text": self.tokenizer.decode(completion.text_tokens),
             "finish": completion.stop,

@@ -398,7 +398,7 @@ def test_what_the_policy_says_can_train(tokenizer, asking):
         assert only.completion.tokens == [*tokenizer.encode("yes"), tokenizer.im_end]
         assert only.completion.version == 0
         assert not only.completion.logprobs  # not at the learner's temperature
-        chat.responders[CURRENT_POLICY].temperature = 0.5
+        chat.responders[CURRENT_POLICY]._temperature = 0.5
         chat.ask([judged("So?")])
         (reply,) = (one.reply for one in chat.said())
         assert len(reply.logprobs) == len(reply.tokens)
@@ -415,7 +415,7 @@ def test_a_free_role_shows_its_form_and_is_held_to_it_where_it_misses_it(tokeniz
     schema = record(score={"type": "integer"})
     with asking(text="seven") as chat:
         responder = chat.responders[CURRENT_POLICY]
-        responder.grammars, responder.temperature, chat.keeps = Held(), 0.5, True
+        responder._grammars, responder._temperature, chat.keeps = Held(), 0.5, True
         asked = [judged("Score it.", schema=schema, about=name) for name in ("a/1", "a/0", "")]
         assert [reply.parsed for reply in chat.ask(asked)] == 3 * [{"score": 7}]
         (held,) = chat.said()
