@@ -34,6 +34,7 @@ episodes. Navigating adds 2,000 for the experience pool: four of each of the 500
 from ml_collections import ConfigDict
 
 from configs import base
+from configs.keys import change, use
 
 ROWS = {
     "original": (),
@@ -45,6 +46,48 @@ ROWS = {
     "n": ("navigating",),
     "hybrid_all": ("questioning", "navigating", "attributing"),
 }
+SETTINGS = {
+    "model.preset": "14b",
+    "model.dtype": "bfloat16",
+    "model.remat": "full",
+    "mesh.fsdp": 8,
+    "learner.micro": 8,  # one row per device
+    "learner.most_segments": 6,  # so that attention computes nothing between episodes
+    "optim.offload": True,
+    "loss.reference": "host",
+    "engine.name": "vllm",
+    "engine.cache_dtype": "bfloat16",
+    "engine.slots": 64,
+    "engine.vllm.python": ".venv-vllm/bin/python",
+    "engine.vllm.devices": ("0,1,2,3,4,5,6,7",),
+    "engine.vllm.flags": "--gpu-memory-utilization 0.25",
+    "env.name": "appworld",
+    "env.args.data": "official",
+    "env.mode": "worker",
+    "env.python": ".venv-appworld/bin/python",
+    "env.workers": 64,
+    # one episode per worker, each of which takes 0.3 GB of host memory
+    "rollout.concurrency": 64,
+    "template.show_tools": False,  # actions are Python code
+    # the paper's models; config.llm.url and .key name their server
+    "questioning.explorer.name": "llm",
+    "questioning.judge.name": "reference",
+    "questioning.share": 1.0,  # the paper trains on synthetic tasks only
+    "attributing.judge.name": "llm",
+    "navigating.extractor.name": "llm",
+    "navigating.refine.name": "rewrite",
+    "navigating.embedder.name": "endpoint",
+    "navigating.tasks": 0,  # experience from every training task (equation 13)
+    "navigating.min_similarity": 0.0,  # the nearest top_k, however near (equation 14)
+    "llm.explorer.model": "qwen-plus",
+    "llm.explorer.extra": '{"top_k": 100}',
+    "llm.writer.model": "qwen-plus",
+    "llm.judge.model": "qwen3-235b-a22b-instruct-2507",
+    "llm.step_judge.model": "qwen-max",
+    "llm.summariser.model": "qwen-max",
+    "llm.reranker.model": "qwen-max",
+    "llm.embedder.model": "text-embedding-v4",
+}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
@@ -55,58 +98,14 @@ def get_config(arg: str | None = None) -> ConfigDict:
         return rehearsal()
     if arg not in ROWS:
         raise ValueError(f"argument {arg}: choose one of {', '.join(ROWS)}, rehearsal")
-    config = base.get_config()  # its defaults are the paper's hyper-parameters
-    config.model.preset = "14b"
-    config.model.dtype = "bfloat16"
-    config.model.remat = "full"
-    config.mesh.fsdp = 8
-    config.learner.micro = 8  # one row per device
-    config.learner.most_segments = 6  # so that attention computes nothing between episodes
-    config.optim.offload = True
-    config.loss.reference = "host"
-    config.engine.name = "vllm"
-    config.engine.cache_dtype = "bfloat16"
-    config.engine.slots = 64
-    config.engine.vllm.python = ".venv-vllm/bin/python"
-    config.engine.vllm.devices = ("0,1,2,3,4,5,6,7",)
-    config.engine.vllm.flags = "--gpu-memory-utilization 0.25"
-
-    config.env.name = "appworld"
-    config.env.args.data = "official"
-    config.env.mode = "worker"
-    config.env.python = ".venv-appworld/bin/python"
-    config.env.workers = 64
-    config.rollout.concurrency = (
-        64  # one episode per worker, each of which takes 0.3 GB of host memory
-    )
-    config.template.show_tools = False  # actions are Python code
-
+    # the defaults of base.py are the paper's hyper-parameters
+    config = change(base.get_config(), SETTINGS)
     for mechanism in ROWS[arg]:
         config[mechanism].enabled = True
-    config.questioning.explorer.name = (
-        "llm"  # the paper's models; config.llm.url and .key name their server
-    )
-    config.questioning.judge.name = "reference"
-    config.attributing.judge.name = "llm"
-    config.navigating.extractor.name = "llm"
-    config.navigating.refine.name = "rewrite"
-    config.navigating.embedder.name = "endpoint"
-    config.navigating.tasks = 0  # experience from every training task (equation 13)
-    config.navigating.min_similarity = 0.0  # the nearest top_k, however near (equation 14)
-    config.llm.explorer.model = config.llm.writer.model = "qwen-plus"
-    config.llm.explorer.extra = '{"top_k": 100}'
-    config.llm.judge.model = "qwen3-235b-a22b-instruct-2507"
-    config.llm.step_judge.model = config.llm.summariser.model = config.llm.reranker.model = (
-        "qwen-max"
-    )
-    config.llm.embedder.model = "text-embedding-v4"
-    config.questioning.share = 1.0  # the paper trains on synthetic tasks only
     if arg.startswith("hybrid"):
         config.questioning.share = 500 / 590  # all of both sets, equally likely
         config.advantage.synthetic = 0.5
     if "attributing" in ROWS[arg]:
-        config.advantage.name = "adca"
-        config.advantage.args.norm = (
-            "trajectory"  # equation 18, which has no bound; the default is the reference's
-        )
+        # equation 18, which has no bound; the default is the reference's
+        use(config.advantage, "adca", norm="trajectory")
     return config

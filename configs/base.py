@@ -1,8 +1,8 @@
 """Every key of every experiment, once: default, bounds, meaning, unit. The defaults are the
 paper's, for Qwen2.5-14B.
 
-A variant calls `get_config` and changes a few values; its docstring states its command, the score
-to expect and the time it takes. Any value can be changed on the command line:
+A variant is a table of the keys that it changes, or a few assignments; its docstring states its
+command, the score to expect and the time it takes. Any value can be changed on the command line:
 `--config.rollout.temperature=0.7`. Tuples are written as
 `--config.learner.drop='("cancelled","env_error")'`. An unknown key is an error here, in a variant
 and on the command line.

@@ -12,15 +12,19 @@ cores.
 from ml_collections import ConfigDict
 
 from configs import imitation
+from configs.keys import change
+
+SETTINGS = {
+    "env.args.houses": True,
+    "steps": 4500,
+    "careful": 0.55,
+    "hint": 0.5,
+    "care": 0.75,
+    "row": 384,
+    "rows": 16,
+    "micro": 16,
+}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    config = imitation.get_config(arg)
-    config.env.args.houses = True
-    config.steps = 4500
-    config.careful = 0.55
-    config.hint = 0.5
-    config.care = 0.75
-    config.row = 384
-    config.rows = config.micro = 16
-    return config
+    return change(imitation.get_config(arg), SETTINGS)

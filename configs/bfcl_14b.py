@@ -18,18 +18,23 @@ episodes. Navigating adds
 from ml_collections import ConfigDict
 
 from configs import appworld_14b
+from configs.keys import change
+
+SETTINGS = {
+    "env.name": "bfcl",
+    "env.args": {"category": "multi_turn_base", "splits": "reference"},
+    "env.python": "",
+    "env.workers": 8,
+    "eval.split": "val",
+    "rollout.concurrency": 256,
+    "engine.slots": 256,
+    "template.show_tools": True,
+    "questioning.explorer.args.depth": 27,
+}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    config = appworld_14b.get_config(arg)
-    config.env.name = "bfcl"
-    config.env.args = {"category": "multi_turn_base", "splits": "reference"}
-    config.env.python = ""
-    config.env.workers = 8
-    config.eval.split = "val"
-    config.rollout.concurrency = config.engine.slots = 256
-    config.template.show_tools = True
-    config.questioning.explorer.args.depth = 27
+    config = change(appworld_14b.get_config(arg), SETTINGS)
     if (arg or "").startswith("hybrid"):
         config.questioning.share = 500 / 600
     return config

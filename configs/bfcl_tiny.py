@@ -13,30 +13,32 @@ is not a BFCL score. Expected on the 12: avg@8 from 22.9 to 45.8 percent. Time: 
 from ml_collections import ConfigDict
 
 from configs import base
+from configs.keys import change
 
 WORLD = {"tools": "oracle+1", "docs": "brief", "splits": "100/100", "max_calls": 3}
+SETTINGS = {
+    "env.name": "bfcl",
+    "env.args": WORLD,
+    "model.path": "runs/bfcl_tiny_base/policy",
+    "steps": 40,
+    "rollout.tasks": 15,
+    "rollout.temperature": 1.0,
+    "rollout.max_turns": 12,
+    "rollout.max_tokens": 96,
+    "rollout.context": 640,
+    "engine.slots": 64,
+    "learner.updates": 2,
+    "learner.row": 640,
+    "learner.micro": 4,
+    "optim.lr": 1e-4,
+    "optim.weight_decay": 0.0,
+    "loss.kl_coef": 0.0,
+    "eval.split": "val",
+    "eval.temperature": 1.0,
+    "eval.temperatures": (0.2, 0.4, 0.6, 0.8),
+    "checkpoint.every": 5,
+}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    config = base.get_config(arg)
-    config.env.name = "bfcl"
-    config.env.args = WORLD
-    config.model.path = "runs/bfcl_tiny_base/policy"
-    config.steps = 40
-    config.rollout.tasks = 15
-    config.rollout.temperature = 1.0
-    config.rollout.max_turns = 12
-    config.rollout.max_tokens = 96
-    config.rollout.context = 640
-    config.engine.slots = 64
-    config.learner.updates = 2
-    config.learner.row = 640
-    config.learner.micro = 4
-    config.optim.lr = 1e-4
-    config.optim.weight_decay = 0.0
-    config.loss.kl_coef = 0.0
-    config.eval.split = "val"
-    config.eval.temperature = 1.0
-    config.eval.temperatures = (0.2, 0.4, 0.6, 0.8)
-    config.checkpoint.every = 5
-    return config
+    return change(base.get_config(arg), SETTINGS)

@@ -11,19 +11,22 @@ Time: 6 minutes on two cores.
 from ml_collections import ConfigDict
 
 from configs import bfcl_tiny, imitation
+from configs.keys import change
+
+SETTINGS = {
+    "steps": 300,
+    "env.name": "bfcl",
+    "env.args": bfcl_tiny.WORLD,
+    "demonstrations": 3000,
+    "care": 0.35,
+    "hint": 0.0,
+    "vocab": 2000,
+    "model.preset": "tiny",
+    "rows": 16,
+    "row": 640,
+    "micro": 16,
+}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    config = imitation.get_config(arg)
-    config.steps = 300
-    config.env.name = "bfcl"
-    config.env.args = bfcl_tiny.WORLD
-    config.demonstrations = 3000
-    config.care = 0.35
-    config.hint = 0.0
-    config.vocab = 2000
-    config.model.preset = "tiny"
-    config.rows = 16
-    config.row = 640
-    config.micro = 16
-    return config
+    return change(imitation.get_config(arg), SETTINGS)

@@ -12,18 +12,20 @@ what was measured with the default policy; no whole run of a pretrained one was 
 from ml_collections import ConfigDict
 
 from configs import evolve
+from configs.keys import change
+
+SETTINGS = {
+    "model.dtype": "bfloat16",
+    "engine.cache_dtype": "bfloat16",
+    "engine.slots": 128,
+    "rollout.tasks": 16,
+    "rollout.concurrency": 128,
+    "learner.share_prompts": False,
+    "learner.most_segments": 8,
+    "learner.micro": 8,
+    "evolve.rows": 16,
+}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    config = evolve.get_config(arg)
-    config.model.dtype = "bfloat16"
-    config.engine.cache_dtype = "bfloat16"
-    config.engine.slots = 128
-    config.rollout.tasks = 16
-    config.rollout.concurrency = 128
-    config.learner.share_prompts = False
-    config.learner.most_segments = 8
-    config.learner.micro = 8
-    config.learner.chunk = 1024
-    config.evolve.rows = 16
-    return config
+    return change(evolve.get_config(arg), SETTINGS)

@@ -10,26 +10,29 @@ Everything but the settings below is that of configs/evolve.py.
 
 from ml_collections import ConfigDict
 
-from configs import base, evolve
+from configs import evolve
+from configs.keys import change
 from configs.pretrained import SMOL
+
+SETTINGS = {
+    "model.path": SMOL,
+    "steps": 20,
+    "engine.weight_dtype": "bfloat16",
+    "rollout.max_tokens": 64,
+    "learner.updates": 1,
+    "learner.micro": 2,
+    "learner.chunk": 256,
+    "optim.lr": 3e-5,
+    "optim.warmup": 5,
+    "navigating.extractor.name": "contrast",  # in its own words
+    "eval.every": 10,
+    "evolve.enough": 0.5,  # a round takes most of an hour on two cores
+    "evolve.rounds": 1,
+    "evolve.updates": 40,
+    "evolve.rows": 4,
+    "evolve.lr": 1e-4,
+}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    config = evolve.get_config(arg)
-    config.model.path = SMOL
-    config.steps = 20
-    config.engine.weight_dtype = "bfloat16"
-    config.rollout.max_tokens = 64
-    config.learner.updates = 1
-    config.learner.micro = 2
-    config.learner.chunk = 256
-    config.optim.lr = 3e-5
-    config.optim.warmup = 5
-    config.navigating.extractor.args = base.get_config().navigating.extractor.args
-    config.eval.every = 10
-    config.evolve.enough = 0.5  # a round takes most of an hour on two cores
-    config.evolve.rounds = 1
-    config.evolve.updates = 40
-    config.evolve.rows = 4
-    config.evolve.lr = 1e-4
-    return config
+    return change(evolve.get_config(arg), SETTINGS)

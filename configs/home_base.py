@@ -1,5 +1,5 @@
 """The policy that configs/home.py starts from. It imitates a script that is careful at first and
-careless at the end.
+careless at the end, as that of configs/base_policy.py does.
 
     python -m experiments.imitation --config=configs/home_base.py
 
@@ -10,19 +10,13 @@ evaluated in. Time: 18 minutes on two cores.
 
 from ml_collections import ConfigDict
 
-from configs import imitation
+from configs import base_policy
+from configs.keys import change
+
+SETTINGS = {"steps": 2600, "careful": 0.6, "demonstrations": 12000, "pairs": 0.15}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    config = imitation.get_config(arg)
+    config = change(base_policy.get_config(arg), SETTINGS)
     config.env.name = "home"
-    config.env.args.houses = True
-    config.steps = 2600
-    config.careful = 0.6
-    config.demonstrations = 12000
-    config.hint = 0.5
-    config.pairs = 0.15
-    config.care = 0.75
-    config.row = 384
-    config.rows = config.micro = 16
     return config

@@ -1,8 +1,8 @@
 """Every key of imitation, once: default, bounds, meaning, unit. For `python -m
 experiments.imitation`.
 
-A variant calls `get_config` and changes a few values, as configs/base_policy.py does. Any value can
-be changed on the command line: `--config.steps=100`. An unknown key is an error here, in a variant
+A variant is a table of the keys that it changes, as configs/base_policy.py is. Any value can be
+changed on the command line: `--config.steps=100`. An unknown key is an error here, in a variant
 and on the command line.
 """
 

@@ -12,19 +12,21 @@ greedily (docs/results.md).
 from ml_collections import ConfigDict
 
 from configs import imitation
+from configs.keys import change
+
+SETTINGS = {
+    "model.path": ".cache/smollm2-135m-instruct",
+    "steps": 22,
+    "demonstrations": 1000,
+    "careful": 1.0,
+    "hint": 0.0,
+    "rows": 8,
+    "row": 512,
+    "micro": 2,
+    "lr": 1e-4,
+    "warmup": 5,
+}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    config = imitation.get_config(arg)
-    config.model.path = ".cache/smollm2-135m-instruct"
-    config.steps = 22
-    config.demonstrations = 1000
-    config.careful = 1.0
-    config.care = 0.5
-    config.hint = 0.0
-    config.rows = 8
-    config.row = 512
-    config.micro = 2
-    config.lr = 1e-4
-    config.warmup = 5
-    return config
+    return change(imitation.get_config(arg), SETTINGS)

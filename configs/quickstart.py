@@ -26,6 +26,7 @@ compares the arguments in shorter runs.
 from ml_collections import ConfigDict
 
 from configs import base
+from configs.keys import change
 
 ROWS = {
     "grpo": (),
@@ -37,50 +38,47 @@ ROWS = {
     "na": ("navigating", "attributing"),
     "all": ("questioning", "navigating", "attributing"),
 }
+SETTINGS = {
+    "steps": 80,
+    "model.path": "configs/assets/travel_base",
+    "rollout.tasks": 16,
+    "rollout.group": 8,
+    "rollout.temperature": 1.0,
+    "rollout.max_turns": 10,
+    "rollout.max_tokens": 80,
+    "rollout.context": 512,
+    "template.show_tools": False,
+    "template.max_observation": 256,
+    "engine.slots": 64,
+    "learner.updates": 2,
+    "learner.row": 512,
+    "learner.micro": 8,
+    "optim.lr": 5e-4,
+    "optim.schedule": "cosine",
+    "optim.weight_decay": 0.0,
+    "loss.kl_coef": 0.0,
+    "env.args.rules": 0,
+    "questioning.share": 1.0,
+    "questioning.explorer.args.most": 8,
+    "questioning.budget": 600,
+    "questioning.capacity": 1000,
+    "questioning.learnable": True,
+    "navigating.extractor.args.render": "envs.hints:render",
+    "navigating.extractor.args.when": "envs.hints:when_text",
+    "navigating.top_k": 1,
+    "navigating.solutions": True,
+    "eval.temperature": 1.0,
+    "eval.temperatures": (0.2, 0.4, 0.6, 0.8),
+    "eval.every": 20,
+    "checkpoint.every": 5,
+}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
     arg = "all" if arg is None else arg
     if arg not in ROWS:
         raise ValueError(f"quickstart.py:{arg}: choose one of {', '.join(ROWS)}")
-    config = base.get_config()
-    config.steps = 80
-    config.model.path = "configs/assets/travel_base"
-
-    config.rollout.tasks = 16
-    config.rollout.group = 8
-    config.rollout.temperature = 1.0
-    config.rollout.max_turns = 10
-    config.rollout.max_tokens = 80
-    config.rollout.context = 512
-    config.template.show_tools = False
-    config.template.max_observation = 256
-    config.engine.slots = 64
-
-    config.learner.updates = 2
-    config.learner.row = 512
-    config.learner.micro = 8
-    config.optim.lr = 5e-4
-    config.optim.schedule = "cosine"
-    config.optim.weight_decay = 0.0
-    config.loss.kl_coef = 0.0
-
-    config.env.args.rules = 0
-    config.questioning.share = 1.0
-    config.questioning.explorer.args.most = 8
-    config.questioning.budget = 600
-    config.questioning.capacity = 1000
-    config.questioning.learnable = True
-    config.navigating.extractor.args.render = "envs.hints:render"
-    config.navigating.extractor.args.when = "envs.hints:when_text"
-    config.navigating.top_k = 1
-    config.navigating.solutions = True
-
-    config.eval.temperature = 1.0
-    config.eval.temperatures = (0.2, 0.4, 0.6, 0.8)
-    config.eval.every = 20
-    config.checkpoint.every = 5
-
+    config = change(base.get_config(), SETTINGS)
     for mechanism in ROWS[arg]:
         config[mechanism].enabled = True
     if "attributing" in ROWS[arg]:

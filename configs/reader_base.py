@@ -15,50 +15,57 @@ teaches SmolLM2-135M-Instruct the same; a whole run of it was not seen.
 from ml_collections import ConfigDict
 
 from configs import imitation
-from configs.keys import use
+from configs.keys import change
 from configs.pretrained import SMOL
+
+READER = {
+    "env.name": "made_up",
+    "template.name": "brief",
+    "model.preset": "reader",
+    "model.dtype": "bfloat16",
+    "vocab": 2048,
+    "words": True,
+    "demonstrations": 200_000,
+    "careful": 1.0,
+    "hint": 0.1,
+    "induction": True,
+    "lists": 0.01,
+    "whole": 0.3,
+    "pairs": 0.05,
+    "steps": 6000,
+    "muon_lr": 0.015,
+    "warmup": 50,
+    "row": 1024,
+    "rows": 64,
+    "micro": 64,
+}
+TRAINED = {"words": False, "induction": False, "lists": 0.0, "whole": 0.0, "pairs": 0.0}
+# {argument: the keys that it changes}
+CHANGES = {
+    "again": TRAINED | {
+        "model.path": "configs/assets/reader",
+        "model.dtype": "float32",
+        "model.written": "bfloat16",
+        "demonstrations": 20_000,
+        "steps": 260,
+        "warmup": 15,
+        "rows": 8,
+        "micro": 1,
+        "lr": 3e-4,
+    },
+    "smollm2": TRAINED | {
+        "model.path": SMOL,
+        "demonstrations": 12_000,
+        "steps": 150,
+        "row": 2048,
+        "rows": 32,
+        "micro": 8,
+        "lr": 1e-4,
+    },
+}  # fmt: skip
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
-    if arg not in (None, "again", "smollm2"):
+    if arg not in (None, *CHANGES):
         raise ValueError(f"reader_base.py:{arg}: the argument is again or smollm2, or none")
-    config = imitation.get_config()
-    use(config.env, "made_up")
-    use(config.template, "brief")
-    config.model.preset = "reader"
-    config.model.dtype = "bfloat16"
-    config.vocab = 2048
-    config.words = True
-    config.demonstrations = 200_000
-    config.careful = 1.0
-    config.hint = 0.1
-    config.induction = True
-    config.lists = 0.01
-    config.whole = 0.3
-    config.pairs = 0.05
-    config.steps = 6000
-    config.muon_lr = 0.015
-    config.warmup = 50
-    config.row = 1024
-    config.rows = 64
-    config.micro = 64
-    if arg:
-        config.words = config.induction = False
-        config.lists = config.whole = config.pairs = 0.0
-    if arg == "again":
-        config.model.path = "configs/assets/reader"
-        config.model.dtype, config.model.written = "float32", "bfloat16"
-        config.demonstrations = 20_000
-        config.steps = 260
-        config.warmup = 15
-        config.rows, config.micro = 8, 1
-        config.lr = 3e-4
-    if arg == "smollm2":
-        config.model.path = SMOL
-        config.demonstrations = 12_000
-        config.steps = 150
-        config.row = 2048
-        config.rows = 32
-        config.micro = 8
-        config.lr = 1e-4
-    return config
+    return change(imitation.get_config(), READER | CHANGES.get(arg or "", {}))

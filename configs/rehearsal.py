@@ -13,49 +13,56 @@ a language model words, and the policy embeds.
 from ml_collections import ConfigDict
 
 from configs import appworld_14b
+from configs.keys import change
+
+SETTINGS = {
+    "model.path": "configs/assets/reader",
+    "model.dtype": "float32",  # a CPU has no bfloat16
+    "engine.slots": 8,
+    "engine.vllm.python": ".bench/vllm/bin/python",
+    "engine.vllm.devices": (),
+    "engine.vllm.flags": (
+        "--enforce-eager --block-size 32 --gpu-memory-utilization 0.1"
+        " --max-num-batched-tokens 32768"  # on a CPU vLLM dies where it has to cut a prompt
+    ),
+    "engine.vllm.start_timeout": 1800.0,
+    "env.args.data": "mini",
+    "env.mode": "http",
+    "env.url": "served",
+    "env.workers": 4,
+    "env.timeout": 600.0,
+    "steps": 2,
+    "rollout.concurrency": 4,
+    "rollout.tasks": 4,
+    "rollout.group": 4,
+    "rollout.max_turns": 3,
+    "rollout.max_tokens": 64,
+    "rollout.context": 3072,
+    "learner.row": 3072,
+    "template.max_observation": 128,
+    "learner.updates": 1,
+    "eval.every": 2,
+    "eval.tasks": 4,
+    "eval.rollouts": 1,
+    "questioning.explorer.name": "curiosity",
+    "questioning.explorer.args": {"breadth": 12, "depth": 24, "rehearsals": 0},
+    "questioning.words.name": "model",
+    "questioning.budget": 4,
+    "questioning.capacity": 4,
+    "navigating.embedder.name": "policy",
+    "navigating.tasks": 2,
+    "llm.url": "served",
+    "llm.serve.path": ".cache/smollm2-135m-instruct",
+    "llm.serve.context": 4096,
+    "llm.serve.flags": "--no-warm-up",
+    "llm.concurrency": 4,
+    "llm.deadline": 1800.0,
+    "llm.shown": 200,
+}
 
 
 def get_config() -> ConfigDict:
-    config = appworld_14b.get_config()
-    config.model.path = "configs/assets/reader"
-    config.model.dtype = "float32"  # a CPU has no bfloat16
-    config.engine.slots = 8
-    config.engine.vllm.python = ".bench/vllm/bin/python"
-    config.engine.vllm.devices = ()
-    config.engine.vllm.flags = (
-        "--enforce-eager --block-size 32 --gpu-memory-utilization 0.1"
-        " --max-num-batched-tokens 32768"  # on a CPU vLLM dies where it has to cut a prompt
-    )
-    config.engine.vllm.start_timeout = 1800.0
-    config.env.args.data = "mini"
-    config.env.mode, config.env.url = "http", "served"
-    config.env.workers = config.rollout.concurrency = 4
-    config.env.timeout = 600.0
-
-    config.steps = 2
-    config.rollout.tasks = config.rollout.group = 4
-    config.rollout.max_turns = 3
-    config.rollout.max_tokens = 64
-    config.rollout.context = config.learner.row = 3072
-    config.template.max_observation = 128
-    config.learner.updates = 1
-    config.eval.every = 2
-    config.eval.tasks = 4
-    config.eval.rollouts = 1
-
-    config.questioning.explorer.name = "curiosity"
-    config.questioning.explorer.args.update(breadth=12, depth=24, rehearsals=0)
-    config.questioning.words.name = "model"
-    config.questioning.budget = config.questioning.capacity = 4
-    config.navigating.embedder.name = "policy"
-    config.navigating.tasks = 2
-    config.llm.url = "served"
-    config.llm.serve.path = ".cache/smollm2-135m-instruct"
-    config.llm.serve.context = 4096
-    config.llm.serve.flags = "--no-warm-up"
-    config.llm.concurrency = 4
-    config.llm.deadline = 1800.0
-    config.llm.shown = 200
+    config = change(appworld_14b.get_config(), SETTINGS)
     for role in ("explorer", "writer", "judge", "step_judge", "summariser", "reranker"):
         config.llm[role].update(model="", extra="", max_tokens=96)
     return config

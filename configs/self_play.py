@@ -11,44 +11,43 @@ game. Needs requirements/openspiel.txt.
 from ml_collections import ConfigDict
 
 from configs import base
-from configs.keys import use
+from configs.keys import change
 
-OPPONENTS = ("self", "random")
+OPPONENTS = {"self": "spiral", "random": "grpo"}  # and the estimator of each
+SETTINGS = {
+    "steps": 60,
+    "env.name": "openspiel",
+    "model.path": "configs/assets/reader",
+    "template.name": "latest",
+    "template.max_observation": 256,
+    "template.cut_turn": "continue",  # a turn without an end is no move, and loses
+    "rollout.tasks": 16,
+    "rollout.group": 8,
+    "rollout.max_turns": 12,
+    "rollout.max_tokens": 48,
+    "rollout.context": 512,
+    "engine.slots": 64,
+    "learner.updates": 2,
+    "learner.row": 512,
+    "learner.micro": 8,
+    "learner.share_prompts": True,
+    "learner.drop": ("cancelled", "env_error", "stale", "overlong"),
+    "optim.lr": 1e-4,
+    "optim.schedule": "cosine",
+    "loss.kl_coef": 0.0,
+    "eval.tasks": 48,
+    "eval.rollouts": 4,
+    "eval.temperature": 1.0,
+    "eval.temperatures": (0.3, 0.6),
+    "eval.every": 20,
+}
 
 
 def get_config(arg: str | None = None) -> ConfigDict:
     opponent = "self" if arg is None else arg
     if opponent not in OPPONENTS:
         raise ValueError(f"self_play.py:{arg}: choose one of {', '.join(OPPONENTS)}")
-    config = base.get_config()
-    config.steps = 60
-    config.env.name = "openspiel"
+    config = change(base.get_config(), SETTINGS)
     config.env.args.opponent = opponent
-    config.model.path = "configs/assets/reader"
-    use(config.template, "latest")
-    config.template.max_observation = 256
-    config.template.cut_turn = "continue"  # a turn without an end is no move, and loses
-
-    config.rollout.tasks = 16
-    config.rollout.group = 8
-    config.rollout.max_turns = 12
-    config.rollout.max_tokens = 48
-    config.rollout.context = 512
-    config.engine.slots = 64
-
-    config.learner.updates = 2
-    config.learner.row = 512
-    config.learner.micro = 8
-    config.learner.share_prompts = True
-    config.learner.drop = ("cancelled", "env_error", "stale", "overlong")
-    config.optim.lr = 1e-4
-    config.optim.schedule = "cosine"
-    config.loss.kl_coef = 0.0
-    config.advantage.name = "spiral" if opponent == "self" else "grpo"
-
-    config.eval.tasks = 48
-    config.eval.rollouts = 4
-    config.eval.temperature = 1.0
-    config.eval.temperatures = (0.3, 0.6)
-    config.eval.every = 20
+    config.advantage.name = OPPONENTS[opponent]
     return config

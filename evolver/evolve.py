@@ -15,8 +15,6 @@ Each stage leaves files in the workdir and is skipped when they are complete:
 Temperatures and policies are compared on probes, so that nothing is chosen on held-out tasks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random
@@ -26,7 +24,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from envs import check
@@ -378,8 +375,7 @@ def best(scores: Scores) -> float:
 def hottest(scores: Scores) -> float:
     """Return the highest temperature at which the policy does nearly as well as at its best: there
     the rollouts of a group differ, and some succeed."""
-    success = {float(name): float(np.mean(value)) for name, value in scores.sweep.items()}
-    success[scores.temperature] = float(np.mean(scores.success_NR))
+    success = {heat: float(value_NR.mean()) for heat, value_NR in scores.by_temperature.items()}
     return max(t for t, value in success.items() if value >= NEARLY * max(success.values()))
 
 

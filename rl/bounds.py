@@ -3,8 +3,6 @@
 Configs write the same bounds beside their keys (configs/base.py).
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Interval

@@ -5,8 +5,6 @@ It is that which the policy's chat template writes, if it is certain, and Hermes
 config may name another one (`template.calls`), which is saved with the policy.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Sequence

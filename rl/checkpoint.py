@@ -7,8 +7,6 @@ detected by them (or because it fails to load) and moved aside with a warning, a
 is used. A damaged metric costs only the rank among the best.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -15,8 +15,6 @@ resamples the same tasks for both. The mean of a task already contains the rando
 rollouts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -102,7 +100,7 @@ def interval(value_N: ArrayLike) -> tuple[float, float]:
     return _middle(value_N[pick_DN].mean(axis=1))
 
 
-def interval_over_seeds(value_SN: ArrayLike, *, draws: int = DRAWS) -> tuple[float, float]:
+def interval_over_seeds(value_SN: ArrayLike) -> tuple[float, float]:
     """Return the 95% percentile bootstrap interval of the mean of (S, N), S training runs on the
     same N tasks.
 
@@ -119,8 +117,8 @@ def interval_over_seeds(value_SN: ArrayLike, *, draws: int = DRAWS) -> tuple[flo
     if runs > 1:
         value_SN = mean_N + math.sqrt(runs / (runs - 1)) * (value_SN - mean_N)
     rng = np.random.default_rng(0)
-    runs_DS = rng.multinomial(runs, np.full(runs, 1 / runs), size=draws) / runs
-    tasks_DN = rng.multinomial(tasks, np.full(tasks, 1 / tasks), size=draws) / tasks
+    runs_DS = rng.multinomial(runs, np.full(runs, 1 / runs), size=DRAWS) / runs
+    tasks_DN = rng.multinomial(tasks, np.full(tasks, 1 / tasks), size=DRAWS) / tasks
     return _middle(((runs_DS @ value_SN) * tasks_DN).sum(axis=1))
 
 
@@ -174,14 +172,19 @@ class Scores:
             for label in sorted(set[Any](labels)):
                 yield kind, str(label), np.array([own == label for own in labels])
 
+    @property
+    def by_temperature(self) -> dict[float, np.ndarray]:
+        """Success at each temperature above 0 that was run, (N, R)."""
+        swept = {float(name): np.array(value) for name, value in self.sweep.items()}
+        return swept | {self.temperature: np.array(self.success_NR)}
+
     def best_temperature(self) -> tuple[float, np.ndarray]:
         """Return the temperature with the highest mean success of those that were run (0: greedy),
         and its success_N.
 
         It is chosen on the tasks that it is measured on, which favours the policy.
         """
-        success = {float(name): np.mean(value, axis=1) for name, value in self.sweep.items()}
-        success[self.temperature] = self.per_task("avg@")
+        success = {heat: value_NR.mean(axis=1) for heat, value_NR in self.by_temperature.items()}
         if self.greedy_N:
             success[0.0] = self.per_task("greedy")
         best = max(success, key=lambda temperature: (success[temperature].mean(), -temperature))

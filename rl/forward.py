@@ -8,8 +8,6 @@ Letters: M micro-batches of r rows of T tokens; S shards of the batch; n = r * T
 shard; C chunks of s tokens of every shard.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass

@@ -1,8 +1,6 @@
 """Metrics of the gap between engine and learner log-probabilities, by environment and by age of the
 weights, and an alarm for an engine that does not sample with the weights it was given."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """AdamW, and Muon for imitation, with gradient clipping and a learning-rate schedule, from
 optax."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -5,8 +5,6 @@ or of the context template. Only an engine fault is raised as an exception: with
 is nothing to train on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib
@@ -50,6 +48,11 @@ class Job:
     draw: int = 0  # see Trajectory.draw
     # Turns to begin with, see `branch`: their actions are played, and nothing is generated for them
     prefix: Sequence[Turn] = ()
+
+    @property
+    def group(self) -> tuple[str, int]:
+        """As `Trajectory.group`."""
+        return self.task.id, self.draw
 
     def trajectory(self) -> Trajectory:
         """Return the trajectory of this rollout before its first prompt."""

@@ -1,7 +1,5 @@
 """Stochastic rounding of weights to bfloat16."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import Array

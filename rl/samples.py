@@ -1,8 +1,6 @@
 """Conversion of trajectories to training samples, and the gates that decide which rollouts
 train."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

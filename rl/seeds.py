@@ -1,8 +1,6 @@
 """Seeds by purpose: each random draw has a seed that hashes its purpose, so a resume needs no
 generator state."""
 
-from __future__ import annotations
-
 import hashlib
 
 

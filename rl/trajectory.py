@@ -1,7 +1,5 @@
 """The records of a rollout. Tokens are those of the engine, never re-encoded from text."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -83,15 +83,15 @@ def written_rollouts(folder: Path) -> str:
     """Return three greedy held-out rollouts as text: one that training made succeed, one that
     succeeded before and after, one that still fails, as far as there are such."""
     before = {record["task"]: record for record in greedy(folder, min)}
-    kinds: dict[tuple[bool, bool], tuple[str, Record]] = {}
+    kinds: dict[tuple[bool, bool], Record] = {}
     names = {
         (False, True): "learned", (True, True): "known before", (False, False): "not learned",
         (True, False): "lost",
     }  # fmt: skip
     for record in greedy(folder, max):
         kind = bool(before.get(record["task"], {}).get("success")), bool(record["success"])
-        kinds.setdefault(kind, (names[kind], record))
-    chosen = [kinds[kind] for kind in names if kind in kinds][:3]
+        kinds.setdefault(kind, record)
+    chosen = [(name, kinds[kind]) for kind, name in names.items() if kind in kinds][:3]
     parts = [f"=== {name}: {one['task']} ===\n{_text(one)}" for name, one in chosen]
     return "\n\n".join(parts) + "\n"
 

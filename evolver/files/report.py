@@ -94,9 +94,8 @@ def success_by_temperature(scores: Scores) -> list[str]:
     """Return a line with the success at each temperature; [] if there was only one."""
     if not scores.sweep:
         return []
-    success = {float(name): np.mean(value) for name, value in scores.sweep.items()}
-    success[scores.temperature] = scores.per_task("avg@").mean()
-    cells = [f"{100 * mean:.1f} at {heat:g}" for heat, mean in sorted(success.items())]
+    success = sorted(scores.by_temperature.items())
+    cells = [f"{100 * value_NR.mean():.1f} at {heat:g}" for heat, value_NR in success]
     return ["", f"success by temperature: {', '.join(cells)}"]
 
 
@@ -148,11 +147,12 @@ def at_best_temperature(scores: Scores) -> Scores:
     """Return the scores at the temperature with the highest success; greedy rollouts count once per
     task."""
     temperature = scores.best_temperature()[0]
-    success_NR = scores.sweep.get(f"{temperature:g}", scores.success_NR)
-    if temperature == 0:
+    if temperature:
+        success_NR = scores.by_temperature[temperature]
+    else:
         rollouts = len(scores.success_NR[0])
-        success_NR = np.repeat(scores.greedy_N, rollouts).reshape(-1, rollouts).tolist()
-    return dataclasses.replace(scores, success_NR=success_NR, greedy_N=[])
+        success_NR = np.repeat(scores.greedy_N, rollouts).reshape(-1, rollouts)
+    return dataclasses.replace(scores, success_NR=success_NR.tolist(), greedy_N=[])
 
 
 def values_by_name(scores: Scores) -> dict[str, np.ndarray]:

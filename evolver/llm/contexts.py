@@ -1,39 +1,38 @@
 """A context template that asks a language model: older turns are summarised."""
 
 import contextlib
+from dataclasses import dataclass
 
 from evolver.llm.answers import unfit_reason
 from evolver.llm.prompts import prompt
 from evolver.llm.questions import ChatError
 from evolver.transcripts import quoted
-from rl.bounds import Count, CountOrZero, Fraction
+from rl.bounds import Count
 from rl.contexts import CONTEXTS as OF_RL
-from rl.contexts import Opening, cut
+from rl.contexts import cut
 from rl.contexts.window import SlidingWindow
 
 CONTEXTS = OF_RL | {"summarised_window": "evolver.llm.contexts:SummarisedWindow"}
 
 
+@dataclass(eq=False, kw_only=True)
 class SummarisedWindow(SlidingWindow):
     """The sliding window, with a summary of the turns that left instead of a mark.
 
     Where the summariser does not answer, the mark takes the place of a new summary, and the old one
     stays.
+
+    limit, keep: as in a sliding window. memory: most tokens of the summary.
     """
 
+    memory: Count = 512
     roles, prompts = ("summariser",), ("memory",)
 
-    def __init__(
-        self, opening: Opening, *, limit: CountOrZero = 0, keep: Fraction = 0.5, memory: Count = 512
-    ):
-        """limit, keep: as in a sliding window. memory: most tokens of the summary."""
-        super().__init__(opening, limit=limit, keep=keep)
-        self.chat, self.memory, self.summary = opening.chat, memory, ""
-        self.rollout = opening.rollout
-        self.query = next(
-            (m["content"] for m in reversed(opening.observation.messages) if m["role"] == "user"),
-            "",
-        )
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        messages, self.summary = self.opening.observation.messages, ""
+        asked = [m["content"] for m in messages if m["role"] == "user"]
+        self.query = asked[-1] if asked else ""
 
     async def shorten(self) -> None:
         """Let the oldest turns leave, and put a summary of them and of the last summary into the
@@ -49,7 +48,7 @@ class SummarisedWindow(SlidingWindow):
         lines = []
         with contextlib.suppress(ChatError):  # recorded by the client
             asked = prompt("memory").messages(**slots)
-            reply = await self.chat(asked, role="summariser", about=self.rollout)
+            reply = await self.opening.chat(asked, role="summariser", about=self.opening.rollout)
             lines = reply.text.strip().splitlines()
         # A tag of a prompt would be obeyed.
         if lines and not any(unfit_reason(line) == "marked" for line in lines):

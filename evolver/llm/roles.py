@@ -115,6 +115,11 @@ def llm_problems(config: Any, mode: str) -> Iterator[str]:
             f"config.llm.cache={c.cache} is a file; it must be a directory, which is made if "
             "necessary"
         )
+    yield from _budget_problems(c, roles)
+
+
+def _budget_problems(c: Any, roles: dict[str, Role]) -> Iterator[str]:
+    """Yield what is wrong with the budget and the prices of `config.llm`."""
     longest = max(role.max_tokens for role in roles.values())
     if 0 < c.budget_tokens <= longest:
         yield (

@@ -1,7 +1,5 @@
 """A language model that the run serves itself on this machine (config.llm.serve)."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 import sys

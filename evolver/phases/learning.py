@@ -46,12 +46,12 @@ def select(
     extra: rollouts that train in groups of their own and are counted apart; their reasons come
     last.
     """
-    c, trains = run.config.learner, run.recipe.trains
+    c = run.config.learner
     gates = {"version": run.actor.engine.version, **arguments(drop_reasons, c)}
     reason_N, extra_reasons = (drop_reasons(part, **gates) for part in (trajectories, extra))
-    if trains:
-        pairs = zip(trajectories, reason_N)
-        reason_N = [reason or (None if trains(t) else "no_signal") for t, reason in pairs]
+    for n, trajectory in enumerate(trajectories):
+        if reason_N[n] is None and not run.recipe.trains(trajectory):
+            reason_N[n] = "no_signal"
     counts = Counter(reason_N)
     metrics = Metrics({f"ledger/{reason}": counts[reason] for reason in REASONS})
     metrics |= {"ledger/trained": counts[None], "ledger/rollouts": len(trajectories)}

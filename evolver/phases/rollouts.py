@@ -71,17 +71,17 @@ def graded_rollouts(
     """Play jobs as `gather_rollouts` does, and grade each group as soon as it has ended, in the
     process that played it; where a policy of this run plays a role, once all have ended.
 
+    jobs: those of a group one after the other.
+
     Return also the seconds of the rollouts, and those for which their grades were waited for after
     them. judge: what grades groups, in place.
     """
     if judge is grading.grade and not grader:
         with timed("rollout") as metrics:
             return gather_rollouts(run, jobs, phase), metrics
-    places: dict[grading.Group, list[int]] = {}  # of the jobs of each group
-    for place, job in enumerate(jobs):
-        places.setdefault((job.task.id, job.draw), []).append(place)
-    mine = dict(hosts.share(list(places.items())))
-    sizes = {group: len(members) for group, members in mine.items()}
+    groups = [list(members) for _, members in itertools.groupby(jobs, lambda job: job.group)]
+    mine = hosts.share(groups)
+    sizes = {members[0].group: len(members) for members in mine}
     graded = grading.Grading(partial(judge, grader), sizes, grader.concurrency)
     # What an engine of this run answers meanwhile would change the bits of what it samples.
     at_once = run.responder is None and len(run.engines) == 1
@@ -97,7 +97,7 @@ def graded_rollouts(
     async def play() -> list[Trajectory]:
         nonlocal ended
         played = await rollouts(
-            [jobs[place] for place in itertools.chain(*mine.values())],
+            list(itertools.chain(*mine)),
             run.actor,
             run.worlds,
             concurrency=run.config.rollout.concurrency,
@@ -112,9 +112,7 @@ def graded_rollouts(
     played = iter(hosts.together(lambda: run.stop.run(graded.until_graded(play()))))
     waited = {"time/rollout": ended - began, "time/grade": time.monotonic() - ended}
     shares = [list(itertools.islice(played, size)) for size in sizes.values()]
-    of_all = itertools.chain(*hosts.gather_shares(shares))
-    by_place = dict(zip(itertools.chain(*places.values()), of_all, strict=True))
-    return [by_place[place] for place in range(len(jobs))], hosts.merge_metrics(waited)
+    return list(itertools.chain(*hosts.gather_shares(shares))), hosts.merge_metrics(waited)
 
 
 def roll_out(run: Run, chosen: Chosen, step: int) -> Played:

@@ -4,7 +4,8 @@ The loop (`evolver.loop.iterate`) calls them in this order. Each does by default
 of `evolver.phases` do; a subclass overrides those that its idea changes, in one file.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from evolver import grading
@@ -34,18 +35,16 @@ RECIPES = {
 Chosen = rollouts.Chosen
 
 
+@dataclass(eq=False)
 class Recipe:
     """The standard step. `step` is the number of the training step, from 1."""
 
+    parts: Parts
+    # the recipe's own metrics since the last call of `metrics`
+    figures: Metrics = field(default_factory=Metrics, init=False)
     needs_reference = False  # True: `weigh` reads `ref_logp_RT`, whatever `loss.kl_coef` is
     passes = 0  # further passes over the rows of a step; for the plan
     networks = 1  # those that train; for the plan
-    # False for a rollout that has no signal, whatever its group has; None: all have
-    trains: Callable[[Trajectory], bool] | None = None
-
-    def __init__(self, parts: Parts):
-        self.parts = parts
-        self.figures = Metrics()  # the recipe's own metrics since the last call of `metrics`
 
     # Return {step: its tasks} of the steps whose rollouts begin now, and metrics: of this one or,
     # with `rollout.async_depth`, of later ones.
@@ -73,6 +72,11 @@ class Recipe:
         "extra"); no figure of the step's rollouts counts them, and nothing is remembered of them.
         """
         return []
+
+    @staticmethod
+    def trains(trajectory: Trajectory) -> bool:
+        """Return False for a rollout that has no signal, whatever its group has."""
+        return True
 
     # Return the mini-batches, why each trajectory does not train (None if it does; those of `extra`
     # come last), and metrics.

@@ -13,12 +13,12 @@ new tasks; here the plug `questioning.explorer` explores the worlds in which the
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from envs.toolcalls import parse
 from evolver.build import Run
 from evolver.metrics import Metrics
-from evolver.parts import Parts
 from evolver.recipes import Chosen, Recipe
 from rl.bounds import Count, Fraction
 from rl.trajectory import Trajectory, groups_of
@@ -26,24 +26,20 @@ from rl.trajectory import Trajectory, groups_of
 SIGNALS = ("forgotten", "boundary", "rare")
 
 
+@dataclass(eq=False, kw_only=True)
 class CoEvolve(Recipe):
-    """Lets each refresh of the invented tasks explore the worlds of signals only."""
+    """Lets each refresh of the invented tasks explore the worlds of signals only.
 
+    window: the latest draws of a task. forgotten: a task was known if at least this share of the
+    rollouts of its window succeeded. rare: the share of pairs of calls below which a pair is rare.
+    """
+
+    window: Count = 4
+    forgotten: Fraction = 0.5
+    rare: Fraction = 0.05
     refreshes = True  # the config is checked for it
 
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        window: Count = 4,
-        forgotten: Fraction = 0.5,
-        rare: Fraction = 0.05,
-    ):
-        """window: the latest draws of a task. forgotten: a task was known if at least this share of
-        the rollouts of its window succeeded. rare: the share of pairs of calls below which a pair
-        is rare."""
-        super().__init__(parts)
-        self.window, self.forgotten, self.rare = window, forgotten, rare
+    def __post_init__(self) -> None:
         self.history: dict[str, list[float]] = {}  # task id -> success in its latest draws
         self.pairs: Counter[str] = Counter()  # "search lend": times of one call after the other
         self.weak: dict[str, str] = {}  # id of the original task -> the signal of it

@@ -14,6 +14,7 @@ of its own.
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,6 @@ from evolver import grading
 from evolver.build import Run
 from evolver.learner import Learner
 from evolver.metrics import Metrics
-from evolver.parts import Parts
 from evolver.phases.learning import in_rows
 from evolver.recipes import Recipe
 from rl.advantages.batch import Batch
@@ -39,30 +39,26 @@ from rl.samples import samples
 from rl.trajectory import Trajectory
 
 
+@dataclass(eq=False, kw_only=True)
 class Critic(Recipe):
     """Trains on advantages over the value of the turn's state; the plug `advantage` is not asked.
 
     The critic is fitted on a step after it has judged it, so that no advantage depends on a value
     that has seen its own outcome.
+
+    discount: factor on the rewards of each later turn. decay: lambda of GAE; 0 trusts the critic
+    alone, 1 the outcomes alone. ridge: how much the critic resists a change; the larger, the more
+    steps its values are a mean of. rewards: see `turn_rewards`.
     """
 
+    discount: Fraction = 1.0
+    decay: Fraction = 0.95
+    ridge: Positive = 1.0
+    rewards: Rewards = "outcome"
     gives_values = True  # to losses that need them; the config is checked for it
     passes = 1
 
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        discount: Fraction = 1.0,
-        decay: Fraction = 0.95,
-        ridge: Positive = 1.0,
-        rewards: Rewards = "outcome",
-    ):
-        """discount: factor on the rewards of each later turn. decay: lambda of GAE; 0 trusts the
-        critic alone, 1 the outcomes alone. ridge: how much the critic resists a change; the larger,
-        the more steps its values are a mean of. rewards: see `turn_rewards`."""
-        super().__init__(parts)
-        self.discount, self.decay, self.ridge, self.rewards = discount, decay, ridge, rewards
+    def __post_init__(self) -> None:
         self.weight_D: np.ndarray | None = None  # and the bias, last
 
     def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:

@@ -16,13 +16,12 @@ import asyncio
 import random
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from envs.world import Evaluation, Task
 from evolver.build import Run
 from evolver.imitating import turns_of, with_other_ids
-from evolver.parts import Parts
 from evolver.processes import hosts
 from evolver.questioning.tried import solution_of
 from evolver.recipes import Recipe
@@ -40,21 +39,20 @@ def advantageous(trajectory: Trajectory) -> bool:
     return any(turn.advantage for turn in trajectory.turns)
 
 
+@dataclass(eq=False, kw_only=True)
 class Demonstrated(Recipe):
-    """Trains on rollouts and on solutions of synthetic tasks."""
+    """Trains on rollouts and on solutions of synthetic tasks.
 
+    solutions: demonstrations of a step, of as many tasks. weight: the advantage of their turns.
+    negative: what negative advantages are multiplied by, and all of rollouts that did no better
+    than their group; 0 trains only on what did better.
+    """
+
+    solutions: Count = 8
+    weight: Positive = 2.0
+    negative: Fraction = 1.0
     demonstrates = True  # the config is checked for it
     trains = staticmethod(advantageous)
-
-    def __init__(
-        self, parts: Parts, *, solutions: Count = 8, weight: Positive = 2.0,
-        negative: Fraction = 1.0,
-    ):  # fmt: skip
-        """solutions: demonstrations of a step, of as many tasks. weight: the advantage of their
-        turns. negative: what negative advantages are multiplied by, and all of rollouts that did
-        no better than their group; 0 trains only on what did better."""
-        super().__init__(parts)
-        self.solutions, self.weight, self.negative = solutions, weight, negative
 
     def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
         """Write rewards and advantages, and scale the negative ones."""

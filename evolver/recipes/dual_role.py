@@ -13,7 +13,7 @@ learnable theirs are, and solutions with others of their task, by the plug `adva
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from envs.world import Evaluation, Task
 from evolver import grading
 from evolver.build import Run
 from evolver.metrics import Metrics
-from evolver.parts import Parts
 from evolver.phases.rollouts import gather_rollouts, sampling_of
 from evolver.questioning.tasks import probe_of
 from evolver.recipes import Chosen, Recipe
@@ -40,26 +39,23 @@ ASK = (
 UNREADABLE, USELESS = -1.0, -0.5  # rewards of proposals without a call, and without a task
 
 
+@dataclass(eq=False, kw_only=True)
 class DualRole(Recipe):
-    """Trains on solutions and on proposals, whose tasks come first among those of their step."""
+    """Trains on solutions and on proposals, whose tasks come first among those of their step.
 
+    examples: earlier tasks of a step, each shown to some proposers. proposals: how many these are.
+    weight: factor on the advantages of proposals. query: what the proposer is told, with {example}
+    in the place of the words of the earlier task.
+    """
+
+    examples: Count = 2
+    proposals: Count = 4
+    weight: Positive = 1.0
+    query: str = ASK
     needs_tasks = True  # the config is checked for it
     in_step = True  # what it proposes is tried, and rewarded, in the same step
 
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        examples: Count = 2,
-        proposals: Count = 4,
-        weight: Positive = 1.0,
-        query: str = ASK,
-    ):
-        """examples: earlier tasks of a step, each shown to some proposers. proposals: how many
-        these are. weight: factor on the advantages of proposals. query: what the proposer is told,
-        with {example} in the place of the words of the earlier task."""
-        super().__init__(parts)
-        self.examples, self.proposals, self.weight, self.query = examples, proposals, weight, query
+    def __post_init__(self) -> None:
         self.proposed: list[tuple[Trajectory, str]] = []  # and the id of its task, "" without one
 
     def choose(self, run: Run, step: int) -> tuple[Chosen, Metrics]:

@@ -13,38 +13,32 @@ fitness of a task is its learnability, and every combination of goals is a niche
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from envs.toolcalls import parse
 from envs.world import Task
 from evolver.build import Run
 from evolver.metrics import Metrics
-from evolver.parts import Parts
 from evolver.questioning import TaskPool
 from evolver.recipes import Chosen, Recipe
 from evolver.recipes.proposals import Proposal, Starts, grow
 from rl.bounds import Count, Fraction
 
 
+@dataclass(eq=False, kw_only=True)
 class Evolutionary(Recipe):
-    """Lets tasks have children every `every` steps."""
+    """Lets tasks have children every `every` steps.
 
+    children: most new tasks of a generation. tournament: niches drawn for each parent, of which the
+    fittest task becomes one. crossover: chance of two parents instead of one.
+    """
+
+    every: Count = 8
+    children: Count = 16
+    tournament: Count = 3
+    crossover: Fraction = 0.75
     needs_tasks = True  # the config is checked for it
-
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        every: Count = 8,
-        children: Count = 16,
-        tournament: Count = 3,
-        crossover: Fraction = 0.75,
-    ):
-        """children: most new tasks of a generation. tournament: niches drawn for each parent, of
-        which the fittest task becomes one. crossover: chance of two parents instead of one."""
-        super().__init__(parts)
-        self.every, self.children = every, children
-        self.tournament, self.crossover = tournament, crossover
 
     def choose(self, run: Run, step: int) -> tuple[Chosen, Metrics]:
         """Return the tasks of a step, which may be children."""

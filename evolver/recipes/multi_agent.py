@@ -16,6 +16,7 @@ and trains as one of good form beside the bad one, as a small policy would never
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,38 +25,32 @@ from evolver.llm.policy import trajectory_of
 from evolver.llm.prompts import prompt
 from evolver.llm.questions import Reply
 from evolver.metrics import Metrics
-from evolver.parts import Parts
 from evolver.processes import hosts
 from evolver.questioning.judges import PERCENT, judgement
 from evolver.recipes import Chosen
-from evolver.recipes.dual_role import ASK, DualRole
+from evolver.recipes.dual_role import DualRole
 from evolver.transcripts import quoted, tool_list
-from rl.bounds import Count, Positive
+from rl.bounds import Count
 from rl.trajectory import Trajectory
 
 
+@dataclass(eq=False, kw_only=True)
 class MultiAgent(DualRole):
-    """Trains on solutions, on proposals and on judgements."""
+    """Trains on solutions, on proposals and on judgements.
 
+    examples, proposals, weight, query: as in `dual_role`. analysis: most characters that the judge
+    writes before it rates a task.
+    """
+
+    analysis: Count = 400
     roles, prompts = ("judge",), ("rate_task",)
     trained_roles = ("judge",)  # the config is checked for it
 
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        examples: Count = 2,
-        proposals: Count = 4,
-        weight: Positive = 1.0,
-        query: str = ASK,
-        analysis: Count = 400,
-    ):
-        """examples, proposals, weight, query: as in `dual_role`. analysis: most characters that the
-        judge writes before it rates a task."""
-        super().__init__(parts, examples=examples, proposals=proposals, weight=weight, query=query)
-        self.chat, self.max_chars = parts.chat, parts.max_chars
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.chat, self.max_chars = self.parts.chat, self.parts.max_chars
         self.chat.keeps, self.chat.free = True, self.trained_roles
-        self.schema = judgement(analysis, range(PERCENT + 1))
+        self.schema = judgement(self.analysis, range(PERCENT + 1))
         self.quality: dict[str, float] = {}  # of the tasks of the step's proposals, by id
 
     def choose(self, run: Run, step: int) -> tuple[Chosen, Metrics]:

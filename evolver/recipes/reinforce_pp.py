@@ -11,6 +11,7 @@ tasks of agents.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -18,7 +19,6 @@ import numpy as np
 from evolver import grading
 from evolver.build import Run
 from evolver.metrics import Metrics
-from evolver.parts import Parts
 from evolver.recipes import Recipe
 from rl.advantages.batch import Batch
 from rl.advantages.outcome import dr_grpo
@@ -27,25 +27,19 @@ from rl.packing import Packed
 from rl.trajectory import Trajectory
 
 
+@dataclass(eq=False, kw_only=True)
 class ReinforcePP(Recipe):
     """Trains on rewards with a KL penalty, normalised over the tokens of a step; the plug
-    `advantage` is not asked."""
+    `advantage` is not asked.
 
+    beta: coefficient of the penalty. baseline: subtract the mean reward of the group first
+    (REINFORCE++-baseline), or nothing. eps: added to the deviation that advantages are divided by.
+    """
+
+    beta: NotNegative = 0.01
+    baseline: Literal["none", "group"] = "none"
+    eps: Positive = 1e-8
     needs_reference = True
-
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        beta: NotNegative = 0.01,
-        baseline: Literal["none", "group"] = "none",
-        eps: Positive = 1e-8,
-    ):
-        """beta: coefficient of the penalty. baseline: subtract the mean reward of the group first
-        (REINFORCE++-baseline), or nothing. eps: added to the deviation that advantages are divided
-        by."""
-        super().__init__(parts)
-        self.beta, self.baseline, self.eps = beta, baseline, eps
 
     def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
         grading.shape(run.config, run.reward, trajectories, step)

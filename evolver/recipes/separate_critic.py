@@ -9,6 +9,7 @@ saved with them.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,37 +19,29 @@ from ml_collections import ConfigDict
 from evolver.build import Run
 from evolver.learner import Learner, make_learner
 from evolver.metrics import Metrics, timed
-from evolver.parts import Parts
 from evolver.phases import learning
 from evolver.recipes.critic import Critic
-from rl.advantages.returns import Rewards
-from rl.bounds import Fraction, NotNegative, Positive
+from rl.bounds import NotNegative
 from rl.learner import State
 from rl.losses.terms import Stats, Tokens
 from rl.packing import Packed
 
 
+@dataclass(eq=False, kw_only=True)
 class SeparateCritic(Critic):
-    """A critic that shares nothing with the policy but, with adapters, the frozen weights."""
+    """A critic that shares nothing with the policy but, with adapters, the frozen weights.
 
+    lr: the critic's highest learning rate; 0 = the policy's. discount: factor on the rewards of
+    each later turn. decay: lambda of GAE; 0 trusts the critic alone, 1 the outcomes alone. ridge:
+    how much the critic's head resists a change. rewards: see `turn_rewards`.
+    """
+
+    lr: NotNegative = 0.0
     gives_values = False  # the policy's loss sees no values
     networks = 2
 
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        lr: NotNegative = 0.0,
-        discount: Fraction = 1.0,
-        decay: Fraction = 0.95,
-        ridge: Positive = 1.0,
-        rewards: Rewards = "outcome",
-    ):
-        """lr: the critic's highest learning rate; 0 = the policy's. discount: factor on the rewards
-        of each later turn. decay: lambda of GAE; 0 trusts the critic alone, 1 the outcomes alone.
-        ridge: how much the critic's head resists a change. rewards: see `turn_rewards`."""
-        super().__init__(parts, discount=discount, decay=decay, ridge=ridge, rewards=rewards)
-        self.lr = lr
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.critic: Learner | None = None
 
     def judging(self, run: Run) -> Learner:

@@ -12,10 +12,9 @@ paper asks a language model that knows the answer, and one policy plays every ro
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from evolver.build import Run
-from evolver.parts import Parts
 from evolver.phases.rollouts import graded_rollouts, sampling_of
 from evolver.recipes import Recipe
 from rl.bounds import Count
@@ -29,18 +28,17 @@ def succeeded(trajectory: Trajectory) -> bool:
     return trajectory.success and not trajectory.broken
 
 
+@dataclass(eq=False, kw_only=True)
 class Sirius(Recipe):
-    """Trains on successes, and on failures that succeed with feedback."""
+    """Trains on successes, and on failures that succeed with feedback.
 
+    attempts: repairs of each failed rollout. feedback: the words that a repair is shown, in the
+    place of experience; "{solution}" is the reference.
+    """
+
+    attempts: Count = 1
+    feedback: str = "This succeeds: {solution}"
     trains = staticmethod(succeeded)
-
-    def __init__(
-        self, parts: Parts, *, attempts: Count = 1, feedback: str = "This succeeds: {solution}"
-    ):
-        """attempts: repairs of each failed rollout. feedback: the words that a repair is shown, in
-        the place of experience; "{solution}" is the reference."""
-        super().__init__(parts)
-        self.attempts, self.feedback = attempts, feedback
 
     def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
         for trajectory in trajectories:

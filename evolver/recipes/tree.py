@@ -10,13 +10,13 @@ same number of tokens and tool calls, since branches share their first turns. He
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from evolver import grading
 from evolver.build import Run
 from evolver.metrics import Played
-from evolver.parts import Parts
 from evolver.phases.rollouts import graded_rollouts, sampling_of
 from evolver.recipes import Chosen, Recipe
 from rl.advantages.outcome import grpo
@@ -28,14 +28,18 @@ from rl.trajectory import Trajectory, groups_of
 Place = tuple[str, int, int]  # a rollout: its task, draw and index
 
 
+@dataclass(eq=False, kw_only=True)
 class Tree(Recipe):
-    """Trains on trees of rollouts; the plug `advantage` is not asked."""
+    """Trains on trees of rollouts; the plug `advantage` is not asked.
 
-    def __init__(self, parts: Parts, *, branches: Count = 1, rounds: Count = 1):
-        """branches: rollouts that leave each tree in a round, each after some turns of one of its
-        rollouts, both drawn at random. rounds: number of rounds."""
-        super().__init__(parts)
-        self.branches, self.rounds = branches, rounds
+    branches: rollouts that leave each tree in a round, each after some turns of one of its
+    rollouts, both drawn at random. rounds: number of rounds.
+    """
+
+    branches: Count = 1
+    rounds: Count = 1
+
+    def __post_init__(self) -> None:
         self.parent: dict[Place, Place] = {}  # branch -> the rollout that it left
 
     def roll_out(self, run: Run, chosen: Chosen, step: int) -> Played:

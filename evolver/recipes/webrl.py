@@ -15,13 +15,13 @@ has the advantage 1.
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from evolver.build import Run
 from evolver.metrics import Metrics
-from evolver.parts import Parts
 from evolver.recipes import Chosen, Recipe
 from evolver.recipes.proposals import Proposal, Starts, grow
 from evolver.recipes.replay import ReplayBuffer
@@ -33,27 +33,25 @@ from rl.seeds import seed_of
 from rl.trajectory import Trajectory
 
 
+@dataclass(eq=False, kw_only=True)
 class WebRL(Recipe):
-    """Trains in phases of `every` steps."""
+    """Trains in phases of `every` steps.
 
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        every: Count = 8,
-        proposals: CountOrZero = 16,
-        replays: CountOrZero = 8,
-        capacity: Count = 64,
-        least: Fraction = 0.5,
-        most: Fraction = 0.95,
-    ):
-        """proposals: most new tasks of a phase, which needs self-questioning. replays: successes of
-        earlier steps that train again in each step. capacity: of their buffer. least, most: the
-        mean probability per token, 1 / perplexity, that the policy gives them: what it would hardly
-        do, or has learnt, does not train again."""
-        super().__init__(parts)
-        self.every, self.proposals, self.replays = every, proposals, replays
-        self.least, self.most, self.buffer = least, most, ReplayBuffer(capacity)
+    proposals: most new tasks of a phase, which needs self-questioning. replays: successes of
+    earlier steps that train again in each step. capacity: of their buffer. least, most: the mean
+    probability per token, 1 / perplexity, that the policy gives them: what it would hardly do, or
+    has learnt, does not train again.
+    """
+
+    every: Count = 8
+    proposals: CountOrZero = 16
+    replays: CountOrZero = 8
+    capacity: Count = 64
+    least: Fraction = 0.5
+    most: Fraction = 0.95
+
+    def __post_init__(self) -> None:
+        self.buffer = ReplayBuffer(self.capacity)
         self.failed: list[Any] = []  # [id of the original task, actions] of the phase
 
     def choose(self, run: Run, step: int) -> tuple[Chosen, Metrics]:

@@ -12,8 +12,6 @@ functions of arrays; `rl.advantages.estimators` makes estimators of them. Letter
 K turns (padded), G groups. `rl.advantages.groups` has the statistics of groups.
 """
 
-from __future__ import annotations
-
 from rl.advantages.batch import Batch, Estimator, estimate
 
 __all__ = ["ESTIMATORS", "Batch", "Estimator", "estimate"]

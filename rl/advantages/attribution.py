@@ -5,8 +5,6 @@ group, added, and summed over the turns still to come. The arguments keep the pa
 for a turn.
 """
 
-from __future__ import annotations
-
 import math
 import typing
 from typing import Literal

@@ -1,8 +1,6 @@
 """The estimators that a config can name: the functions of arrays in this room, called with fields
 of the batch."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -5,8 +5,6 @@ The paper reports 12% more success than GRPO in ALFWorld and 9% more in WebShop,
 and nearly the same time. The state of a turn is what the last observation says, word for word.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Literal

@@ -1,8 +1,6 @@
 """Statistics of groups, for estimators. A group is every trajectory with the same value in
 `group_N`, in any order."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Group baselines: the outcome of a trajectory against the outcomes of its group. (N,) -> (N,)
 float64."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

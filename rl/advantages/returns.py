@@ -1,7 +1,5 @@
 """The rewards of turns and their returns, for estimators that give each turn its own credit."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

@@ -5,8 +5,6 @@ The paper reports that self-play of Kuhn poker raises Qwen3-4B-Base by 8.6% in m
 in general reasoning, and that without baselines of roles its thoughts collapse.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ summaries and dialogues, which have one turn. Here the return of a turn is compa
 of the same turn in the other rollouts of the group.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from rl.advantages.batch import Batch

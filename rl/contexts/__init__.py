@@ -7,8 +7,6 @@ parameters are the config's `template.args`.
         def __init__(self, opening: Opening, *, keep: Count = 4): ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

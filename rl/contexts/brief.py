@@ -1,32 +1,32 @@
 """The causal template with the tools as a line each, for small models and short contexts."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from envs.world import Message, Tool
 from models import chat
 from rl.bounds import CountOrZero
 from rl.calls import format_of
-from rl.contexts import Opening, noted
+from rl.contexts import noted
 from rl.contexts.causal import Causal
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")  # what lies between two
 CALLS = "A call is {} and these are the tools:"
 
 
+@dataclass(eq=False, kw_only=True)
 class Brief(Causal):
     """The conversation of `Causal`. The system message lists each tool as its name, its parameters
-    and what is said about both, which takes a third of the tokens of its JSON schema."""
+    and what is said about both, which takes a third of the tokens of its JSON schema.
 
-    def __init__(self, opening: Opening, *, most: CountOrZero = 0):
-        """most: characters of a tool's line; 0 = all of them. Of a longer one the first sentence of
-        the description is kept, and the end is cut."""
-        self.most = most
-        super().__init__(opening)
+    most: characters of a tool's line; 0 = all of them. Of a longer one the first sentence of the
+    description is kept, and the end is cut.
+    """
+
+    most: CountOrZero = 0
 
     def _opening_ids(self, messages: Sequence[Message]) -> list[int]:
         messages = noted(messages, self.note)

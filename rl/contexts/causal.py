@@ -1,9 +1,8 @@
 """The causal template: the whole conversation, in order and in full."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from envs.toolcalls import spoken
 from envs.world import Message, Tool
@@ -13,6 +12,7 @@ from rl.contexts import Context, Opening, inject, noted
 from rl.trajectory import Completion
 
 
+@dataclass(eq=False)
 class Causal(Context):
     """The opening and every turn since. Ids are appended once and never encoded again.
 
@@ -25,7 +25,10 @@ class Causal(Context):
     then `show`.
     """
 
-    def __init__(self, opening: Opening):
+    opening: Opening
+
+    def __post_init__(self) -> None:
+        opening = self.opening
         self.tokenizer, self.show_tools = opening.tokenizer, opening.show_tools
         self.messages = inject(opening.observation.messages, opening.experience)
         # the ids of each turn: generation, answer, header of the next turn

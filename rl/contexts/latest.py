@@ -1,8 +1,6 @@
 """The template of worlds whose observations say all that the policy may know: it sees the last one
 only."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from envs.world import Message, Tool
@@ -19,7 +17,6 @@ class Latest(Brief):
     """
 
     def __init__(self, opening: Opening):
-        self.experience = opening.experience
         super().__init__(opening)
 
     def add(
@@ -30,5 +27,5 @@ class Latest(Brief):
         told = [m for m in self._plain_messages if m["role"] == "system"]
         seen = "\n".join(message["content"] for message in messages)
         self._plain_messages = [*told, {"role": "user", "content": seen}]
-        self.messages = inject(self._plain_messages, self.experience)
+        self.messages = inject(self._plain_messages, self.opening.experience)
         self._encode_opening()

@@ -1,8 +1,6 @@
 """The self-managing template: when the context is nearly full, the policy decides what stays in
 it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys
@@ -11,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.world import Message, Tool
-from rl.bounds import Count, CountOrZero, Fraction
-from rl.contexts import Opening, cut
+from rl.bounds import Count
+from rl.contexts import cut
 from rl.contexts.window import SlidingWindow
 from rl.trajectory import Completion
 
@@ -35,6 +33,7 @@ class _Entry:
     messages: Sequence[Message]  # those that answered it
 
 
+@dataclass(eq=False, kw_only=True)
 class SelfManaging(SlidingWindow):
     """The opening and the turns that the policy kept (section 6.2 of the AgentEvolver paper).
 
@@ -42,23 +41,19 @@ class SelfManaging(SlidingWindow):
     compress, by the numbers of the turns. Its answer is a turn of the trajectory, which trains. If
     it cannot be read, if the request itself does not fit, or if the context stays too long, the
     oldest turns leave as in a sliding window.
+
+    limit: tokens of a prompt at which the policy is asked; 0 = three quarters of those that leave
+    room for a whole turn, because the request needs room, too. keep: as in a sliding window.
+    compressed: tokens that stay of an answer.
     """
 
-    def __init__(
-        self,
-        opening: Opening,
-        *,
-        limit: CountOrZero = 0,
-        keep: Fraction = 0.5,
-        compressed: Count = 64,
-    ):
-        """limit: tokens of a prompt at which the policy is asked; 0 = three quarters of those that
-        leave room for a whole turn, because the request needs room, too. keep: as in a sliding
-        window. compressed: tokens that stay of an answer."""
-        super().__init__(opening, limit=limit, keep=keep)
-        self.limit = limit or max(1, 3 * self.limit // 4)
-        self.compressed = compressed
-        self.context = sys.maxsize if opening.limits is None else opening.limits.context
+    compressed: Count = 64
+
+    def __post_init__(self) -> None:
+        given, limits = self.limit, self.opening.limits
+        super().__post_init__()
+        self.limit = given or max(1, 3 * self.limit // 4)
+        self.context = sys.maxsize if limits is None else limits.context
         self._entries: list[_Entry] = []
         self._numbers = itertools.count(1)
 

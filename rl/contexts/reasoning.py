@@ -1,8 +1,6 @@
 """The reasoning-augmented template: the policy thinks before it acts, and forgets what it
 thought."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 

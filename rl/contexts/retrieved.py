@@ -1,20 +1,17 @@
 """The brief template for very many tools: it shows those that the task asks for, and more when the
 policy asks for others."""
 
-from __future__ import annotations
-
 import functools
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from usearch.index import MetricKind, search
 
 from envs.world import Message, Tool
-from rl.bounds import Count, CountOrZero
-from rl.contexts import Opening
+from rl.bounds import Count
 from rl.contexts.brief import Brief, line_of
 from rl.trajectory import Completion
 
@@ -24,26 +21,28 @@ GRAM = 4  # characters of a piece of a word
 _NAME = re.compile(r"[\w-]+(?:\.[\w-]+)*")
 
 
+@dataclass(eq=False, kw_only=True)
 class Retrieved(Brief):
     """The conversation of `Brief` with the tools that are nearest to the user's words, and as many
     that are near to those.
 
     More are shown at the end of an answer, so that prompts only grow: those nearest to what the
     user says next, or to a turn that names none of the tools that are shown.
+
+    first: tools that the opening shows. more: those that an answer adds. most: characters of a
+    tool's line, as in `brief`.
     """
 
-    def __init__(
-        self, opening: Opening, *, first: Count = 16, more: Count = 4, most: CountOrZero = 0
-    ):
-        """first: tools that the opening shows. more: those that an answer adds. most: characters of
-        a tool's line, as in `brief`."""
-        self.first, self.more = first, more
-        asked = [m["content"] for m in opening.observation.messages if m["role"] == "user"]
+    first: Count = 16
+    more: Count = 4
+
+    def __post_init__(self) -> None:
+        seen = self.opening.observation
+        asked = [m["content"] for m in seen.messages if m["role"] == "user"]
         self._asked = " ".join(asked)
-        found = self._offered(opening.observation.tools)
-        super().__init__(
-            replace(opening, observation=replace(opening.observation, tools=found)), most=most
-        )
+        found = replace(seen, tools=self._offered(seen.tools))
+        self.opening = replace(self.opening, observation=found)
+        super().__post_init__()
 
     def _offered(self, tools: Sequence[Tool]) -> list[Tool]:
         """Index the tools on offer, and return those that the opening shows."""

@@ -1,12 +1,12 @@
 """The sliding-window template: when the context is nearly full, the oldest turns leave it."""
 
-from __future__ import annotations
+from dataclasses import dataclass
 
 from rl.bounds import CountOrZero, Fraction
-from rl.contexts import Opening
 from rl.contexts.causal import Causal
 
 
+@dataclass(eq=False, kw_only=True)
 class SlidingWindow(Causal):
     """The opening, a note about what left, and the last turns (section 6.2 of the AgentEvolver
     paper).
@@ -14,27 +14,24 @@ class SlidingWindow(Causal):
     Nothing leaves while the prompt has at most `limit` tokens. Then the oldest turns leave at once
     until a share `keep` of the limit is used, so that the context is rewritten, and a new training
     sample starts, only once in a while.
+
+    limit: tokens of the longest prompt; 0 = those that leave room for a whole turn. keep: share of
+    it that is filled after older turns left.
     """
 
-    def __init__(
-        self,
-        opening: Opening,
-        *,
-        limit: CountOrZero = 0,
-        keep: Fraction = 0.5,
-    ):
-        """limit: tokens of the longest prompt; 0 = those that leave room for a whole turn. keep:
-        share of it that is filled after older turns left."""
-        limits = opening.limits
-        if not limit:
+    limit: CountOrZero = 0
+    keep: Fraction = 0.5
+
+    def __post_init__(self) -> None:
+        limits = self.opening.limits
+        if not self.limit:
             if limits is None:
                 raise ValueError(
                     "without the limits of the episode, `limit` must say how long a prompt may be"
                 )
-            limit = max(1, limits.context - limits.max_tokens)
-        self.limit, self.keep = limit, keep
+            self.limit = max(1, limits.context - limits.max_tokens)
         self.left = 0  # number of turns that left
-        super().__init__(opening)
+        super().__post_init__()
 
     def is_too_long(self) -> bool:
         """Return True if the prompt exceeds the limit and a turn can leave; the last one always

@@ -5,8 +5,6 @@ re-encoded.
 clients.
 """
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A server process that ends with the process that started it, also by kill -9."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import subprocess

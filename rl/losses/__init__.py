@@ -12,8 +12,6 @@ The inputs of masked tokens, even NaN and infinity, never reach a value or a gra
 there, and its results there are discarded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Protocol
 

@@ -5,8 +5,6 @@
     config.loss.name = "actor_critic"
 """
 
-from __future__ import annotations
-
 from jax import Array
 
 from rl.bounds import Fraction, NotNegative, Positive

@@ -1,8 +1,6 @@
 """CISPO (arXiv 2506.13585, equation 4): the clipped ratio weights the gradient and is not
 differentiated."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import Array

@@ -12,8 +12,6 @@ of its logarithm is large, and training becomes unstable.
     config.reward.name = "novelty"
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import Array

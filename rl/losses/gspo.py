@@ -1,7 +1,5 @@
 """GSPO (arXiv 2507.18071): PPO's surrogate with the ratio of the whole sequence."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import Array

@@ -1,7 +1,5 @@
 """Imitation: the negative log-likelihood of the tokens that train, whatever their advantage."""
 
-from __future__ import annotations
-
 import jax
 
 from rl.losses.terms import Stats, Tokens

@@ -1,8 +1,6 @@
 """PPO's clipped surrogate (arXiv 1707.06347), with two bounds (DAPO, arXiv 2503.14476) and a dual
 clip."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 

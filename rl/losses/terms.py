@@ -4,8 +4,6 @@ Arrays are (R, T), rows of tokens. A row is one sequence, or several that `segme
 padding).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -1,8 +1,6 @@
 """The loss of WebRL (Qi et al., "WebRL: Training LLM Web Agents via Self-Evolving Online Curriculum
 Reinforcement Learning", arXiv 2411.02337), for `evolver.recipes.webrl`."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import Array
 

@@ -7,8 +7,6 @@ are the config's `reward.args`. It returns reward_N, which the estimator finds a
         return batch.outcome_N - cost * batch.turns_N
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import numpy as np

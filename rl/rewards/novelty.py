@@ -5,8 +5,6 @@ The paper counts the states of a memory that are similar in embedding; here a st
 an observation, word for word, together with the task that it was seen in.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any

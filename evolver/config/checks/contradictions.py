@@ -22,6 +22,7 @@ def contradictions(config: ConfigDict, mode: str, *, plugged: bool) -> Iterator[
         yield from plug_contradictions(config)
     yield from mechanism_contradictions(config, mode)
     yield from machine_contradictions(config)
+    yield from host_contradictions(config)
     yield from token_contradictions(config, mode)
     if mode in TRAINING:
         yield from training_contradictions(config)
@@ -127,7 +128,7 @@ def mechanism_contradictions(c: ConfigDict, mode: str) -> Iterator[str]:
 
 
 def machine_contradictions(c: ConfigDict) -> Iterator[str]:
-    """Yield conflicts of services, of kernels and of the processes of a run."""
+    """Yield conflicts of services and of kernels."""
     if (c.env.mode == "http") != bool(c.env.url):
         yield "config.env.mode=http and config.env.url belong together: set both or neither"
     elif c.env.url not in ("", SERVED):
@@ -163,6 +164,12 @@ def machine_contradictions(c: ConfigDict) -> Iterator[str]:
             f"config.learner.most_segments={c.learner.most_segments} is for samples that do not"
             " share a prompt: set it to 0, or config.learner.share_prompts to False"
         )
+    if c.lora.rank and not c.lora.targets:
+        yield f"config.lora.rank={c.lora.rank} adapts nothing: config.lora.targets is empty"
+
+
+def host_contradictions(c: ConfigDict) -> Iterator[str]:
+    """Yield conflicts of the processes of a run."""
     hosts, urls = c.hosts, c.engine.vllm.urls
     count = hosts.count
     if 0 < len(urls) < count:
@@ -175,8 +182,6 @@ def machine_contradictions(c: ConfigDict) -> Iterator[str]:
             f"config.rollout.tasks={c.rollout.tasks} gives some of config.hosts.count={count}"
             " processes no group to play: with config.rollout.async_depth each plays whole groups"
         )
-    if c.lora.rank and not c.lora.targets:
-        yield f"config.lora.rank={c.lora.rank} adapts nothing: config.lora.targets is empty"
     port = re.fullmatch(r"\S+:(\d{1,5})", hosts.coordinator)
     if count > 1 and not (port and 0 < int(port[1]) < 2**16):
         yield (

@@ -9,8 +9,6 @@ names its slot in the cache. The slot number one past the last marks an idle row
 arbitrary and its writes are dropped.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 

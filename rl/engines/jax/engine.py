@@ -6,8 +6,6 @@ running request. No decision depends on a clock: the same requests in the same o
 bit-identical results.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

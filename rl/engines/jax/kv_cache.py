@@ -5,8 +5,6 @@ Shapes: B cache rows, T tokens, S cache positions, D width, H query heads, K key
 feed-forward width, V vocabulary.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,13 +1,11 @@
 """The device's side of the JAX engine: it gathers requests into calls of few shapes."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -175,6 +173,7 @@ class Shapes:
         return next((n for n in reversed(rows) if 3 * count > 2 * n), rows[0])
 
 
+@dataclass(eq=False)
 class Runner:
     """Prefills and decodes requests, on one device or with a bank of slots on each of several.
 
@@ -183,25 +182,21 @@ class Runner:
     been compiled.
     """
 
-    def __init__(
-        self,
-        config: qwen.Config,
-        slots: Slots,
-        shapes: Shapes,
-        *,
-        block: int,
-        leave: float,
-        cache_dtype: Any,
-        devices: Sequence[jax.Device],
-    ):
-        self._config, self._slots, self.shapes = config, slots, shapes
-        self._block, self._leave = block, leave
-        self._cache_dtype, self._devices = cache_dtype, devices
+    config: qwen.Config
+    slots: Slots
+    shapes: Shapes
+    _: KW_ONLY
+    block: int
+    leave: float
+    cache_dtype: Any
+    devices: Sequence[jax.Device]
+
+    def __post_init__(self) -> None:
         self.weights: list[Any] = []
         self.compiled: set[tuple[Any, ...]] = set()
         self.counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
         self._counting = threading.Lock()
-        self._threads = ThreadPoolExecutor(shapes.banks)
+        self._threads = ThreadPoolExecutor(self.shapes.banks)
         self.drop_caches()
 
     def drop_caches(self) -> None:
@@ -223,7 +218,7 @@ class Runner:
         order."""
 
         def bank(request: Request) -> int:
-            return self._slots.bank(request.slot)
+            return self.slots.bank(request.slot)
 
         here, *others = [(n, list(part)) for n, part in groupby(sorted(requests, key=bank), bank)]
         futures = [self._threads.submit(work, *part) for part in others]
@@ -252,7 +247,7 @@ class Runner:
             tokens, logprobs = self._prefill_call(bank, batch, rows, size)
             for request, token, logprob in zip(batch, tokens, logprobs):
                 piece = request.prompt[request.start : request.start + size]
-                self._slots.write(request.slot, request.start, piece)
+                self.slots.write(request.slot, request.start, piece)
                 request.start += len(piece)
                 if not request.rest:
                     done.append((request, [token], [logprob]))
@@ -261,7 +256,7 @@ class Runner:
 
     def _copy_prefixes(self, bank: int, requests: Requests) -> None:
         """Copy the first `start` cached tokens of each request's source slot to its own slot."""
-        size = self._slots.bank_size
+        size = self.slots.bank_size
         for batch in _chunks(requests, self.shapes.copied[-1]):
             rows = _at_least(len(batch), self.shapes.copied)
             window = self.shapes.window(max(r.start for r in batch))
@@ -271,7 +266,7 @@ class Runner:
             self.compiled.add(("copy", window, rows))
             self._caches[bank] = decoding.copy(self._cache(bank), source, slot, window=window)
             for request in batch:
-                self._slots.write(request.slot, 0, request.prompt[: request.start])
+                self.slots.write(request.slot, 0, request.prompt[: request.start])
 
     def _prefill_call(
         self, bank: int, batch: Requests, rows: int, size: int
@@ -279,7 +274,7 @@ class Runner:
         """Prefill one piece of each prompt; return the token and log-probability sampled after
         it."""
         column = partial(_column, rows, range(len(batch)))
-        bank_size = self._slots.bank_size
+        bank_size = self.slots.bank_size
         tokens = np.zeros((rows, size), np.int32)
         for row, request in zip(tokens, batch):
             row[: request.rest] = request.prompt[request.start : request.start + size]
@@ -306,8 +301,8 @@ class Runner:
 
     def _decode_call(self, bank: int, batch: Requests) -> list[Result]:
         """Decode one block of tokens, one if what may follow a token depends on it."""
-        size = self._slots.bank_size
-        block = 1 if batch[0].guide else self._block
+        size = self.slots.bank_size
+        block = 1 if batch[0].guide else self.block
         rows = _at_least(len(batch), self.shapes.decoded)
         slots = [r.slot % size for r in batch]
         places = slots if rows == size else list(range(len(batch)))
@@ -321,7 +316,7 @@ class Runner:
             stop=column([stops[:MAX_STOP_TOKENS] for stops in padded], fill=-1),
             draw=self._draw(batch, column),
         )
-        leave = np.int32(max(1, int(self._leave * len(batch))))
+        leave = np.int32(max(1, int(self.leave * len(batch))))
         last = max(r.length + min(block, r.budget) for r in batch)
         tokens_NB, logp_NB, steps = self._call(
             "decode", bank, batch, last - 1, (rows, block), lines, leave, block=block,
@@ -336,21 +331,21 @@ class Runner:
         for request, row in zip(batch, places):
             tokens = tokens_NB[: count_B[row], row].tolist()
             # The last sampled token is not in the cache yet; the next call writes it.
-            self._slots.write(request.slot, request.length - 1, [request.tokens[-1], *tokens[:-1]])
+            self.slots.write(request.slot, request.length - 1, [request.tokens[-1], *tokens[:-1]])
             results.append((request, tokens, logp_NB[: len(tokens), row].tolist()))
         return results
 
     # --- arguments --------------------------------------------------------------------------------
 
     def _cache(self, bank: int) -> kv_cache.Cache:
-        size, context = self._slots.bank_size, self._slots.context
+        size, context = self.slots.bank_size, self.slots.context
         if self._caches[bank] is None:
-            cache = kv_cache.init_cache(self._config, size, context, self._cache_dtype)
-            self._caches[bank] = jax.device_put(cache, self._devices[bank % len(self._devices)])
+            cache = kv_cache.init_cache(self.config, size, context, self.cache_dtype)
+            self._caches[bank] = jax.device_put(cache, self.devices[bank % len(self.devices)])
         return self._caches[bank]
 
     def _draw(self, batch: Requests, column: Column) -> decoding.Draw:
-        settings, vocab = [r.sampling for r in batch], self._config.vocab
+        settings, vocab = [r.sampling for r in batch], self.config.vocab
         most = np.iinfo(np.int32).max  # a client may ask for any number
         allowed = None
         if any(r.guide for r in batch):
@@ -381,11 +376,11 @@ class Runner:
         window = self.shapes.window(positions)
         truncate = any(r.sampling.top_p < 1 or r.sampling.top_k > 0 for r in batch)
         self.compiled.add((name, window, shape, truncate, any(r.guide for r in batch)))
-        static |= {"config": self._config, "window": window, "truncate": truncate}
+        static |= {"config": self.config, "window": window, "truncate": truncate}
         program = decoding.prefill if name == "prefill" else decoding.decode
         began = time.perf_counter()
         *results, self._caches[bank] = program(
-            self.weights[bank % len(self._devices)], self._cache(bank), *arguments, **static
+            self.weights[bank % len(self.devices)], self._cache(bank), *arguments, **static
         )
         results = [np.asarray(result) for result in results]
         self.count(**{f"{name}_seconds": time.perf_counter() - began, f"{name}_calls": 1})

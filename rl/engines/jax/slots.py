@@ -1,7 +1,5 @@
 """The slots of the KV cache: the tokens that each one holds and the session that owns it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Container
 

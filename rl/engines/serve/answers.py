@@ -1,7 +1,5 @@
 """Answers of OpenAI's completions and chat completions, whole or as streaming events."""
 
-from __future__ import annotations
-
 import json
 import time
 import uuid

@@ -5,8 +5,6 @@ unsupported or unknown option is refused with the option's name; ignoring it wou
 wrong result.
 """
 
-from __future__ import annotations
-
 import difflib
 import itertools
 import json

@@ -18,8 +18,6 @@ read stays a text. Without `--key` only requests to this machine's local names a
 Needs `pip install -r requirements/service.txt`. Listens on 127.0.0.1 by default.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import functools

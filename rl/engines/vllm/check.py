@@ -1,8 +1,6 @@
 """Checks of a server: its configuration before training starts, and its weights after every
 update."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 

@@ -5,8 +5,6 @@ It uses one of two endpoints, depending on the server's /openapi.json: vLLM's
 of an OpenAI-compatible server that returns token ids.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ and its requests move to others. It is readmitted once it answers again and has 
 hold the current weights.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import time
@@ -180,7 +178,7 @@ class VllmEngine:
         tokens: list[int] = []
         logprobs: list[float] = []
         versions: list[int] = []
-        patience, refusals = self._patience, 0
+        refusals = 0
         while True:
             rest = sampling
             if tokens:  # cut by an update: continue after these tokens, with other random numbers
@@ -194,20 +192,12 @@ class VllmEngine:
             try:
                 part = await self._ask(replica, prompt_ids + tokens, rest, guide)
             except (ServerGone, ServerBusy) as error:
-                # A connection may break on a healthy server.
-                if isinstance(error, ServerGone) and not (
-                    replica.up and await replica.server.healthy(patience.check_every)
-                ):
+                if isinstance(error, ServerGone) and await self._is_gone(replica):
                     self._remove(replica, str(error))
                     self._stats["moved"] += 1
-                    continue
-                refusals += 1
-                self._stats["refused"] += 1
-                if refusals > patience.refusals:
-                    message = f"the request failed after {refusals} refusals: {error}"
-                    raise EngineFault(message) from None
-                delay = min(patience.max_delay, patience.delay * 2 ** (refusals - 1))
-                await asyncio.sleep(max(error.after, delay))
+                else:
+                    refusals += 1
+                    await self._back_off(error, refusals)
                 continue
             version = part.version
             if version is None or (version == -1 and self.transfer is None):
@@ -313,6 +303,21 @@ class VllmEngine:
             raise ServerGone(replica.why) from None
         finally:
             replica.running.discard(request)
+
+    async def _is_gone(self, replica: _Replica) -> bool:
+        """Return True if a replica does not answer: a connection may break on a healthy server."""
+        return not (replica.up and await replica.server.healthy(self._patience.check_every))
+
+    async def _back_off(self, error: ServerGone | ServerBusy, refusals: int) -> None:
+        """Wait until a request that was refused so often may be sent again. Raises EngineFault for
+        one that fails."""
+        patience = self._patience
+        self._stats["refused"] += 1
+        if refusals > patience.refusals:
+            message = f"the request failed after {refusals} refusals: {error}"
+            raise EngineFault(message) from None
+        delay = min(patience.max_delay, patience.delay * 2 ** (refusals - 1))
+        await asyncio.sleep(max(error.after, delay))
 
     async def _replica_of(self, session: str) -> _Replica:
         """Return the session's replica, or the one with the fewest sessions; wait while no replica

@@ -1,8 +1,6 @@
 """The vLLM servers of a run: external servers at given URLs, or servers that the run starts and
 stops."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -5,8 +5,6 @@ sends them in buckets rather than one by one, and describes each bucket to vLLM.
 (rl/engines/vllm/engine.py) pauses the servers before and resumes them afterwards.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl
