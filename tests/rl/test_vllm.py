@@ -510,7 +510,7 @@ def test_a_server_ends_when_its_launcher_is_killed():
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_server_that_hangs_ends_although_its_launcher_is_told_to_end(number):
     """`timeout`, `kill -- -PID` and schedulers tell the whole process group."""
     deaf = "__import__('signal').signal(15, __import__('signal').SIG_IGN)"
