@@ -57,6 +57,7 @@ def iterate(run: Run, recorder: Recorder, step: int) -> None:
     extra = recipe.extra(run, trajectories, step)
     batches, reasons, ledger = recipe.select(run, trajectories, extra, step)  # 6 samples
     remembered = recipe.remember(run, trajectories, step)  # 7 memory
+    recorder.settle()  # an evaluation that went on since the last step
     hosts.together(run.stop.check)  # ends all processes if one of them was asked to end
     learned = recipe.learn(run, batches, step)  # 8 update
     recorder.write_rollouts(step, trajectories, reasons, extra)

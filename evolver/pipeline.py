@@ -10,8 +10,9 @@ sampled it.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from evolver.metrics import Played
 from rl.rollout import Job
@@ -41,11 +42,12 @@ class Pipeline:
         self._judges = ThreadPoolExecutor(judges, thread_name_prefix="judge")
         # the rollouts of each group, with the training step that they were started for
         self._groups: dict[asyncio.Task[list[Trajectory]], int] = {}
+        self._beside: list[asyncio.Task[list[Trajectory]]] = []  # rollouts that train nothing
 
     @property
     def busy(self) -> bool:
-        """True if any group is still in flight."""
-        return not all(group.done() for group in self._groups)
+        """True if any rollout is still in flight."""
+        return not all(task.done() for task in (*self._groups, *self._beside))
 
     def counts(self) -> tuple[int, int]:
         """Return the numbers of groups that are done but have not trained, and of all groups."""
@@ -63,6 +65,14 @@ class Pipeline:
         self._collected = self._collected or time.monotonic()
         for jobs in groups:
             self._groups[asyncio.create_task(self._play(jobs))] = step
+
+    async def beside(
+        self, work: Coroutine[Any, Any, list[Trajectory]]
+    ) -> asyncio.Task[list[Trajectory]]:
+        """Start rollouts that go on beside the groups, and end with them."""
+        self._beside = [task for task in self._beside if not task.done()]
+        self._beside.append(asyncio.create_task(work))
+        return self._beside[-1]
 
     async def _play(self, jobs: Sequence[Job]) -> list[Trajectory]:
         trajectories = await self.play(jobs)
@@ -101,8 +111,9 @@ class Pipeline:
     async def close(self) -> None:
         """Cancel everything in flight. A resumed run starts those of later steps again, with newer
         weights."""
-        for group in self._groups:
-            group.cancel()
-        await asyncio.gather(*self._groups, return_exceptions=True)
+        tasks = [*self._groups, *self._beside]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._groups = {}
         self._judges.shutdown(wait=False, cancel_futures=True)

@@ -4,7 +4,8 @@ import contextlib
 import json
 import reprlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Self
 
 from envs.values import Json
@@ -17,11 +18,11 @@ from evolver.files.sinks import Sinks
 from evolver.files.workdir import plain
 from evolver.metrics import Metrics, faults_of, timed
 from evolver.phases import learning
-from evolver.phases.evaluation import evaluate
+from evolver.phases.evaluation import begun
 from evolver.processes import hosts
 from rl import learner
 from rl.checkpoint import CheckpointError, Checkpoints
-from rl.evaluation import measures
+from rl.evaluation import Scores, measures
 from rl.trajectory import Trajectory
 
 
@@ -46,6 +47,7 @@ class Recorder:
         self.system = ""  # message with which the policy trains, "" if it is not one
         self._updates = -1  # those of the last complete step
         self._saved_at = time.monotonic()
+        self._unsettled: Callable[[], None] | None = None  # the rest of `finish_step`
         if found := self.checkpoints.restore(arrays(run)):
             _, state, self.manifest = found
             run.recipe.load_arrays(run, state.pop("recipe", {}))
@@ -154,16 +156,39 @@ class Recorder:
         """Evaluate if it is time, write the pending metrics, and save if it is time. synced: the
         metrics of the sync.
 
-        A run that is interrupted here repeats all of this when it resumes.
+        With `rollout.async_depth` the next step begins meanwhile, and before its update `settle`
+        does the rest. A run that is interrupted here repeats all of this when it resumes.
         """
         run, c, step = self.run, self.run.config, self.run.step
-        metrics, best = (self.pending_metrics or Metrics()) | (synced or Metrics()), None
+        metrics, scores = (self.pending_metrics or Metrics()) | (synced or Metrics()), None
+        beside = run.pipeline if step < c.steps else None
         if evaluated_at(c, step):
+            keep = f"held_out_{step:06d}" if c.log.trajectories else ""
+            with timed("eval") as began:
+                scores = begun(run, keep=keep, sweep=step == 0, beside=beside)
+            metrics |= began
+        self._unsettled = partial(self._settle, metrics, scores)
+        if not (beside and scores):
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for the evaluation, and do the rest of `finish_step`.
+
+        The next update comes later: it consumes the weights that are saved with their score, and
+        between it and `complete` nothing may wait for an engine, which may be lost.
+        """
+        if self._unsettled:
+            self._unsettled()
+            self._unsettled = None
+
+    def _settle(self, metrics: Metrics, scores: Callable[[], Scores] | None) -> None:
+        run, c, step, best = self.run, self.run.config, self.run.step, None
+        if scores:
             with timed("eval") as seconds:
-                keep = f"held_out_{step:06d}" if c.log.trajectories else ""
-                scores = evaluate(run, keep=keep, sweep=step == 0)
-            run.workdir.log_scores(step, scores)
-            metrics |= seconds | {f"eval/{name}": value for name, value in measures(scores)}
+                found = scores()
+            run.workdir.log_scores(step, found)
+            metrics["time/eval"] += seconds["time/eval"]
+            metrics |= {f"eval/{name}": value for name, value in measures(found)}
             best = metrics[f"eval/avg@{c.eval.rollouts}"]
         if self.checkpoints.seconds:
             metrics["time/checkpoint"] = self.checkpoints.seconds

@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -48,17 +48,37 @@ def gather_rollouts(run: Run, jobs: Sequence[Job], phase: str) -> list[Trajector
     Each host plays its share, and all get all trajectories. What ends the run on one host ends it
     on all of them.
     """
+    played = local_rollouts(run, jobs, phase)
+    return hosts.gather_shares(hosts.together(lambda: run.stop.run(played)))
+
+
+def local_rollouts(
+    run: Run, jobs: Sequence[Job], phase: str
+) -> Coroutine[Any, Any, list[Trajectory]]:
+    """Return what plays this host's share of jobs."""
     mine = hosts.share(jobs)
     run.progress.phase(phase, 0, len(mine))
     clear_caches(run)
-    played = rollouts(
+    return rollouts(
         mine,
         run.actor,
         run.worlds,
         concurrency=run.config.rollout.concurrency,
         progress=lambda done, total, _: run.progress.phase(phase, done, total),
     )
-    return hosts.gather_shares(hosts.together(lambda: run.stop.run(played)))
+
+
+def begun_rollouts(
+    run: Run, jobs: Sequence[Job], phase: str, pipeline: Pipeline
+) -> Callable[[], list[Trajectory]]:
+    """Begin rollouts beside the groups of a pipeline, and return what gives them all, as
+    `gather_rollouts` does."""
+    task = run.stop.finish(pipeline.beside(local_rollouts(run, jobs, phase)))
+
+    async def played() -> list[Trajectory]:
+        return await task
+
+    return lambda: hosts.gather_shares(hosts.together(lambda: run.stop.run(played())))
 
 
 def graded_rollouts(

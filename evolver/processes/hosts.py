@@ -28,6 +28,8 @@ from rl.engines import EngineFault
 T = TypeVar("T")
 LOST = 75  # exit code of a process that ends because another one did; EX_TEMPFAIL of sysexits.h
 HEARTBEAT = 1.0  # seconds between two heartbeats
+SETTINGS = b"\4"  # the kind of the first frame of HTTP/2, which comes after the frame's length
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + SETTINGS + bytes(5)
 DIFFERENCES = 5  # between processes, that a message names
 
 
@@ -92,7 +94,7 @@ def _join(c: Any, stack: contextlib.ExitStack) -> None:
 
 
 def await_port(address: str, deadline: float) -> None:
-    """Return once host:port accepts connections. Raises the last OSError after `deadline` seconds.
+    """Return once a service answers at host:port. Raises the last OSError after `deadline` seconds.
 
     JAX would abort a client without its coordinator from C++, before it could print a message of
     ours.
@@ -101,8 +103,11 @@ def await_port(address: str, deadline: float) -> None:
     until = time.monotonic() + deadline
     while True:
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
-            return
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0) as found:
+                found.sendall(GREETING)
+                if found.recv(4)[3:] == SETTINGS:
+                    return
+            raise OSError("another program listens there")
         except OSError:
             if time.monotonic() > until:
                 raise

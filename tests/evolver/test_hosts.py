@@ -23,6 +23,7 @@ from evolver.llm.store import Ledger
 from evolver.processes import coordinator, hosts
 from evolver.processes.identity import identity
 from rl.engines import EngineFault
+from tests.evolver.chat_server import ChatServer
 from tests.evolver.runs import command, figures
 from tests.evolver.test_recipes import demonstrated
 from tests.faults.stage import descendants
@@ -153,6 +154,14 @@ def test_a_process_that_cannot_connect_reports_it(tmp_path, tiny):
     flags = [*connecting(2, 1, 3.0, free_port()), "--config.mesh.fsdp=2"]
     ((code, _, err),) = finish(start(tmp_path, tiny, -1, "run", *flags))
     assert code != 0 and "process 1 of 2 did not connect to the others at 127.0.0.1" in err
+
+
+def test_a_process_that_meets_another_program_at_the_port_reports_it(tmp_path, tiny):
+    with ChatServer("") as server:
+        port = server.url.rpartition(":")[2].partition("/")[0]
+        flags = [*connecting(2, 1, 3.0, port), "--config.mesh.fsdp=2"]
+        ((code, _, err),) = finish(start(tmp_path, tiny, -1, "run", *flags))
+    assert code == 1 and "(another program listens there)" in err and "Check failure" not in err
 
 
 @pytest.mark.slow

@@ -213,17 +213,50 @@ def test_a_run_with_rollouts_ahead_trains_on_every_step_and_knows_how_old_they_a
     assert [line["step"] for line in figures(run)] == [0, 1, 2, 3, 4]
 
 
-def test_the_rollouts_of_the_next_step_go_on_during_an_evaluation(tiny, tmp_path, monkeypatch):
-    ahead, play = {}, evaluation.gather_rollouts
+def test_the_next_step_goes_on_during_an_evaluation(tiny, tmp_path, monkeypatch):
+    ahead, events, begun = {}, [], evaluation.begun_rollouts
+    play = evaluation.gather_rollouts
 
-    def evaluate(run, jobs, phase):
+    def gather_rollouts(run, jobs, phase):
         ahead[run.step] = run.pipeline.counts()[1]
         return play(run, jobs, phase)
 
-    monkeypatch.setattr(evaluation, "gather_rollouts", evaluate)
+    def begun_rollouts(run, jobs, phase, beside):
+        step, ahead[run.step] = run.step, run.pipeline.counts()[1]
+        result = begun(run, jobs, phase, beside)
+        events.append(f"evaluation {step} begins")
+        return lambda: events.append(f"evaluation {step} ends") or result()
+
+    def noted(work, event):
+        return lambda *given: events.append(f"{event} {given[-1]}") or work(*given)
+
+    monkeypatch.setattr(evaluation, "begun_rollouts", begun_rollouts)
+    monkeypatch.setattr(evaluation, "gather_rollouts", gather_rollouts)
+    monkeypatch.setattr(Recipe, "roll_out", noted(Recipe.roll_out, "rollouts"))
+    monkeypatch.setattr(Recipe, "learn", staticmethod(noted(Recipe.learn, "update")))
     words = ("--config.rollout.async_depth=1", "--config.steps=2", "--config.eval.every=1")
     assert go(tiny, tmp_path / "run", *words) == 0
     assert ahead[1] > 0 and ahead[2] == 0, "groups of step 2 while step 1 is evaluated"
+    assert events == [
+        "evaluation 0 begins", "rollouts 1", "evaluation 0 ends", "update 1",
+        "evaluation 1 begins", "rollouts 2", "evaluation 1 ends", "update 2",
+    ]  # fmt: skip
+    lines = figures(tmp_path / "run")
+    assert [line["step"] for line in lines] == [0, 1, 2] and all("eval/avg@2" in x for x in lines)
+
+
+def test_a_run_that_ends_during_an_evaluation_evaluates_again(tiny, tmp_path, monkeypatch):
+    def lose(*_):
+        raise RunEnds("the budget is spent")
+
+    words = ("--config.rollout.async_depth=1", "--config.steps=2", "--config.eval.every=1")
+    with monkeypatch.context() as broken:
+        broken.setattr(Recipe, "credit", lose)
+        assert go(tiny, tmp_path / "run", *words) == 3
+    assert figures(tmp_path / "run") == []
+    assert go(tiny, tmp_path / "run", *words) == 0
+    lines = figures(tmp_path / "run")
+    assert [line["step"] for line in lines] == [0, 1, 2] and all("eval/avg@2" in x for x in lines)
 
 
 def test_rollouts_that_would_be_too_old_are_refused(tiny, tmp_path, capsys):

@@ -5,6 +5,7 @@ import asyncio
 import dataclasses
 import itertools
 import math
+import signal
 import subprocess
 import sys
 import threading
@@ -515,3 +516,16 @@ def test_a_server_ends_when_its_launcher_is_killed():
     while server.exists() and server.read_bytes():
         assert time.monotonic() < until, "the server is left"
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_server_that_hangs_ends_although_its_launcher_is_told_to_end(number):
+    """`timeout`, `kill -- -PID` and schedulers tell the whole process group."""
+    deaf = "__import__('signal').signal(15, __import__('signal').SIG_IGN)"
+    launcher, pid = launched(f"({deaf}, os.getpid())[1]")
+    launcher.send_signal(number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        launcher.wait(0.5)
+    launcher.stdin.close()
+    launcher.wait(60)
+    assert not Path("/proc", pid).exists()

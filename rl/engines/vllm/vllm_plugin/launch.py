@@ -59,7 +59,9 @@ def end(child: subprocess.Popen) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches this process too; the trainer decides
+    # What ends the trainer's process group reaches this process too: the trainer decides. A server
+    # that is told to end while it starts may hang, and then nobody would be left to kill it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # the server does not inherit that
     sys.exit(main())
