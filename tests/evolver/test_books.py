@@ -47,7 +47,7 @@ def test_metrics_lines_are_sorted_exact_and_finite_and_have_any_names(tmp_path):
     metrics = {"b": np.float32(0.1), "a": 1 / 3, "c": float("nan"), "d\ud800": np.int64(3)}
     workdir.log_metrics(4, metrics)
     line = (
-        '{"step": 4, "a": 0.3333333333333333, "b": 0.10000000149011612, "c": null, "d\ufffd": 3}\n'
+        '{"step": 4, "a": 0.3333333333333333, "b": 0.10000000149011612, "c": null, "d\\ufffd": 3}\n'
     )
     assert (tmp_path / "metrics.jsonl").read_text() == line
     assert workdir.metrics()[0]["a"] == 1 / 3

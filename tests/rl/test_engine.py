@@ -169,15 +169,6 @@ def decode_shapes(engine):
     return {(window, shape[0]) for name, window, shape, *_ in compiled if name == "decode"}
 
 
-def test_decoding_in_place_as_on_an_accelerator_gives_the_same_samples():
-    engine = make(slots=8, context=256)
-    shapes = engine._runner.shapes
-    shapes.in_place, shapes.copied, shapes.decoded = True, [2], [2, 8]
-    assert_as_alone(engine, range(6))
-    found = decode_shapes(engine)
-    assert {8} <= {rows for _, rows in found} <= {2, 8} and min(found)[0] < 256
-
-
 def test_a_large_model_decodes_all_rows_in_one_call(monkeypatch):
     monkeypatch.setattr("rl.engines.jax.runner.SMALL", 0)
     engine = make(slots=40)
