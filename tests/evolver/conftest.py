@@ -38,6 +38,20 @@ def finish(tiny, tmp_path):
 
 
 @pytest.fixture
+def ends(tiny, tmp_path, capsys):
+    """Play a run of the tiny policy that ends with this exit code, and return its message, which is
+    no traceback."""
+
+    def play(code, *words) -> str:
+        assert go(tiny, tmp_path / "run", *words) == code
+        said = capsys.readouterr().err
+        assert "Traceback" not in said
+        return said
+
+    return play
+
+
+@pytest.fixture
 def chat_of():
     """A client whose every role is answered by a script."""
     with contextlib.ExitStack() as stack:

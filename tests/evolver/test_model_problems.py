@@ -51,29 +51,6 @@ def test_an_unsupported_model_is_named_with_the_other_problems(
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(
-    "values,words",
-    [
-        ({"model_type": None}, "supported are qwen2, qwen3, llama"),
-        ({"vocab_size": None}, "vocab_size is missing"),
-        ({"num_key_value_heads": 3}, "3 key/value heads do not divide"),
-        (
-            {"num_attention_heads": 0, "num_key_value_heads": 0},
-            "num_attention_heads=0 is not a positive integer",
-        ),
-        ({"rope_scaling": {"type": "yarn"}, "rope_parameters": None}, "rope type 'yarn'"),
-        ({"rope_parameters": {"rope_type": "llama3"}}, "rope type 'llama3'"),
-        ({"rope_parameters": [1]}, "rope parameters [1] are not an object"),
-        ({"model_type": "qwen3", "attention_bias": True}, "attention_bias"),
-        ({"quantization_config": {"bits": 4}}, "quantized"),
-    ],
-)
-def test_what_the_loader_refuses_is_reported_before_a_run(config, changed, values, words):
-    changed(**values)
-    found = list(model_problems(config, "train"))
-    assert any(words in text for text in found), found
-
-
 def test_a_sound_checkpoint_has_no_problems(config, changed):
     changed(rope_scaling={"type": "default"}, layer_types=["full_attention"])
     assert not list(model_problems(config, "train"))

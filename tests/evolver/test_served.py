@@ -40,8 +40,8 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
-def test_a_run_starts_its_judge_asks_it_and_ends_it(tiny, tmp_path, capsys):
-    workdir, judge = tmp_path / "run", tiny_policy(tmp_path / "judge")
+def test_a_run_starts_its_judge_asks_it_and_ends_it(tiny, policy, tmp_path, capsys):
+    workdir, judge = tmp_path / "run", policy
     assert go(tiny, workdir, f"--config.llm.serve.path={judge}", *JUDGED) == 0
     assert f"serving {judge}; log: {workdir}/llm_server.log" in capsys.readouterr().out
     lines = ledger_lines(workdir / "llm.jsonl")

@@ -161,6 +161,9 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
 POSITIVE = hf_config.SIZES.values()
 UNSUPPORTED = [
     ({"model_type": "mixtral"}, "model_type is 'mixtral'; supported are qwen2, qwen3, llama, mistral and smollm3: dense"),
+    ({"model_type": None}, "supported are qwen2"),
+    ({"num_attention_heads": 0, "num_key_value_heads": 0}, "num_attention_heads=0 is not a positive integer"),
+    ({"rope_parameters": {"rope_type": "llama3"}}, "rope type 'llama3'"),
     ({"model_type": "mistral", "sliding_window": 4096}, r"sliding window attention \(sliding_window\)"),
     ({"model_type": "smollm3", "no_rope_layers": [1]}, r"no_rope_layers=\[1\] is not a list with 0 or 1 for each"),
     ({"model_type": "smollm3", "no_rope_layers": [1, "x"]}, "is not a list with 0 or 1 for each"),
