@@ -3,6 +3,7 @@ world."""
 
 import contextlib
 import importlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,12 @@ def policy(tmp_path_factory):
 def tiny(policy):
     """The config of short runs of the tiny policy."""
     return config_file(policy.parent, policy)
+
+
+@pytest.fixture
+def checkpoint(policy, tmp_path):
+    """A copy of the policy, to damage."""
+    return shutil.copytree(policy, tmp_path / "checkpoint")
 
 
 @pytest.fixture

@@ -28,12 +28,12 @@ from rl.engines import EngineFault
 from tests.evolver import runs
 from tests.evolver.runs import command, rollouts_of
 from tests.evolver.runs import figures as lines
+from tests.faults.stage import FATES
 from tests.tiny import Parity
 
 ROOT = Path(__file__).parents[2]
 RESUMED = "--config.checkpoint.every=2"
 RARELY = "--config.checkpoint.every=10"
-FATES = ("trained", "no_signal", "overlong", "stale", "parse_error", "env_error", "cancelled")
 
 
 def go(tiny, workdir, *words) -> int:

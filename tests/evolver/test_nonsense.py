@@ -2,7 +2,6 @@
 is computed."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -178,12 +177,6 @@ def test_a_home_directory_of_nobody_is_one_message(tiny):
     command = cli.parse(["run.py", f"--config={tiny}", "--workdir=~nobody-has-this-name/run"])
     (problem,) = problems(command.config, base.Config, command.workdir, "train")
     assert problem.startswith("--workdir=~nobody-has-this-name/run: there is no such user")
-
-
-@pytest.fixture
-def checkpoint(policy, tmp_path):
-    """A copy of the policy, to damage."""
-    return shutil.copytree(policy, tmp_path / "checkpoint")
 
 
 @pytest.mark.parametrize(
