@@ -95,11 +95,7 @@ def test_the_recipe_also_trains_with_rollouts_of_later_steps(folder, capsys):
     [
         ("advantage.args.flor=1", "there is no argument 'flor' (did you mean floor?)"),
         ("advantage.args.floor=0", "floor=0 must be above 0"),
-        ("advantage.args.bonus=many", "bonus='many' must be of type float"),
-        ("loss.args.down=2.0", "down=2.0 must be at most 1"),
         ("template.name=last_turns:LastTurn", "has no attribute 'LastTurn'"),
-        ("questioning.explorer.name=nowhere:Walk", "No module named 'nowhere'"),
-        ("attributing.judge.name=repaly", "did you mean replay?"),
         ("attributing.enabled=False", "needs labels of turns"),
     ],
 )

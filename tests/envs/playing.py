@@ -2,10 +2,18 @@
 
 import random
 
+from envs import conformance
 from envs.desk.plans import LEVELS, WORLDS, Unfit
 from envs.toolcalls import call_text, parse
 from envs.travel import Travel, plain
 from envs.world import Observation, World, text_of
+
+
+def assert_conforms(make_world, **options):
+    """Assert that the worlds pass every check of the contract."""
+    names, problems = conformance.run(make_world, **options)
+    assert not problems, "\n".join(map(str, problems))
+    assert len(names) == len(conformance.CHECKS)
 
 
 def begin(world: World, number: int = 0, split: str = "train", seed: int = 0) -> Observation:

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from envs import conformance, make
+from envs import make
 from envs.appworld import AppWorld, prompt
 from envs.appworld.mini import data, evaluation
 from envs.appworld.mini.data import SPLITS
@@ -16,6 +16,7 @@ from envs.process import ROOT, Deadlines
 from envs.source import Source
 from envs.toolcalls import call_text
 from envs.world import Task
+from tests.envs.playing import assert_conforms
 from tests.envs.test_process import alone
 
 # ------------------------------------------------------------------------------------------ extraction of code
@@ -169,9 +170,7 @@ def begun(world, id="0a1_1"):
 
 def test_the_adapter_conforms(official):
     engine = FakeEngine()
-    names, problems = conformance.run(lambda: official(Played, engine))
-    assert not problems, "\n".join(map(str, problems))
-    assert len(names) == len(conformance.CHECKS)
+    assert_conforms(lambda: official(Played, engine))
 
 
 def test_an_episode(official):
@@ -475,9 +474,7 @@ def test_an_answer_that_cannot_be_compared_scores_nothing(world, answer):
 @real
 def test_the_real_engine_conforms(world):
     with Source("appworld", mode="worker", workers=1, python=PYTHON, deadlines=PATIENT) as source:
-        names, problems = conformance.run(source.world, limit=2)
-    assert not problems, "\n".join(map(str, problems))
-    assert len(names) == len(conformance.CHECKS)
+        assert_conforms(source.world, limit=2)
 
 
 def shown(world, name, **arguments):

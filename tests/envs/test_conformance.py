@@ -16,6 +16,7 @@ from envs.source import MODES, Source, serving
 from envs.world import Evaluation, Observation, StepResult
 from tests.envs import broken
 from tests.envs.faulty import Coder, Counter, Twins
+from tests.envs.playing import assert_conforms
 
 COUNTER = "tests.envs.faulty:Counter"
 CATEGORIES = ["multi_turn_base", "multi_turn_miss_func", "multi_turn_long_context"]
@@ -49,9 +50,7 @@ def test_every_environment_conforms_in_every_mode(name, mode):
             pytest.importorskip("starlette", reason="pip install -r requirements/service.txt")
             options["url"] = stack.enter_context(serving(env, json.dumps(kwargs), "--workers", "1"))
         source = stack.enter_context(Source(env, kwargs, mode=mode, **options))
-        names, problems = conformance.run(source.world, limit=2 if mode == "http" else 4)
-    assert not problems, "\n".join(map(str, problems))
-    assert len(names) == len(conformance.CHECKS)
+        assert_conforms(source.world, limit=2 if mode == "http" else 4)
 
 
 class AcceptsAnySplit(Counter):
@@ -179,7 +178,7 @@ def test_tasks_that_share_an_id_are_found_in_every_split(split, check):
 
 def test_a_correct_environment_has_no_problems():
     for world in (Counter, Coder, broken.Store):
-        assert conformance.run(world)[1] == []
+        assert_conforms(world)
 
 
 FOUND = {  # a world: the checks of which one finds it, and a part of what it says

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from envs import conformance
 from envs.desk import agent
 from envs.desk.plans import LEVELS, WORLDS
 from envs.desk.rules import HOUSES
@@ -22,7 +21,7 @@ from envs.home import SmartHome
 from envs.toolcalls import call_text, parse
 from envs.travel import Travel, plain
 from envs.world import Task
-from tests.envs.playing import calls_of, plain_plans, play, without
+from tests.envs.playing import assert_conforms, calls_of, plain_plans, play, without
 
 PAGE = Path(__file__).parents[2] / "docs/environments.md"
 LIBRARY = re.search(r"```python\n(# library.py\n.*?)```", PAGE.read_text(), re.DOTALL)[1]
@@ -65,8 +64,7 @@ def test_a_world_of_the_page_is_a_module_of_data():
 
 
 def test_it_is_a_sound_world(world):
-    passed, problems = conformance.run(lambda: world(n_train=6, n_dev=6, rules=0), limit=2)
-    assert len(passed) == len(conformance.CHECKS) and not problems
+    assert_conforms(lambda: world(n_train=6, n_dev=6, rules=0), limit=2)
     check_env(GymEnv(world(rules=0)), skip_render_check=True)
 
 

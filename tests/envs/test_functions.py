@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from envs import check, conformance, make
+from envs import check, make
 from envs.functions import Functions
 from envs.toolcalls import call_text
 from envs.world import Task
-from tests.envs.playing import begin
+from tests.envs.playing import assert_conforms, begin
 
 DOCUMENT = Path(__file__).parents[2] / "docs/environments.md"
 MODULE = '''
@@ -135,7 +135,7 @@ def parameters_of(name):
 
 
 def test_the_documented_module_is_a_correct_world(pantry):
-    assert conformance.run(lambda: make("functions", module=pantry))[1] == []
+    assert_conforms(lambda: make("functions", module=pantry))
     world = started(pantry)
     assert say(world, "take", good="rice") == "error: the pantry is locked"
     assert say(world, "unlock", code=4711) == "open"
@@ -155,7 +155,7 @@ def test_a_module_is_a_correct_world_in_a_worker_too():
 
 
 def test_a_module_with_a_reset_is_a_correct_world_with_many_starts(module):
-    assert conformance.run(lambda: Functions(module))[1] == []
+    assert_conforms(lambda: Functions(module))
     assert len({say(started(module, i), "pack", name=str(i)) for i in range(3)}) == 1
     assert len(Functions(module, n_train=5).tasks("train")) == 5
 

@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from envs import conformance
 from envs.call_formats import Hermes
 from envs.made_up import MadeUp, demos, plan, words
 from envs.made_up.demos import demonstrate, reading
@@ -18,7 +17,7 @@ from envs.source import Source
 from envs.wording import summaries
 from models.tokenizer import Tokenizer
 from rl.contexts import brief
-from tests.envs.playing import calls_of, play, without
+from tests.envs.playing import assert_conforms, calls_of, play, without
 
 NUMBERS = range(300)
 
@@ -30,8 +29,7 @@ def tasks():
 @pytest.mark.parametrize("number", [0, 17, 4242])
 def test_it_keeps_the_contract_of_an_environment(number):
     with Source("made_up", {"number": number}, mode="inprocess") as source:
-        _, problems = conformance.run(source.world, limit=4)
-    assert not problems, "\n".join(map(str, problems))
+        assert_conforms(source.world, limit=4)
 
 
 def test_references_solve_the_tasks_and_nothing_less_does():

@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from envs import conformance, make
+from envs import make
 from envs.act import action_of
 from envs.process import Deadlines
 from envs.reasoning import answer_of
@@ -19,7 +19,7 @@ from envs.world import Task
 from evolver.parts import Parts
 from evolver.questioning import TaskPool
 from evolver.questioning.llm import LlmExplorer
-from tests.envs.playing import begin, told
+from tests.envs.playing import assert_conforms, begin, told
 from tests.envs.test_process import alone
 
 PATIENT = Deadlines(start=300.0, reset=300.0, step=300.0)
@@ -27,12 +27,6 @@ PATIENT = Deadlines(start=300.0, reset=300.0, step=300.0)
 
 def installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
-
-
-def conforms(make_world, limit=3):
-    names, problems = conformance.run(make_world, limit=limit)
-    assert not problems, "\n".join(map(str, problems))
-    assert len(names) == len(conformance.CHECKS)
 
 
 def act(action: str) -> str:
@@ -141,7 +135,7 @@ def boiling(**kwargs):
 
 
 def test_scienceworld_conforms(science):
-    conforms(referenced(SOLUTION, "scienceworld", kinds=["boil", "melt"]))
+    assert_conforms(referenced(SOLUTION, "scienceworld", kinds=["boil", "melt"]), limit=3)
 
 
 def test_a_scienceworld_episode(science):
@@ -329,7 +323,9 @@ def games(monkeypatch):
 
 
 def test_textworld_conforms_and_compiles_a_game_once(games, tmp_path):
-    conforms(referenced(["take key", "open box"], "textworld", n_train=3, cache=str(tmp_path)))
+    assert_conforms(
+        referenced(["take key", "open box"], "textworld", n_train=3, cache=str(tmp_path)), limit=3
+    )
     assert sorted(games) == [(1, 3), (2, 3), (3, 3)]
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json"] * 3 + [".z8"] * 3
 
@@ -396,7 +392,7 @@ def test_wrong_arguments_and_splits_are_refused(name, kwargs, message):
 
 
 def test_reasoning_conforms(gym_of_reasons):
-    conforms(lambda: make("reasoning", n_train=7))
+    assert_conforms(lambda: make("reasoning", n_train=7), limit=3)
 
 
 def test_a_reasoning_episode_is_one_turn(gym_of_reasons):
@@ -524,4 +520,4 @@ def test_real_textworld(kind, tmp_path):
 )
 def test_real_reasoning_gym():
     names = ["basic_arithmetic", "spell_backward", "prime_factorization", "countdown"]
-    conforms(lambda: make("reasoning", datasets=names, n_train=8))
+    assert_conforms(lambda: make("reasoning", datasets=names, n_train=8), limit=3)

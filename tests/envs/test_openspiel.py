@@ -17,7 +17,7 @@ from rl.advantages.spiral import Spiral
 from rl.contexts import Opening
 from rl.contexts.latest import Latest
 from rl.trajectory import Completion
-from tests.envs.test_more_worlds import conforms
+from tests.envs.playing import assert_conforms
 from tests.evolver.toy import TOOLS
 from tests.rl.test_samples import trajectory, turn
 
@@ -38,7 +38,7 @@ def played(world, task, *moves):
 def test_it_conforms(opponent):
     games = ("tic_tac_toe", "kuhn_poker", "leduc_poker", "liars_dice", "nim")
     sizes = {"n_train": 5, "n_dev": 5, "n_test": 5}
-    conforms(lambda: make("openspiel", games=games, opponent=opponent, **sizes), limit=5)
+    assert_conforms(lambda: make("openspiel", games=games, opponent=opponent, **sizes), limit=5)
 
 
 def test_both_players_are_the_policy_and_the_score_is_the_first_ones():

@@ -25,7 +25,7 @@ from envs.toolcalls import call_text
 from envs.travel import Travel
 from envs.world import Observation, StepResult, World
 from tests.envs.playing import begin, take_all
-from tests.evolver.toy import Library, attempt, call, task
+from tests.evolver.toy import Library, NoSnapshots, attempt, call, task
 
 IDS = ["B99"]
 
@@ -59,10 +59,6 @@ MARKED = [call("shelf", "blue"), call("mark", "B13")]  # a book that the task do
 def evaluated(world, task, *actions):
     """Return the evaluation of an episode of these actions."""
     return attempt(Probed(world), task, list(actions)).evaluation
-
-
-class NoSnapshots(Library):
-    snapshots = False
 
 
 class Counted(NoSnapshots):

@@ -417,12 +417,6 @@ def test_a_closed_pool_leaves_no_process(begun):
     assert wait_until(lambda: not any(map(is_running, pids)))
 
 
-@pytest.mark.parametrize("mode", ["inprocess", "worker"])
-def test_a_source_makes_worlds(mode):
-    with Source(COUNTER, {"goal": 2}, mode=mode) as source:
-        assert solve(source.world()) == 1.0
-
-
 def test_a_source_says_what_is_wrong():
     for message, options in (
         ("inprocess, worker, http", {"mode": "thread"}),

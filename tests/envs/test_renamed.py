@@ -7,20 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from docs.examples.lending import Lending
 from envs.probed import probed
 from envs.renamed import KEY, meant, renamed, shown
 from envs.toolcalls import call_text
 from envs.world import Task
 from evolver.replaying import play
 from tests.envs.playing import take_all
-
-
-@pytest.fixture
-def lending(monkeypatch):
-    monkeypatch.syspath_prepend("docs/examples")
-    from lending import Lending
-
-    return Lending
 
 
 def desk_task(reference):
@@ -48,8 +41,8 @@ def test_every_word_means_one_word(text, key):
     assert meant(task)(shown(task)(text)) == text == shown(task)(meant(task)(text))
 
 
-def test_an_episode_with_other_ids_is_the_same_episode(lending):
-    world = probed(lending())
+def test_an_episode_with_other_ids_is_the_same_episode():
+    world = probed(Lending())
     for task in world.tasks("train")[:8]:
         other = renamed(task, task.id)
         assert other.query != task.query and KEY in other.meta
@@ -61,8 +54,8 @@ def test_an_episode_with_other_ids_is_the_same_episode(lending):
         assert said[1] == list(map(change, said[0]))
 
 
-def test_an_episode_with_other_ids_goes_on_from_a_snapshot(lending):
-    world = probed(lending())
+def test_an_episode_with_other_ids_goes_on_from_a_snapshot():
+    world = probed(Lending())
     task = world.tasks("train")[1]
     other = renamed(task, task.id)
     world.reset(other, other.seed)
@@ -76,13 +69,13 @@ def test_an_episode_with_other_ids_goes_on_from_a_snapshot(lending):
 
 
 @pytest.mark.parametrize("content", ["Do {}: M12 waits.", "{}"])
-def test_what_stands_beside_the_query_is_renamed_once(lending, content):
-    class Opening(lending):
+def test_what_stands_beside_the_query_is_renamed_once(content):
+    class Opening(Lending):
         def reset(self, task, seed=0):
             observation = super().reset(task, seed)
             observation.messages[-1]["content"] = content.format(task.query)
             return observation
 
-    task = renamed(replace(lending().tasks("train")[1], query="Lend B34."), "a")
+    task = renamed(replace(Lending().tasks("train")[1], query="Lend B34."), "a")
     said = probed(Opening()).reset(task, task.seed).messages[-1]["content"]
     assert said == shown(task)(content.format("{}")).format(task.query)

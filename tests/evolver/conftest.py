@@ -3,6 +3,7 @@ world."""
 
 import contextlib
 import importlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,32 @@ def tiny(policy):
 
 
 @pytest.fixture
+def checkpoint(policy, tmp_path):
+    """A copy of the policy, to damage."""
+    return shutil.copytree(policy, tmp_path / "checkpoint")
+
+
+@pytest.fixture
 def finish(tiny, tmp_path):
     """Play a run of the tiny policy to its end, and return its workdir, which has this name."""
 
     def play(name, *words) -> Path:
         assert go(tiny, tmp_path / name, *words) == 0
         return tmp_path / name
+
+    return play
+
+
+@pytest.fixture
+def ends(tiny, tmp_path, capsys):
+    """Play a run of the tiny policy that ends with this exit code, and return its message, which is
+    no traceback."""
+
+    def play(code, *words) -> str:
+        assert go(tiny, tmp_path / "run", *words) == code
+        said = capsys.readouterr().err
+        assert "Traceback" not in said
+        return said
 
     return play
 

@@ -42,25 +42,24 @@ def trajectory(rollout=0, *, success=True, stop=StopReason.DONE, experience=()) 
     )
 
 
-def test_metrics_lines_are_sorted_exact_and_finite(tmp_path):
+def test_metrics_lines_are_sorted_exact_and_finite_and_have_any_names(tmp_path):
     workdir = Workdir(tmp_path)
-    metrics = {"b": np.float32(0.1), "a": 1 / 3, "c": float("nan"), "d": np.int64(3)}
+    metrics = {"b": np.float32(0.1), "a": 1 / 3, "c": float("nan"), "d\ud800": np.int64(3)}
     workdir.log_metrics(4, metrics)
-    line = '{"step": 4, "a": 0.3333333333333333, "b": 0.10000000149011612, "c": null, "d": 3}\n'
+    line = (
+        '{"step": 4, "a": 0.3333333333333333, "b": 0.10000000149011612, "c": null, "d\\ufffd": 3}\n'
+    )
     assert (tmp_path / "metrics.jsonl").read_text() == line
     assert workdir.metrics()[0]["a"] == 1 / 3
 
 
-def test_a_line_cut_short_by_a_crash_is_forgiven_only_at_the_end(tmp_path):
+def test_a_line_cut_short_by_a_crash_is_forgiven_at_the_end(tmp_path):
     workdir = Workdir(tmp_path)
     for step in range(3):
         workdir.log_metrics(step, {"x": step})
     path = tmp_path / "metrics.jsonl"
     path.write_text(path.read_text() + '{"step": 3, "x"')
     assert [line["step"] for line in workdir.metrics()] == [0, 1, 2]
-    path.write_text("{broken\n" + path.read_text())
-    with pytest.raises(ValueError, match="line 1"):
-        workdir.metrics()
 
 
 def test_a_line_after_one_that_a_crash_cut_short_is_not_lost(tmp_path):

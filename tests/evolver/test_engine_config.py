@@ -9,7 +9,6 @@ from evolver.build import RunError, open_run
 from evolver.config import cli
 from evolver.config.checks import problems
 from tests.configs import config_of
-from tests.tiny import config_file, tiny_policy
 
 VLLM = f"engine.name=vllm engine.vllm.python={sys.executable}"
 URLS = "engine.name=vllm engine.vllm.urls=('{}',)"
@@ -58,7 +57,7 @@ def test_what_can_work_is_not_complained_about(tmp_path):
     assert not problems_of(f"{VLLM} rollout.async_depth=1 loss.importance_high=4.0", tmp_path)
 
 
-def test_an_engine_is_closed_if_a_later_part_cannot_be_built(tmp_path, monkeypatch):
+def test_an_engine_is_closed_if_a_later_part_cannot_be_built(tiny, tmp_path, monkeypatch):
     closed = []
 
     async def close(engine):
@@ -69,8 +68,7 @@ def test_an_engine_is_closed_if_a_later_part_cannot_be_built(tmp_path, monkeypat
 
     monkeypatch.setattr("rl.engines.jax.engine.JaxEngine.close", close)
     monkeypatch.setattr("evolver.build.make_tasks", no_tasks)
-    path = config_file(tmp_path, tiny_policy(tmp_path / "policy"))
-    config = cli.parse(["run.py", f"--config={path}", f"--workdir={tmp_path / 'run'}"]).config
+    config = cli.parse(["run.py", f"--config={tiny}", f"--workdir={tmp_path / 'run'}"]).config
     with pytest.raises(RunError, match="no tasks can be made"), open_run(config, tmp_path / "run"):
         raise AssertionError("the run must not begin")
     assert len(closed) == 1

@@ -17,7 +17,7 @@ from envs.process import Deadlines
 from envs.source import Source
 from envs.toolcalls import call_text
 from envs.wording import goal_text
-from envs.world import Evaluation, Observation, StepResult, Task, World
+from envs.world import Evaluation, Observation, StepResult, Task, World, tool_of
 from evolver.questioning.calls import Event
 from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.goals import goals_of
@@ -209,9 +209,7 @@ def function(name, description, *required, optional=()):
     properties = {
         p: {"type": "string", "description": about.get(p, p)} for p in (*required, *optional)
     }
-    parameters = {"type": "object", "properties": properties, "required": list(required)}
-    made = {"name": name, "description": description, "parameters": parameters}
-    return {"type": "function", "function": made}
+    return tool_of(name, description, properties, list(required))
 
 
 def token_of(app):

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import run
 from evolver.build import RunError
 from evolver.parts import Parts
 from evolver.phases.tasks import invent
@@ -16,7 +15,6 @@ from evolver.processes.interrupt import Interrupted, Stop
 from evolver.questioning.curiosity import Curiosity
 from tests.evolver.explorers import RandomWalk, pool_of
 from tests.evolver.toy import Library
-from tests.tiny import config_file, tiny_policy
 
 
 def exploring(stop, make_world=Library, said=print, **questioning):
@@ -83,10 +81,7 @@ def test_a_world_that_does_not_start_ends_a_run_in_one_message():
     assert "task.query" not in str(failure.value)
 
 
-def test_exploration_ends_at_once_while_a_world_starts(tmp_path, capsys):
-    config = config_file(tmp_path, tiny_policy(tmp_path / "policy"))
+def test_exploration_ends_at_once_while_a_world_starts(ends):
     words = ("--config.env.name=tests.envs.faulty:SlowStart", "--config.eval.every=0")
     words += ("--config.questioning.enabled=True", "--mode=explore", "--config.eval.split=")
-    command = ["run.py", f"--config={config}", f"--workdir={tmp_path / 'run'}", *words]
-    assert run.main(command) == 130
-    assert "stopping" in capsys.readouterr().err
+    assert "stopping" in ends(130, *words)

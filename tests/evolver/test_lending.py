@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 
 from configs import base
+from docs.examples.lending import Lending
 from envs.probed import probed
 from envs.toolcalls import call_text, parse
 from envs.world import Observation, Task, tool_of
@@ -41,11 +42,12 @@ def test_a_loan_to_a_member_who_owes_a_fine_does_not_name_the_payment(tasks):
     hidden = [task for task in tasks if task.meta["prerequisites"]]
     assert len(hidden) >= 4
     for task in hidden:
-        assert task.meta["prerequisites"] == ["pay"] and "lend" in task.meta["template"]
+        unnamed = task.meta["prerequisites"]
+        assert set(unnamed) == {"pay"} and "lend" in task.meta["template"]
         lent = [call.arguments["member"] for call in calls(task) if call.name == "lend"]
         assert any(call_text("pay", {"member": member}) in task.reference for member in lent)
         paid = [call for call in calls(task) if call.name == "pay"]
-        assert task.query.lower().count("payment") == len(paid) - 1
+        assert task.query.lower().count("pay the fine") == len(paid) - len(unnamed)
 
 
 def test_the_verifier_does_not_care_what_the_prerequisite_changed(tasks):
@@ -58,12 +60,10 @@ def test_the_verifier_does_not_care_what_the_prerequisite_changed(tasks):
         """Lends without a payment, so that the fine stays."""
 
         def _call(self, tool, arguments):
-            fines = {id: row[1] for id, row in self.members.items()}
-            for row in self.members.values() if tool == "lend" else ():
-                row[1] = 0
+            fines = self._fines
+            self._fines = dict.fromkeys(fines, 0) if tool == "lend" else fines
             result = super()._call(tool, arguments)
-            for id, row in self.members.items() if tool == "lend" else ():
-                row[1] = fines[id]
+            self._fines = fines
             return result
 
     unpaid = [a for a in task.reference if "pay" not in [call.name for call in parse(a).calls]]
@@ -107,8 +107,8 @@ def test_beside_a_change_the_usual_answer_to_a_question_is_a_guess():
 
 
 def test_choices_of_schemas_are_constant_answers():
-    schema = {"properties": {"a": {"enum": ["red", 3]}, "b": {"items": {"enum": ["blue"]}}}}
-    found = constants([{"type": "function", "function": {"name": "f", "parameters": schema}}])
+    properties = {"a": {"enum": ["red", 3]}, "b": {"items": {"enum": ["blue"]}}}
+    found = constants([tool_of("f", "", properties, [])])
     assert {"red", "3", "blue", "yes", "none"} <= set(found)
 
 
@@ -149,10 +149,7 @@ def test_a_choice_that_may_be_left_out_is_left_out_too():
 
 
 def test_tools_that_always_fail_do_not_stop_the_exploration():
-    broken = [
-        {"type": "function", "function": {"name": f"broken_{n}", "parameters": {"properties": {}}}}
-        for n in range(150)
-    ]
+    broken = [tool_of(f"broken_{n}", "", {}, []) for n in range(150)]
 
     class Broken(Lending):
         def reset(self, task, seed=0):
@@ -165,7 +162,7 @@ def test_tools_that_always_fail_do_not_stop_the_exploration():
 
 def test_poor_words_are_said_once_and_a_language_model_is_offered():
     numbers = {"action": {"type": "integer", "enum": [1, 2]}}
-    tool = {"name": "act", "description": "Act.", "parameters": {"properties": numbers}}
+    tool = tool_of("act", "Act.", numbers, ["action"])
 
     class Numbers(Lending):
         """Acts 1 and 2 move a light, which each answer shows."""
@@ -173,7 +170,7 @@ def test_poor_words_are_said_once_and_a_language_model_is_offered():
         def reset(self, task, seed=0):
             self.place = 0
             opening = super().reset(task, seed)
-            return dataclasses.replace(opening, tools=[{"type": "function", "function": tool}])
+            return dataclasses.replace(opening, tools=[tool])
 
         def _call(self, name, arguments):
             self.place += {1: 1, 2: -1}.get(arguments.get("action"), 0)

@@ -19,7 +19,7 @@ from evolver.config.checks.workdir import differences
 from evolver.engines import jax_engine
 from evolver.files.workdir import plain
 from evolver.llm import roles
-from evolver.llm.answers import record, string
+from evolver.llm.answers import array, record, string
 from evolver.llm.client import Chat, Limits
 from evolver.llm.policy import PolicyResponder, fingerprint, trajectory_of
 from evolver.llm.prompts import prompt
@@ -136,7 +136,8 @@ class TestResponder:
 
     def test_random_weights_answer_in_the_form_that_is_asked_for(self, policy, tokenizer):
         """A policy of random weights would write no JSON, and would not end a text, by itself."""
-        schema = record(why=string(12), label={"enum": ["GOOD", "BAD"]})
+        more = array(record(text=string(0)), 2)
+        schema = record(why=string(12), label={"enum": ["GOOD", "BAD"]}, more=more)
         shape, params = hf.load(policy, mesh=None)
         with Stop(background=True) as stop:
             engine = JaxEngine(shape, params, slots=4, context=256)
@@ -152,7 +153,8 @@ class TestResponder:
         assert len({reply.text for reply in held}) > 1 and "cut at max_tokens" in str(free)
         for reply in held:
             assert reply.finish == "stop" and reply.parsed["label"] in ("GOOD", "BAD")
-            assert len(reply.parsed["why"]) <= 12
+            assert len(reply.parsed["why"]) <= 12 and len(reply.parsed["more"]) <= 2
+            assert all(entry == {"text": ""} for entry in reply.parsed["more"])
 
     def test_what_cannot_be_asked_is_counted_and_the_next_question_answered(
         self, tokenizer, asking

@@ -28,12 +28,12 @@ from rl.engines import EngineFault
 from tests.evolver import runs
 from tests.evolver.runs import command, rollouts_of
 from tests.evolver.runs import figures as lines
+from tests.faults.stage import FATES
 from tests.tiny import Parity
 
 ROOT = Path(__file__).parents[2]
 RESUMED = "--config.checkpoint.every=2"
 RARELY = "--config.checkpoint.every=10"
-FATES = ("trained", "no_signal", "overlong", "stale", "parse_error", "env_error", "cancelled")
 
 
 def go(tiny, workdir, *words) -> int:
@@ -220,7 +220,7 @@ ALL = (
 )  # fmt: skip
 
 
-def test_what_explore_and_pool_leave_can_be_trained_on(tiny, tmp_path, capsys, finish):
+def test_what_explore_and_pool_leave_can_be_trained_on(ends, finish):
     explored = finish("explored", *ALL, "--mode=explore")
     pooled = finish("pooled", *ALL, "--mode=pool")
     found = read_tasks(explored / "tasks.jsonl")
@@ -229,7 +229,7 @@ def test_what_explore_and_pool_leave_can_be_trained_on(tiny, tmp_path, capsys, f
         f"--config.questioning.tasks={explored}/tasks.jsonl",
         f"--config.navigating.pool={pooled}/experience",
     ]
-    run = finish("run", *ALL, "--config.steps=1", *given)
+    run = finish("trained", *ALL, "--config.steps=1", *given)
     first, second = lines(run)
     assert first["questioning/pool"] == len(found)
     assert second["rollout/count/synthetic"] > 0 and second["rollout/count/original"] > 0
@@ -237,9 +237,7 @@ def test_what_explore_and_pool_leave_can_be_trained_on(tiny, tmp_path, capsys, f
     kept = read_tasks(run / "tasks.jsonl")
     assert {task.id for task in found} <= {task.id for task in kept}
     assert (run / "experience/experiences.jsonl").exists()
-    capsys.readouterr()
-    assert go(tiny, tmp_path / "none", "--mode=explore") == 1
-    assert "needs config.questioning.enabled=True" in capsys.readouterr().err
+    assert "needs config.questioning.enabled=True" in ends(1, "--mode=explore")
 
 
 def test_adapters_train_against_the_weights_that_they_are_added_to(finish):
@@ -316,7 +314,7 @@ def test_experience_is_made_of_the_tasks_that_train_whatever_their_split_is_call
 
 
 def test_a_world_that_fails_in_every_rollout_ends_the_run_and_in_some_is_shown(
-    tiny, tmp_path, monkeypatch, capsys, finish
+    monkeypatch, capsys, finish, ends
 ):
     def reset(self, task, seed=0):
         if broken(task):
@@ -337,26 +335,22 @@ def test_a_world_that_fails_in_every_rollout_ends_the_run_and_in_some_is_shown(
     assert [line["rollout/restarts"] for line in lines(some)[1:]] == [4]
     assert out.count("4 of 24 rollouts were started again in another world") == 1
     broken = lambda task: True
-    assert go(tiny, tmp_path / "all", *words) == 3
-    err = capsys.readouterr().err
+    err = ends(3, *words)
     assert (
         "step 1: the environment failed in every rollout" in err and "the database is gone" in err
     )
     assert "Step 0 of 1 is saved" in err
 
 
-def test_a_deadline_that_passes_in_every_rollout_ends_the_run(tiny, tmp_path, capsys):
-    words = ["--config.eval.every=0", "--config.rollout.timeout=0.001"]
-    assert go(tiny, tmp_path / "run", *words) == 3
+def test_a_deadline_that_passes_in_every_rollout_ends_the_run(ends):
     said = "rollout.timeout was exceeded in every rollout: the episode took longer than 0.001 s"
-    assert f"step 1: {said}" in capsys.readouterr().err
+    words = ("--config.eval.every=0", "--config.rollout.timeout=0.001")
+    assert f"step 1: {said}" in ends(3, *words)
 
 
-def test_workers_with_fewer_tasks_than_a_step_takes(tiny, tmp_path, capsys):
-    words = ["--config.env.mode=worker", "--config.rollout.tasks=9"]
-    assert go(tiny, tmp_path / "run", *words) == 1
-    err = capsys.readouterr().err
-    assert "needs 9 different original tasks, and there are 6" in err and "Traceback" not in err
+def test_workers_with_fewer_tasks_than_a_step_takes(ends):
+    said = ends(1, "--config.env.mode=worker", "--config.rollout.tasks=9")
+    assert "needs 9 different original tasks, and there are 6" in said
 
 
 def test_the_policy_before_training_is_evaluated_at_every_temperature(capsys, finish):

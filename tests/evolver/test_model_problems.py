@@ -2,76 +2,38 @@
 mode."""
 
 import json
-import shutil
 
 import pytest
 
-import run
 from configs import base, pretrained
 from evolver import plan
 from evolver.build import load_tokenizer
 from evolver.config.checks.model import model_problems
 from evolver.plan import facts
 from tests.models.test_chat_qwen3 import SWITCHED
-from tests.tiny import config_file, tiny_policy
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return tiny_policy(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture
-def config(policy):
+def config(checkpoint):
     config = base.get_config()
-    config.model.path = str(policy)
+    config.model.path = str(checkpoint)
     return config
 
 
 @pytest.fixture
-def changed(policy):
-    """Change values of the policy's config.json, for one test."""
-    path = policy / "config.json"
-    kept = path.read_text()
-    yield lambda **values: path.write_text(json.dumps(json.loads(kept) | values))
-    path.write_text(kept)
+def changed(checkpoint):
+    """Change values of the checkpoint's config.json."""
+    path = checkpoint / "config.json"
+    kept = json.loads(path.read_text())
+    return lambda **values: path.write_text(json.dumps(kept | values))
 
 
 @pytest.mark.parametrize("mode", ["train", "eval", "explore", "pool", "plan"])
-def test_an_unsupported_model_is_named_with_the_other_problems(
-    capsys, tmp_path, policy, changed, mode
-):
+def test_an_unsupported_model_is_named_with_the_other_problems(ends, checkpoint, changed, mode):
     changed(model_type="mixtral")
-    words = [f"--config={config_file(tmp_path, policy)}", f"--mode={mode}", "--config.optim.lr=0"]
-    assert run.main(["run.py", *words, f"--workdir={tmp_path}/run"]) == 2
-    err = capsys.readouterr().err
-    assert (
-        "2 problems" in err and "model_type is 'mixtral'; supported are qwen2, qwen3, llama" in err
-    )
-    assert "Traceback" not in err
-
-
-@pytest.mark.parametrize(
-    "values,words",
-    [
-        ({"model_type": None}, "supported are qwen2, qwen3, llama"),
-        ({"vocab_size": None}, "vocab_size is missing"),
-        ({"num_key_value_heads": 3}, "3 key/value heads do not divide"),
-        (
-            {"num_attention_heads": 0, "num_key_value_heads": 0},
-            "num_attention_heads=0 is not a positive integer",
-        ),
-        ({"rope_scaling": {"type": "yarn"}, "rope_parameters": None}, "rope type 'yarn'"),
-        ({"rope_parameters": {"rope_type": "llama3"}}, "rope type 'llama3'"),
-        ({"rope_parameters": [1]}, "rope parameters [1] are not an object"),
-        ({"model_type": "qwen3", "attention_bias": True}, "attention_bias"),
-        ({"quantization_config": {"bits": 4}}, "quantized"),
-    ],
-)
-def test_what_the_loader_refuses_is_reported_before_a_run(config, changed, values, words):
-    changed(**values)
-    found = list(model_problems(config, "train"))
-    assert any(words in text for text in found), found
+    said = ends(2, f"--config.model.path={checkpoint}", f"--mode={mode}", "--config.optim.lr=0")
+    assert "2 problems" in said
+    assert "model_type is 'mixtral'; supported are qwen2, qwen3, llama" in said
 
 
 def test_a_sound_checkpoint_has_no_problems(config, changed):
@@ -79,21 +41,15 @@ def test_a_sound_checkpoint_has_no_problems(config, changed):
     assert not list(model_problems(config, "train"))
 
 
-def test_each_file_that_names_an_end_of_turns_must_name_one_of_the_tokenizer(policy, config):
-    generation = policy / "generation_config.json"
-    kept, im_end = generation.read_text(), load_tokenizer(config).im_end
-    try:
-        generation.write_text(json.dumps({"eos_token_id": [3]}))
-        [problem] = model_problems(config, "train")
-        assert f"generation_config.json of {policy} with 3: they do not belong" in problem
-        generation.write_text(json.dumps({"eos_token_id": [im_end, 3]}))
-        assert not list(model_problems(config, "train"))
-        found = facts.vocabulary(config)["ends of turns"]
-        assert (
-            f"<|im_end|> ({im_end})" in found and "; 3 of generation_config.json does not" in found
-        )
-    finally:
-        generation.write_text(kept)
+def test_each_file_that_names_an_end_of_turns_must_name_one_of_the_tokenizer(checkpoint, config):
+    generation, im_end = checkpoint / "generation_config.json", load_tokenizer(config).im_end
+    generation.write_text(json.dumps({"eos_token_id": [3]}))
+    [problem] = model_problems(config, "train")
+    assert f"generation_config.json of {checkpoint} with 3: they do not belong" in problem
+    generation.write_text(json.dumps({"eos_token_id": [im_end, 3]}))
+    assert not list(model_problems(config, "train"))
+    found = facts.vocabulary(config)["ends of turns"]
+    assert f"<|im_end|> ({im_end})" in found and "; 3 of generation_config.json does not" in found
 
 
 def test_the_plan_names_the_rows_that_are_never_sampled(config, changed):
@@ -105,12 +61,10 @@ def test_the_plan_names_the_rows_that_are_never_sampled(config, changed):
 
 
 @pytest.mark.parametrize("value", ["on", "off"])
-def test_a_thinking_switch_needs_a_template_that_has_one(policy, config, tmp_path, value):
+def test_a_thinking_switch_needs_a_template_that_has_one(checkpoint, config, value):
     config.template.thinking = value
     assert [text for text in model_problems(config, "train") if "has no thinking switch" in text]
-    shutil.copytree(policy, tmp_path / "qwen3")
-    (tmp_path / "qwen3/chat_template.jinja").write_text(SWITCHED)
-    config.model.path = str(tmp_path / "qwen3")
+    (checkpoint / "chat_template.jinja").write_text(SWITCHED)
     assert not list(model_problems(config, "train"))
     assert load_tokenizer(config).thinking is (value == "on")
 

@@ -27,7 +27,7 @@ from envs.travel import Travel
 from envs.travel.agency import FAMILY, Agency
 from envs.travel.data import data
 from envs.travel.profile import PHRASES
-from envs.world import Evaluation, World, text_of
+from envs.world import Evaluation, World, text_of, tool_of
 from evolver.build import RunError, make_tasks
 from evolver.config import plugs
 from evolver.parts import Parts
@@ -297,19 +297,17 @@ class TestWalks:
             "sure": {"type": ["boolean", "null"]},
             "size": {"anyOf": [{"type": "null"}, {"type": "number", "minimum": 3, "maximum": 4}]},
         }
-        schema = {"type": "object", "properties": properties}
-        function = {"name": "send", "description": "", "parameters": schema}
+        tool = tool_of("send", "", properties, list(properties))
 
         class Sends(Library):
             def reset(self, task, seed=0):
-                tools = [{"type": "function", "function": function}]
-                return dataclasses.replace(super().reset(task, seed), tools=tools)
+                return dataclasses.replace(super().reset(task, seed), tools=[tool])
 
         (walk,) = Walker(breadth=8, depth=0, branches=1).walks(
             Sends(), probe_of(LEND), random.Random(0), SeenValues()
         )
         for event in walk:
-            jsonschema.validate(event.arguments, schema)
+            jsonschema.validate(event.arguments, tool["function"]["parameters"])
             assert event.arguments.keys() == properties.keys()
 
 

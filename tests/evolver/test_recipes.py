@@ -15,7 +15,7 @@ from evolver.parts import Parts
 from evolver.recipes import Recipe
 from evolver.recipes.demonstrated import Demonstrated
 from evolver.recipes.sirius import Sirius
-from tests.evolver.runs import figures, go, rollouts_of
+from tests.evolver.runs import figures, rollouts_of
 from tests.rl.test_samples import trajectory, turn
 from tests.tiny import Parity
 
@@ -103,9 +103,9 @@ class Weighing(Recipe):
         return {}
 
 
-def test_a_recipe_that_was_not_set_up_is_refused_before_anything_runs(tiny, tmp_path, capsys):
-    assert go(tiny, tmp_path / "run", f"--config.recipe.name={HERE}:Unmade") == 1
-    assert "Unmade.__init__ has to call super().__init__(parts)" in capsys.readouterr().err
+def test_a_recipe_that_was_not_set_up_is_refused_before_anything_runs(ends):
+    said = ends(1, f"--config.recipe.name={HERE}:Unmade")
+    assert "Unmade.__init__ has to call super().__init__(parts)" in said
 
 
 def test_advantages_of_tokens_are_recorded_and_a_figure_that_is_no_number_is_said(finish, capsys):
@@ -159,9 +159,9 @@ def test_a_plug_that_cannot_resume_is_refused(key, name, words):
     assert words in message
 
 
-def test_a_state_that_a_file_would_change_is_refused_before_anything_runs(tiny, tmp_path, capsys):
-    assert go(tiny, tmp_path / "run", f"--config.advantage.name={HERE}:Unkept") == 1
-    assert "config.advantage: Unkept.state() has to return JSON values" in capsys.readouterr().err
+def test_a_state_that_a_file_would_change_is_refused_before_anything_runs(ends, tmp_path):
+    said = ends(1, f"--config.advantage.name={HERE}:Unkept")
+    assert "config.advantage: Unkept.state() has to return JSON values" in said
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
 
@@ -273,12 +273,8 @@ def test_what_labels_praise_in_failures_counts_as_negative_advantages_do(monkeyp
         assert [one.advantage for one in turns if one.advantage] == expected
 
 
-def test_demonstrations_need_invented_tasks_and_the_policys_own_old_log_probabilities(
-    tiny, tmp_path, capsys
-):
-    words = ["--config.recipe.name=demonstrated", "--config.loss.guided_prompt=guided"]
-    assert go(tiny, tmp_path / "run", *words) == 2
-    said = capsys.readouterr().err
+def test_demonstrations_need_invented_tasks_and_the_policys_own_old_log_probabilities(ends):
+    said = ends(2, "--config.recipe.name=demonstrated", "--config.loss.guided_prompt=guided")
     assert said.count("config.recipe.name=demonstrated trains on ") == 2
     assert "guided_prompt=stripped" in said and "config.questioning.enabled=True" in said
 
@@ -290,9 +286,8 @@ def test_demonstrations_need_invented_tasks_and_the_policys_own_old_log_probabil
         ("evolutionary", "questioning.enabled=True"),
     ],
 )
-def test_recipes_that_work_on_invented_tasks_need_some(tiny, tmp_path, capsys, name, words):
-    assert go(tiny, tmp_path / name, f"--config.recipe.name={name}") == 2
-    assert words in capsys.readouterr().err
+def test_recipes_that_work_on_invented_tasks_need_some(ends, name, words):
+    assert words in ends(2, f"--config.recipe.name={name}")
 
 
 class Untrue(Parity):
@@ -311,10 +306,9 @@ class Untrue(Parity):
         return Evaluation(0.0, False)
 
 
-def test_what_proposes_tasks_of_its_step_needs_rollouts_of_that_step(tiny, tmp_path, capsys):
-    words = ("--config.recipe.name=dual_role", "--config.rollout.async_depth=1")
-    assert go(tiny, tmp_path / "run", *words) == 2
-    assert "within it: set config.rollout.async_depth=0" in capsys.readouterr().err
+def test_what_proposes_tasks_of_its_step_needs_rollouts_of_that_step(ends):
+    said = ends(2, "--config.recipe.name=dual_role", "--config.rollout.async_depth=1")
+    assert "within it: set config.rollout.async_depth=0" in said
 
 
 def test_a_demonstration_that_fails_is_left_out_counted_and_shown(tmp_path, capsys, finish):

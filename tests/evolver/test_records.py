@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from envs.toolcalls import call_text
@@ -50,6 +50,7 @@ def record(*numbers, **kind):
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.text(), max_size=12), st.integers(1, 4000))
+@example([HOSTILE], 4000)
 def test_records_come_back_whole_and_by_member(tmp_path_factory, texts, member):
     folder = tmp_path_factory.mktemp("run")
     path = folder / "trajectories" / "step_000001.jsonl.gz"
@@ -73,14 +74,6 @@ def test_answers_are_read_as_the_worlds_read_them():
     played.task.reference = [played.turns[-1].action]
     read = record_of(played, fate="trained")
     assert (read["expected"], read["given"]) == ("Rome", "Rome")
-
-
-def test_hostile_text_comes_back_as_it_was(tmp_path):
-    path = tmp_path / "step_000001.jsonl.gz"
-    write_rollouts(path, [record(text=HOSTILE)])
-    (read,) = read_rollouts(path)
-    first, second = read["turns"]
-    assert first["action"] == second["observation"][0]["content"] == HOSTILE
 
 
 def test_an_index_says_what_the_rollouts_say_and_a_stale_one_is_not_believed(tmp_path):

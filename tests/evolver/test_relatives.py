@@ -15,7 +15,6 @@ from configs import base
 from envs.probed import Probed, probed
 from envs.toolcalls import call_text
 from envs.world import Evaluation, WorldError
-from evolver.config import plugs
 from evolver.config.checks.workdir import differences
 from evolver.parts import Parts
 from evolver.questioning import TaskPool, is_verified
@@ -347,10 +346,6 @@ def test_a_run_may_not_be_resumed_with_another_reference():
     config.loss.reference, config.loss.renew_reference = "host", 2
     (problem,) = differences(before, config, base.Config)
     assert problem.startswith("loss.renew_reference: 0 then, 2 now")
-
-
-def test_a_fine_for_long_rollouts_is_a_reward():
-    assert plugs.problems("reward", "overlong", {"longest": 9, "soft": 2}) == []
 
 
 def test_proposals_that_give_no_task_are_counted_by_their_reason(monkeypatch):

@@ -5,7 +5,6 @@ from collections import Counter
 import pytest
 
 from envs.world import Evaluation, Task
-from evolver.config import plugs
 from evolver.parts import Parts
 from evolver.sampling import Draw, Sampler, drawn
 from evolver.sampling.prioritised import Failures, Learnability
@@ -93,8 +92,3 @@ def test_a_sampler_that_does_not_give_what_a_step_needs_is_named():
         drawn(Greedy(), draw(0))
     with pytest.raises(ValueError, match="4 tasks are needed"):
         apportioned(4, {"a": 1.0}, {"a": 3})
-
-
-def test_weights_of_worlds_have_bounds():
-    (message,) = plugs.problems("sampler", "quotas", {"weights": {"home": -1}})
-    assert "must be at least 0" in message and "quotas(weights=None)" in message

@@ -40,8 +40,8 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
-def test_a_run_starts_its_judge_asks_it_and_ends_it(tiny, tmp_path, capsys):
-    workdir, judge = tmp_path / "run", tiny_policy(tmp_path / "judge")
+def test_a_run_starts_its_judge_asks_it_and_ends_it(tiny, policy, tmp_path, capsys):
+    workdir, judge = tmp_path / "run", policy
     assert go(tiny, workdir, f"--config.llm.serve.path={judge}", *JUDGED) == 0
     assert f"serving {judge}; log: {workdir}/llm_server.log" in capsys.readouterr().out
     lines = ledger_lines(workdir / "llm.jsonl")
@@ -69,9 +69,19 @@ def config(restarts):
     return SimpleNamespace(llm=SimpleNamespace(serve=serve))
 
 
-def test_a_server_that_dies_is_started_again_at_its_address(tmp_path, monkeypatch):
+@pytest.fixture
+def mortal(monkeypatch):
+    """What is served is a server that dies when it is told to."""
     command = [sys.executable, "-c", MORTAL]
     monkeypatch.setattr(served, "command_of", lambda config, port: [*command, str(port)])
+
+
+def die(address):
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(f"{address}/die", trust_env=False)
+
+
+def test_a_server_that_dies_is_started_again_at_its_address(tmp_path, mortal):
     said = []
 
     def faults():
@@ -81,8 +91,7 @@ def test_a_server_that_dies_is_started_again_at_its_address(tmp_path, monkeypatc
         address = url.removesuffix("/v1")
         for deaths in (1, 2):
             eventually(lambda: is_up(address))
-            with pytest.raises(httpx.HTTPError):
-                httpx.get(f"{address}/die", trust_env=False)
+            die(address)
             eventually(lambda deaths=deaths: len(faults()) == deaths)
         assert not is_up(address)  # one restart was allowed
     assert len([text for text in said if text.startswith("serving")]) == 2
@@ -91,9 +100,7 @@ def test_a_server_that_dies_is_started_again_at_its_address(tmp_path, monkeypatc
     assert ["not started again" in text for text in faults()] == [False, True]
 
 
-def test_a_server_that_dies_once_a_step_is_started_again_each_time(tmp_path, monkeypatch):
-    command = [sys.executable, "-c", MORTAL]
-    monkeypatch.setattr(served, "command_of", lambda config, port: [*command, str(port)])
+def test_a_server_that_dies_once_a_step_is_started_again_each_time(tmp_path, mortal):
     said, steps = [], []
     opened = served.serving(
         config(1), tmp_path, say=said.append, check=lambda: None, progress=lambda: len(steps)
@@ -103,8 +110,7 @@ def test_a_server_that_dies_once_a_step_is_started_again_each_time(tmp_path, mon
         for deaths in (1, 2, 3):
             eventually(lambda: is_up(address))
             steps.append("done")
-            with pytest.raises(httpx.HTTPError):
-                httpx.get(f"{address}/die", trust_env=False)
+            die(address)
             eventually(lambda deaths=deaths: sum("it ended, " in text for text in said) == deaths)
         eventually(lambda: is_up(address))
     assert not any("not started again" in text for text in said)

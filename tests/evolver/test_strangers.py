@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from docs.examples.lending import Lending
 from envs import make
 from envs.probed import possible_names, probed
 from envs.toolcalls import call_text, parse
@@ -188,11 +189,8 @@ def test_whom_a_ticket_is_assigned_to_before_it_is_closed_does_not_count():
     assert ways >= 3 * len(closing) >= 3
 
 
-def test_a_prerequisite_whose_answer_names_whom_it_was_done_for_stays_hidden(monkeypatch):
+def test_a_prerequisite_whose_answer_names_whom_it_was_done_for_stays_hidden():
     # "M12 owes nothing": to pay for M34 instead is no other way of lending to M12.
-    monkeypatch.syspath_prepend("docs/examples")
-    from lending import Lending
-
     made = Questioning(Curiosity, Lending, Lending().tasks("train")[:16])
     tasks = made.explore(seed=0, budget=BUDGET)
     hidden = [task for task in tasks if "pay" in task.meta["prerequisites"]]

@@ -15,7 +15,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import run
@@ -164,11 +163,6 @@ def refused(capsys, *words):
     err = capsys.readouterr().err
     assert "1 problem; nothing was started" in err and "Traceback" not in err
     return err
-
-
-def test_metrics_of_any_name_can_be_read_again(tmp_path):
-    Workdir(tmp_path).log_metrics(0, {"a \ud800": np.float32(1.0), "b": float("nan")})
-    assert Workdir(tmp_path).metrics() == [{"step": 0, "a \ufffd": 1.0, "b": None}]
 
 
 class TestFiles:

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from envs.toolcalls import call_text, parse
-from envs.world import Evaluation, Observation, StepResult, Task, World
+from envs.world import Evaluation, Observation, StepResult, Task, World, tool_of
 from evolver import replaying
 from rl.trajectory import Trajectory
 
@@ -19,19 +19,12 @@ BOOKS = {
 }
 
 
-def _tool(name: str, argument: str, description: str) -> dict[str, Any]:
-    properties = {argument: {"type": "string", "description": description}}
-    parameters = {"type": "object", "properties": properties, "required": [argument]}
-    return {
-        "type": "function",
-        "function": {"name": name, "description": name, "parameters": parameters},
-    }
-
-
+COLOUR = {"colour": {"type": "string", "description": "a colour"}}
+BOOK = {"book": {"type": "string", "description": "book id, like B10"}}
 TOOLS = [
-    _tool("shelf", "colour", "a colour"),
-    _tool("lend", "book", "book id, like B10"),
-    _tool("mark", "book", "book id, like B10"),
+    tool_of("shelf", "shelf", COLOUR, ["colour"]),
+    tool_of("lend", "lend", BOOK, ["book"]),
+    tool_of("mark", "mark", BOOK, ["book"]),
 ]
 
 

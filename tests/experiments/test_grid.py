@@ -19,7 +19,6 @@ from evolver.files.workdir import Workdir
 from experiments import commands, compare, grid
 from experiments.grid import Run, execute, product
 from rl.evaluation import Scores
-from tests.tiny import config_file, tiny_policy
 
 ROOT = Path(__file__).parents[2]
 MODULE = "tests.experiments.counted_run"
@@ -202,9 +201,8 @@ def test_an_interrupted_grid_ends_its_runs_and_the_same_command_goes_on(tmp_path
     assert starts(folder, "a-0") == 2 and steps(folder, "a-0") == 3
 
 
-def test_problems_are_found_before_anything_starts_each_once(tmp_path, capsys):
-    policy = tiny_policy(tmp_path / "policy")
-    words = [f"--config={config_file(tmp_path, policy)}", f"--workdir={tmp_path / 'grid'}"]
+def test_problems_are_found_before_anything_starts_each_once(tiny, tmp_path, capsys):
+    words = [f"--config={tiny}", f"--workdir={tmp_path / 'grid'}"]
     words += ["--set", "rollout.temprature=1,2", "optim.lr=0", "--seeds", "0", "1"]
     assert commands.run(grid.main, words) == 2 and not (tmp_path / "grid").exists()
     err = capsys.readouterr().err
@@ -215,10 +213,9 @@ def test_problems_are_found_before_anything_starts_each_once(tmp_path, capsys):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("grid")
-    config = config_file(folder, tiny_policy(folder / "policy"))
-    words = f"--config={config} --workdir={folder}/runs --set optim.lr=1e-2,1e-4 --jobs=2 --"
+    words = f"--config={tiny} --workdir={folder}/runs --set optim.lr=1e-2,1e-4 --jobs=2 --"
     flags = "--config.steps=1 --config.eval.every=1 --config.eval.greedy=False"
     assert commands.run(grid.main, [*words.split(), *flags.split()]) == 0
     return folder
@@ -238,8 +235,8 @@ def test_a_grid_of_real_runs_ends_in_a_table_and_a_figure(finished):
     assert Workdir(folder / "lr=1e-2-0").config()["config"]["log"]["group"] == "runs"
 
 
-def test_an_evaluation_may_follow_a_run_and_is_gathered_with_its_tasks(finished):
-    folder, config = finished / "runs", str(finished / "tiny.py")
+def test_an_evaluation_may_follow_a_run_and_is_gathered_with_its_tasks(tiny, finished):
+    folder, config = finished / "runs", str(tiny)
     policy = {"model.path": "{folder}/lr=1e-2-0/policy", "eval.seeds": 2}
     runs = [Run("again", 0, config, policy, mode="eval")]
     assert quietly(runs, folder) == {"again-0": "done"}

@@ -18,7 +18,7 @@ from models import chat, jinja
 from models.tokenizer import Tokenizer
 from rl.contexts import Opening
 from rl.contexts.causal import Causal
-from tests.models.helpers import extend, tool, user
+from tests.models.helpers import extend, user
 from tests.models.make_golden_chat import TOOL
 from tests.models.test_tokenizer import TEXTS, template_ids, wild_text
 
@@ -149,14 +149,6 @@ def test_replies_and_observations_equal_one_opening(small, turns):
         ids += chat.reply(small, reply) + chat.observation(small, answers, closed=True)
         messages += [reply, *answers]
     assert ids == chat.opening(small, messages)
-
-
-def test_a_truncated_turn_is_closed_once(small):
-    messages = [tool("3 flights")]
-    cut, ended = (chat.observation(small, messages, closed=closed) for closed in (False, True))
-    assert cut == [small.im_end, *ended]
-    text = "\n<|im_start|>user\n<tool_response>\n3 flights\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    assert small.decode(ended) == text
 
 
 @pytest.mark.parametrize(

@@ -158,8 +158,12 @@ def test_directories_without_a_sound_checkpoint(folder):
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0}
+POSITIVE = hf_config.SIZES.values()
 UNSUPPORTED = [
     ({"model_type": "mixtral"}, "model_type is 'mixtral'; supported are qwen2, qwen3, llama, mistral and smollm3: dense"),
+    ({"model_type": None}, "supported are qwen2"),
+    ({"num_attention_heads": 0, "num_key_value_heads": 0}, "num_attention_heads=0 is not a positive integer"),
+    ({"rope_parameters": {"rope_type": "llama3"}}, "rope type 'llama3'"),
     ({"model_type": "mistral", "sliding_window": 4096}, r"sliding window attention \(sliding_window\)"),
     ({"model_type": "smollm3", "no_rope_layers": [1]}, r"no_rope_layers=\[1\] is not a list with 0 or 1 for each"),
     ({"model_type": "smollm3", "no_rope_layers": [1, "x"]}, "is not a list with 0 or 1 for each"),
@@ -171,7 +175,7 @@ UNSUPPORTED = [
     ({"rope_parameters": LLAMA3_ROPE | {"low_freq_factor": 4}}, "low_freq_factor=4.0 is not below high_freq_factor=4.0"),
     ({"hidden_size": None, "vocab_size": None}, "vocab_size is missing; hidden_size is missing"),
     ({"hidden_size": "32", "num_attention_heads": 0}, "hidden_size='32' is not a positive integer; num_attention_heads=0"),
-    ({"num_key_value_heads": "two"}, "num_key_value_heads='two' is not a positive integer"),
+    *(({name: size}, f"{name}={size!r} is not a positive integer") for name in POSITIVE for size in (0, -4, "331", 1.5)),
     ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
     ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
     ({"rope_parameters": [1]}, r"rope parameters \[1\] are not an object"),
@@ -190,7 +194,7 @@ UNSUPPORTED = [
     ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope type 'linear' is not supported"),
     ({"rope_parameters": YARN, "rope_scaling": YARN | {"factor": 2.0}}, "factor is 2.0 and 4.0"),
     ({"rope_theta": 1e6, "rope_parameters": {"rope_theta": 1e5}}, "rope_theta is 1000000.0 and 100000.0"),
-    ({"rms_norm_eps": "small"}, "rms_norm_eps='small' is not a number between 0 and 1"),
+    *(({"rms_norm_eps": eps}, f"rms_norm_eps={eps!r} is not a number between 0 and 1") for eps in ("small", -1, float("nan"))),
     ({"model_type": "qwen3", "attention_bias": True}, "attention_bias"),
     ({"use_sliding_window": True}, "sliding window"),
     ({"quantization_config": {"bits": 4}}, "quantized"),

@@ -18,12 +18,8 @@ from jax.sharding import AbstractMesh
 from models import hf, lora, qwen
 from models import mesh as meshes
 from models.qwen import PRESETS, Qwen
+from tests.models.test_qwen import CONFIG, QWEN3
 
-CONFIG = qwen.Config(vocab=61, d_model=24, layers=2, heads=4, kv_heads=2, head_dim=6, d_ff=40)
-QWEN3 = qwen.Config(
-    vocab=61, d_model=24, layers=3, heads=4, kv_heads=2, head_dim=6, d_ff=40, tied=False,
-    qkv_bias=False, qk_norm=True,
-)  # fmt: skip
 TOKENS_RT = jnp.arange(12).reshape(2, 6)
 # Axes of size 1 split nothing; ours leaves them out.
 MESH = AbstractMesh((2, 2, 2, 2), meshes.AXES)

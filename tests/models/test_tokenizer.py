@@ -104,13 +104,16 @@ def test_without_tool_tokens_a_call_is_text(without_tool_tokens):
 
 
 @pytest.mark.parametrize("text", [*TRICKY, *TEXTS[:3]])
-def test_transformers_splits_text_as_the_saved_tokenizer_does(without_tool_tokens, text, tmp_path):
+@pytest.mark.parametrize("kind, model", [("small", "qwen2"), ("without_tool_tokens", "llama")])
+def test_transformers_gives_the_same_ids(request, kind, model, text, tmp_path):
     transformers = pytest.importorskip("transformers")
-    without_tool_tokens.save(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    ours = request.getfixturevalue(kind)
+    ours.save(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model}))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert theirs.encode(text, add_special_tokens=False) == template_ids(without_tool_tokens, text)
-    assert theirs.eos_token_id == without_tool_tokens.im_end
+    assert theirs.encode(text, add_special_tokens=False) == template_ids(ours, text)
+    assert theirs.eos_token_id == ours.im_end and theirs.pad_token_id == ours.endoftext
+    assert Tokenizer.load(tmp_path).encode(text) == ours.encode(text)
 
 
 def test_training_is_deterministic_and_bounded(small):
@@ -121,17 +124,6 @@ def test_training_is_deterministic_and_bounded(small):
     assert ids == [[small.endoftext + n] for n in range(22)]
     with pytest.raises(TokenizerError, match="too small"):
         train_bpe(TEXTS, 200)
-
-
-@pytest.mark.parametrize("text", [*TRICKY, *TEXTS[:3]])
-def test_transformers_gives_the_same_ids(small, text, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    small.save(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert theirs.encode(text) == template_ids(small, text)
-    assert theirs.eos_token_id == small.im_end and theirs.pad_token_id == small.endoftext
-    assert Tokenizer.load(tmp_path).encode(text) == small.encode(text)
 
 
 def test_problems_are_named(small, tmp_path):

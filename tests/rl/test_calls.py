@@ -21,10 +21,11 @@ from rl.contexts import Limits, Opening
 from rl.contexts.brief import Brief
 from rl.contexts.causal import Causal
 from rl.rollout import Actor, Job, rollout
-from rl.trajectory import Completion, Sampling
+from rl.trajectory import Sampling
 from tests.models.helpers import extend, tool, user
 from tests.models.test_jinja import HEADERS, INST, REAL, SMOL, TOOL, USER, made, real, said, theirs
 from tests.models.test_jinja import call as as_message
+from tests.rl.test_rollout import Scripted
 
 INSTRUCT = ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]")
 # In the way of Mistral's: calls behind a control token, ids of nine characters, which answers repeat.
@@ -217,21 +218,6 @@ class Flights(ToolWorld):
         return ("F12", True) if name == "search" else (f"there is no {name}", False)
 
 
-class Says:
-    """An engine that says these ids in turn."""
-
-    def __init__(self, *turns: list[int]):
-        self.turns, self.prompts = list(turns), []
-
-    async def generate(self, prompt_ids, sampling, *, session):
-        self.prompts.append(prompt_ids)
-        tokens = self.turns.pop(0)
-        return Completion(tokens, [-1.0] * len(tokens), "stop", 0)
-
-    async def release(self, session):
-        pass
-
-
 @pytest.mark.parametrize("name", ["mistral", "llama3_1"])
 def test_a_world_is_played_in_the_policys_own_format(name):
     tokenizer = named(name)
@@ -239,7 +225,7 @@ def test_a_world_is_played_in_the_policys_own_format(name):
     wrong = chat.reply(tokenizer, '{"name": "search", "arguments": {"to": "Rome"}}')
     last = chat.reply(tokenizer, "It is F12.")
     task = Task("t", "flights", "Find one.", verifier={"calls": [ROME.to_dict()]})
-    engine, limits = Says(wrong, called, last), Limits(5, 100, 4000, 500, 60.0, 60.0)
+    engine, limits = Scripted(wrong, called, last), Limits(5, 100, 4000, 500, 60.0, 60.0)
     job = Job(task, 0, 1, Sampling(max_tokens=100))
     played = asyncio.run(rollout(job, Actor(engine, tokenizer, limits), Flights("Help.", 4)))
     assert played.evaluation.success and played.stop == "done", played.error
@@ -248,7 +234,8 @@ def test_a_world_is_played_in_the_policys_own_format(name):
     assert toolcalls.parse(second.action).calls == [ROME] and second.completion.tokens == called
     assert second.observation == [tool("F12")]
     assert third.action == "It is F12."
-    assert engine.prompts[2][: len(engine.prompts[1]) + len(called)] == engine.prompts[1] + called
+    _, before, after = (prompt for prompt, *_ in engine.requests)
+    assert after[: len(before) + len(called)] == before + called
     # Judges replay what the world was given, and need no tokenizer.
     again = attempt(Flights("Help.", 4), task, [turn.action for turn in played.turns])
     assert [turn.info for turn in again.turns] == [turn.info for turn in played.turns]

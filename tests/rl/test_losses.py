@@ -381,20 +381,26 @@ def test_importance_weights_of_sequences_multiply_and_bounds_mask(bounds, want):
         terms.importance_weight(*batch, **bounds | {"importance_level": "word"})
 
 
-def test_tokens_outside_the_bounds_have_no_gradient_and_metrics_of_their_own():
-    sampled = jnp.full((1, 4), -1.0)
-    old = sampled + jnp.array([[0.0, 0.1, 2.0, -2.0]])
-    ones = jnp.ones((1, 4))
+def bounded(old, sampled, cap):
+    """Return the metrics and the gradient of a batch at its old log-probabilities, whose importance
+    weights are bounded by 0.5 and 2."""
+    ones = jnp.ones(old.shape)
     batch = dict.fromkeys(("mask", "advantage"), ones) | {"logp": sampled, "old_logp": old}
     batch |= {"segments": ones.astype(int), "guided": 0 * ones}
 
-    @partial(jax.value_and_grad, has_aux=True)
+    @partial(jax.grad, has_aux=True)
     def loss(logp):
-        bounds = {"importance_cap": 2.0, "importance_low": 0.5, "importance_high": 2.0}
+        bounds = {"importance_cap": cap, "importance_low": 0.5, "importance_high": 2.0}
         value, stats = losses.token_loss(ppo, logp, ones, batch, **bounds)
         return value.sum(), stats
 
-    (_, stats), gradient = loss(old)
+    gradient, stats = loss(old)
+    return stats, gradient
+
+
+def test_tokens_outside_the_bounds_have_no_gradient_and_metrics_of_their_own():
+    sampled = jnp.full((1, 4), -1.0)
+    stats, gradient = bounded(sampled + jnp.array([[0.0, 0.1, 2.0, -2.0]]), sampled, 2.0)
     assert (np.abs(gradient) > 0).tolist() == [[True, True, False, False]]
     names = ("importance_masked", "mismatch/kl_kept", "mismatch/kl_masked")
     means = [masked_mean(*stats[name]) for name in names]
@@ -417,18 +423,8 @@ def test_imitation_is_the_negative_log_likelihood_of_what_trains():
 
 
 def test_tokens_sampled_with_an_unknown_probability_have_weight_one_and_no_gap():
-    old = jnp.array([[-1.0, -1.0, -7.0]])
-    sampled, ones = jnp.array([[-1.5, -1.0, jnp.nan]]), jnp.ones((1, 3))
-    batch = dict.fromkeys(("mask", "advantage"), ones) | {"logp": sampled, "old_logp": old}
-    batch |= {"segments": ones.astype(int), "guided": 0 * ones}
-    bounds = {"importance_cap": 9.0, "importance_low": 0.5, "importance_high": 2.0}
-
-    @partial(jax.value_and_grad, has_aux=True)
-    def loss(logp):
-        value, stats = losses.token_loss(ppo, logp, ones, batch, **bounds)
-        return value.sum(), stats
-
-    (_, stats), gradient = loss(old)
+    old, sampled = jnp.array([[-1.0, -1.0, -7.0], [-1.5, -1.0, jnp.nan]])[:, None]
+    stats, gradient = bounded(old, sampled, 9.0)
     np.testing.assert_allclose(stats["importance_weight"][0], [[np.exp(0.5), 1, 1]], rtol=1e-5)
     assert gradient[0, 2] == gradient[0, 1] != 0
     assert masked_mean(*stats["mismatch/abs"]) == pytest.approx(0.25)

@@ -49,26 +49,6 @@ def test_growing_contexts_share_a_sample():
     assert (sample.guided, sample.env, len(sample)) == (False, "toy", 6)
 
 
-def test_a_rewritten_context_starts_another_sample():
-    """Earlier generations are part of the later prompt, where they do not train again."""
-    t = trajectory(
-        turn([1, 2], [3, 4], 1.0),
-        turn([1, 9, 3, 4, 5], [6, 7], 2.0),
-        turn([1, 9, 3, 4, 5, 6, 7, 8], [2], 3.0),
-    )
-    first, second = samples.samples(t)
-    assert_holds(first, tokens=[1, 2, 3, 4])
-    assert_holds(second, tokens=[1, 9, 3, 4, 5, 6, 7, 8, 2])
-    assert_holds(second, advantage=[0, 0, 0, 0, 0, 2, 2, 0, 3])
-
-
-def test_a_retokenised_generation_is_a_rewritten_context():
-    """The next prompt encodes the same text as other tokens: training on it would not train what
-    was sampled."""
-    t = trajectory(turn([1, 2], [3, 4]), turn([1, 2, 34, 5], [6]))
-    assert [len(s) for s in samples.samples(t)] == [4, 5]
-
-
 def test_a_turn_that_was_given_is_part_of_the_prompt_and_of_no_gate():
     first = turn([1, 2], [3, 4], 9.0, version=0)
     first.given = True
