@@ -19,7 +19,6 @@ from evolver.questioning.goals import Goal
 from evolver.questioning.phrasing import Phrasing
 from evolver.questioning.tasks import answer_of, constants, is_guessable
 from tests.evolver.explorers import Questioning, pool_of, solves
-from tests.evolver.lending import Lending
 
 
 @pytest.fixture(scope="module")
