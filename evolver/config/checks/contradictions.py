@@ -22,7 +22,6 @@ def contradictions(config: ConfigDict, mode: str, *, plugged: bool) -> Iterator[
         yield from plug_contradictions(config)
     yield from mechanism_contradictions(config, mode)
     yield from machine_contradictions(config)
-    yield from host_contradictions(config)
     yield from token_contradictions(config, mode)
     if mode in TRAINING:
         yield from training_contradictions(config)
@@ -128,7 +127,7 @@ def mechanism_contradictions(c: ConfigDict, mode: str) -> Iterator[str]:
 
 
 def machine_contradictions(c: ConfigDict) -> Iterator[str]:
-    """Yield conflicts of services and of kernels."""
+    """Yield conflicts of services, of kernels and of the processes of a run."""
     if (c.env.mode == "http") != bool(c.env.url):
         yield "config.env.mode=http and config.env.url belong together: set both or neither"
     elif c.env.url not in ("", SERVED):
@@ -166,6 +165,7 @@ def machine_contradictions(c: ConfigDict) -> Iterator[str]:
         )
     if c.lora.rank and not c.lora.targets:
         yield f"config.lora.rank={c.lora.rank} adapts nothing: config.lora.targets is empty"
+    yield from host_contradictions(c)
 
 
 def host_contradictions(c: ConfigDict) -> Iterator[str]:
