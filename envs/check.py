@@ -8,7 +8,6 @@ on with the next one.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -17,13 +16,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from envs import conformance
+from envs import commands, conformance
 from envs.conformance import Problem
 from envs.process import Piped, child_environment
-from envs.source import MODES, serving
+from envs.source import Mode, serving
 from envs.values import Json
 from envs.world import WorldError
 
@@ -36,37 +35,40 @@ START_S = 120.0  # for the interpreter, imports and workers, before the first ca
 STARTS = "The environment can be made."
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the conformance suite and print each failure with its reason. Return 0 if all checks
-    pass, else 1."""
-    parser = argparse.ArgumentParser(
-        prog="python -m envs.check", description=__doc__.partition("\n\n")[0]
-    )
-    parser.add_argument("env", help="my_module:MyEnv or a registered name")
-    parser.add_argument(
-        "--kwargs", type=json.loads, default={}, help="JSON arguments of the environment"
-    )
-    parser.add_argument("--split", default="train")
-    parser.add_argument(
-        "--tasks", dest="limit", metavar="TASKS", type=int, default=5, help="number of tasks to try"
-    )
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=["inprocess", "worker"])
-    parser.add_argument(
-        "--timeout", type=float, default=60.0, help="seconds that one call may take"
-    )
-    args = parser.parse_args(argv)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check an environment. Return 0 if all checks pass, else 1."""
+    return commands.called(check, argv)
+
+
+def check(
+    env: str,
+    *,
+    kwargs: Json | None = None,
+    split: str = "train",
+    tasks: int = 5,
+    modes: tuple[Mode, ...] = ("inprocess", "worker"),
+    timeout: float = 60.0,
+) -> int:
+    """Run the conformance suite and print each failure with its reason.
+
+    env: my_module:MyEnv or a registered name
+    kwargs: JSON arguments of the environment
+    tasks: number of tasks to try
+    timeout: seconds that one call may take
+    """
     failed = 0
-    for mode in args.modes:
+    for mode in modes:
+        spec: Json = {"env": env, "kwargs": kwargs or {}, "split": split, "limit": tasks}
         try:
-            names, problems = run({**vars(args), "mode": mode}, args.timeout)
+            names, problems = run(spec | {"mode": mode}, timeout)
         except (WorldError, ValueError, OSError) as error:
             names, problems = ["starts"], [Problem("starts", str(error), STARTS)]
         failures = {problem.check for problem in problems}
         failed += len(failures)
-        print(f"{args.env}, {mode}: {len(names) - len(failures)} of {len(names)} checks passed")
+        print(f"{env}, {mode}: {len(names) - len(failures)} of {len(names)} checks passed")
         for problem in problems:
             print(f"  {problem}")
-    return 1 if failed else 0
+    return min(failed, 1)
 
 
 def run(spec: Json, timeout: float) -> tuple[list[str], list[Problem]]:

@@ -12,7 +12,6 @@ tenth of a second (envs/forked.py).
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import json
@@ -28,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urljoin
 
-from envs import forked, packages
+from envs import commands, forked, packages
 from envs.mcp import RESTART
 from envs.process import end, end_with_parent
 from envs.values import Json
@@ -130,31 +129,34 @@ def serve(spec: Json, url: str, start: Callable[[], str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until standard input closes. Return 2, with a message, for what cannot be served."""
-    parser = argparse.ArgumentParser("python -m envs.openapi", allow_abbrev=False)
-    parser.add_argument("command", help=f"starts the service, with {PORT} for its port")
-    parser.add_argument(
-        "--spec", default="/openapi.json", help="its description: one of its paths, or a file"
-    )
-    args = parser.parse_args(argv)
     try:
-        if PORT not in args.command:
-            raise Unusable(
-                f"{args.command!r} is no command with {PORT} in it. Each world starts a service of"
-                f' its own, because episodes would share the state of one: "uvicorn my_api:app'
-                f' --port {PORT}", with --spec FILE if it does not serve its own description'
-            )
-        with contextlib.ExitStack() as running:
-
-            def start() -> str:
-                running.close()
-                return running.enter_context(serving(args.command))
-
-            url, own = start(), not Path(args.spec).is_file()
-            serve(read_spec(urljoin(url, args.spec) if own else args.spec), url, start)
+        commands.called(tools, argv)
     except (Unusable, ModuleNotFoundError) as error:
         print(f"envs.openapi: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def tools(command: str, *, spec: str = "/openapi.json") -> None:
+    """Start a service and serve its tools. Raises Unusable and ModuleNotFoundError.
+
+    command: starts the service, with {port} for its port
+    spec: its description: one of its paths, or a file
+    """
+    if PORT not in command:
+        raise Unusable(
+            f"{command!r} is no command with {PORT} in it. Each world starts a service of"
+            f' its own, because episodes would share the state of one: "uvicorn my_api:app'
+            f' --port {PORT}", with --spec FILE if it does not serve its own description'
+        )
+    with contextlib.ExitStack() as running:
+
+        def start() -> str:
+            running.close()
+            return running.enter_context(serving(command))
+
+        url, own = start(), not Path(spec).is_file()
+        serve(read_spec(urljoin(url, spec) if own else spec), url, start)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ parameters its attributes.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import re
@@ -19,7 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 
-from envs import make
+from envs import commands, make
 from envs.values import Json
 from envs.world import Task, Tool, World
 
@@ -92,25 +91,24 @@ def _singular(word: str) -> str:
     return word[:-1] if plural else word
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Print an environment's own profile, or a draft if it has none or with --draft."""
-    parser = argparse.ArgumentParser(
-        prog="python -m envs.profile", description=__doc__.partition("\n\n")[0]
-    )
-    parser.add_argument("env", help="my_module:MyEnv or a registered name")
-    parser.add_argument(
-        "--kwargs", type=json.loads, default={}, help="JSON arguments of the environment"
-    )
-    parser.add_argument(
-        "--split", default="train", help="split whose tasks are reset to collect the tools"
-    )
-    parser.add_argument(
-        "--draft", action="store_true", help="print a draft even if the environment has a profile"
-    )
-    args = parser.parse_args(argv)
-    with contextlib.closing(make(args.env, **args.kwargs)) as world:
-        profile = {} if args.draft else world.profile()
-        profile = profile or draft(world.name, tools_of(world, world.tasks(args.split)))
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print a profile, and return the exit code."""
+    return commands.called(shown, argv)
+
+
+def shown(
+    env: str, *, kwargs: Json | None = None, split: str = "train", draft_: bool = False
+) -> int:
+    """Print an environment's own profile, or a draft if it has none.
+
+    env: my_module:MyEnv or a registered name
+    kwargs: JSON arguments of the environment
+    split: split whose tasks are reset to collect the tools
+    draft_: print a draft even if the environment has a profile
+    """
+    with contextlib.closing(make(env, **kwargs or {})) as world:
+        profile = {} if draft_ else world.profile()
+        profile = profile or draft(world.name, tools_of(world, world.tasks(split)))
     json.dump(profile, sys.stdout, indent=2, ensure_ascii=False)
     print()
     return 0

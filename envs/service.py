@@ -15,7 +15,6 @@ full; `detail` is the message. Idle instances are released. A `step` that gives 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import bisect
 import collections
@@ -25,10 +24,10 @@ import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Literal
 
-from envs import http
+from envs import commands, http
 from envs.packages import how_to_install
 from envs.pool import Call, Pool, PoolFull
 from envs.process import Deadlines
@@ -438,84 +437,73 @@ def _call_text(name: str, arguments: Any) -> str:
 # ------------------------------------------------------------------------------------- command line
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Serve until interrupted. Return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m envs.service", description=__doc__.partition("\n\n")[0]
-    )
-    parser.add_argument("--env", required=True, help="a registered name or my_module:MyEnv")
-    parser.add_argument(
-        "--kwargs", type=json.loads, default={}, help="JSON arguments of the environment"
-    )
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="0.0.0.0 to be reachable from other machines"
-    )
-    parser.add_argument("--port", type=int, default=8080, help="0 takes a free port and prints it")
-    parser.add_argument("--backend", choices=("local", "ray"), default="local")
-    parser.add_argument(
-        "--address", help="address of the Ray cluster; without it one is started on this machine"
-    )
-    parser.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, help="number of worker processes"
-    )
-    parser.add_argument(
-        "--per_worker", type=int, default=1000, help="maximum number of instances in one process"
-    )
-    parser.add_argument("--python", help="interpreter of the workers")
-    parser.add_argument("--memory_mb", type=int, help="address space of one worker")
-    parser.add_argument(
-        "--lease_s", type=float, default=3600.0, help="release instances that are idle for so long"
-    )
-    parser.add_argument(
-        "--recycle",
-        type=int,
-        default=0,
-        help="replace a worker after this many episodes; 0 = never",
-    )
-    parser.add_argument(
-        "--start_s", type=float, default=Deadlines.start, help="deadline for setting up a worker"
-    )
-    parser.add_argument(
-        "--reset_s", type=float, default=Deadlines.reset, help="deadline for starting an episode"
-    )
-    parser.add_argument(
-        "--step_s", type=float, default=Deadlines.step, help="deadline for any other call"
-    )
-    args = parser.parse_args(argv)
-    deadlines = Deadlines(args.start_s, args.reset_s, args.step_s)
+    return commands.called(serve, argv, joint="_")
+
+
+def serve(
+    *,
+    env: str,
+    kwargs: Json | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    backend: Literal["local", "ray"] = "local",
+    address: str | None = None,
+    workers: int = os.cpu_count() or 1,
+    per_worker: int = 1000,
+    python: str | None = None,
+    memory_mb: int | None = None,
+    lease_s: float = 3600.0,
+    recycle: int = 0,
+    start_s: float = Deadlines.start,
+    reset_s: float = Deadlines.reset,
+    step_s: float = Deadlines.step,
+) -> int:
+    """Serve until interrupted.
+
+    env: a registered name or my_module:MyEnv
+    kwargs: JSON arguments of the environment
+    host: 0.0.0.0 to be reachable from other machines
+    port: 0 takes a free port and prints it
+    address: address of the Ray cluster; without it one is started on this machine
+    workers: number of worker processes
+    per_worker: maximum number of instances in one process
+    python: interpreter of the workers
+    memory_mb: address space of one worker
+    lease_s: release instances that are idle for so long
+    recycle: replace a worker after this many episodes; 0 = never
+    start_s: deadline for setting up a worker
+    reset_s: deadline for starting an episode
+    step_s: deadline for any other call
+    """
     token = os.environ.get(http.TOKEN_VARIABLE, "")
+    common: Json = {"deadlines": Deadlines(start_s, reset_s, step_s), "lease_s": lease_s}
     try:
-        listener = http.listen(args.host, args.port)
-        pool = make_pool(args, deadlines)
+        listener = http.listen(host, port)
+        if backend == "ray":
+            from envs.ray_pool import RayPool
+
+            pool: Pool = RayPool(env, kwargs, address=address, **common)
+        else:
+            pool = Pool(
+                env, kwargs, workers=workers, per_worker=per_worker, python=python,
+                memory_mb=memory_mb, recycle=recycle, **common,
+            )  # fmt: skip
     except (OSError, ValueError, WorldError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    if args.host not in http.LOOPBACK and not token:
+    if host not in http.LOOPBACK and not token:
         print(
             f"warning: anyone who can reach this port can use it; set {http.TOKEN_VARIABLE}",
             file=sys.stderr,
         )
     # With the default of 5 ms, threads that talk to workers wait long for the loop.
     sys.setswitchinterval(0.0005)
-    print(
-        f"{args.env}: Uvicorn running on http://{args.host}:{listener.getsockname()[1]}", flush=True
-    )
-    service = Service(pool, token=token, local=not token and args.host in http.LOOPBACK)
+    print(f"{env}: Uvicorn running on http://{host}:{listener.getsockname()[1]}", flush=True)
+    service = Service(pool, token=token, local=not token and host in http.LOOPBACK)
     uvicorn.Server(server_config(service.app)).run(sockets=[listener])
     return 0
-
-
-def make_pool(args: argparse.Namespace, deadlines: Deadlines) -> Pool:
-    """Return the pool that the command line selects."""
-    if args.backend == "ray":
-        from envs.ray_pool import RayPool
-
-        return RayPool(
-            args.env, args.kwargs, address=args.address, deadlines=deadlines, lease_s=args.lease_s
-        )
-    names = ("workers", "per_worker", "python", "memory_mb", "lease_s", "recycle")
-    options = {name: getattr(args, name) for name in names}
-    return Pool(args.env, args.kwargs, deadlines=deadlines, **options)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, get_args
 
 from envs import make
 from envs.pool import Pool
@@ -15,7 +15,8 @@ from envs.remote import RETRIES, Connections, RemoteWorld
 from envs.values import Json
 from envs.world import World, WorldError
 
-MODES = ("inprocess", "worker", "http")
+Mode = Literal["inprocess", "worker", "http"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 class Source(contextlib.AbstractContextManager["Source"]):

@@ -11,11 +11,11 @@ from absl import logging
 
 from configs import base
 from configs.keys import use
+from envs.commands import parser_of
 from evolver.build import RunError, open_run
 from evolver.config import cli, plugs
 from evolver.config.checks import problems as config_problems
 from evolver.processes.interrupt import Interrupted, RunEnds
-from experiments import commands
 from models.files import write_atomically
 from run import refused
 
@@ -58,7 +58,7 @@ def main(
     """
     logging.set_verbosity(logging.ERROR)
     name = argv[0].rpartition(".")[2]
-    parser = commands.parser_of(measure, skip=("run",), epilog="--config.KEY=VALUE as for run.py")
+    parser = parser_of(measure, skip=("run",), epilog="--config.KEY=VALUE as for run.py")
     parser.add_argument("--config", required=True, help="FILE or FILE:ARGUMENT")
     parser.add_argument("--workdir", default=f"runs/{name}")
     given, overrides = parser.parse_known_args(argv[1:])

@@ -9,7 +9,6 @@ in a cache and never in a repository. Their layout is that of AppWorld's own dat
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import hashlib
 import importlib.metadata
@@ -20,6 +19,7 @@ import shutil
 import subprocess
 import sys
 
+from envs import commands
 from envs.appworld.mini import data, evaluation
 from envs.appworld.mini.data import HERE, SPLITS, MiniTask
 
@@ -162,15 +162,11 @@ def _write(path: pathlib.Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Build the data set in `--root`, or in the cache that worlds use."""
-    parser = argparse.ArgumentParser(
-        prog="python -m envs.appworld.mini.build", description=__doc__.partition("\n\n")[0]
-    )
-    parser.add_argument(
-        "--root", type=pathlib.Path, help="target folder (default: the project's cache)"
-    )
-    root = parser.parse_args(argv).root
+def main(*, root: pathlib.Path | None = None) -> None:
+    """Build the data set.
+
+    root: target folder (default: the project's cache)
+    """
     if root is None:
         ensure(default_root())
     else:
@@ -179,4 +175,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    commands.called(main)
