@@ -79,10 +79,6 @@ class Unaided(Travel):
     profile = World.profile
 
     @property
-    def describe(self) -> Any:
-        raise AttributeError("describe")
-
-    @property
     def difference(self) -> Any:
         raise AttributeError("difference")
 

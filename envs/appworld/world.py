@@ -24,7 +24,17 @@ from envs import toolcalls
 from envs.appworld import functions, prompt
 from envs.profile import PREFERENCE, entity
 from envs.values import Json
-from envs.world import Evaluation, Observation, ReplayWorld, StepResult, Task, Tool
+from envs.world import (
+    Evaluation,
+    Observation,
+    ReplayWorld,
+    StepResult,
+    Task,
+    Tool,
+    check_split,
+    message,
+    opening,
+)
 
 if TYPE_CHECKING:  # the process that runs a model's code imports this module, and no engine
     from envs.appworld.engine import Engine
@@ -98,10 +108,8 @@ class AppWorld(ReplayWorld):
         opened = self._open()
         self._apps = list(opened["apps"])
         self._schemas: dict[str, Tool] | None = None
-        messages = [
-            {"role": "system", "content": prompt.system(opened, self._action, self._example)},
-            {"role": "user", "content": task.query or opened["instruction"]},
-        ]
+        system = prompt.system(opened, self._action, self._example)
+        messages = opening(system, task.query or opened["instruction"])
         return Observation(messages, [prompt.TOOL] if self._action == "tool" else [])
 
     def _take(self, action: str) -> StepResult:
@@ -110,8 +118,8 @@ class AppWorld(ReplayWorld):
         for nothing."""
         code, role = prompt.code_of(action)
         if code is None:
-            message = {"role": role, "content": prompt.NO_CODE[self._action]}
-            return StepResult([message], info={"calls": [], "errors": 1, "parse_error": True})
+            said = message(role, prompt.NO_CODE[self._action])
+            return StepResult([said], info={"calls": [], "errors": 1, "parse_error": True})
         engine = self._activate()
         output = self._cut(_run(engine, code))
         self._codes.append(code)
@@ -124,9 +132,9 @@ class AppWorld(ReplayWorld):
         }
         if self._over:
             info["answer"] = engine.answer()
-        message = {"role": role, "content": f"Output:\n```\n{output}\n```\n\n"}
+        said = message(role, f"Output:\n```\n{output}\n```\n\n")
         reward = self.evaluate().score if self._over else 0.0
-        return StepResult([message], reward, terminated=self._over, info=info)
+        return StepResult([said], reward, terminated=self._over, info=info)
 
     def evaluate(self) -> Evaluation:
         """Score the episode; `success` is AppWorld's. `progress` is the share of passed tests among
@@ -290,10 +298,7 @@ def _share(passed: list[bool], default: float) -> float:
 def _mini_tasks(split: str) -> list[Task]:
     from envs.appworld.mini import data
 
-    if split not in data.SPLITS:
-        raise ValueError(
-            f"AppWorld's mini data has no split {split!r}; it has {', '.join(data.SPLITS)}"
-        )
+    check_split("AppWorld's mini data", split, data.SPLITS)
     return [
         Task(
             id=task.id,
@@ -311,8 +316,7 @@ def _mini_tasks(split: str) -> list[Task]:
 
 def _official_tasks(root: Path, split: str) -> list[Task]:
     splits = sorted(path.stem for path in (root / "data" / "datasets").glob("*.txt"))
-    if split not in splits:
-        raise ValueError(f"AppWorld's data has no split {split!r}; it has {', '.join(splits)}")
+    check_split("AppWorld's data", split, splits)
     tasks = []
     for id in (root / "data" / "datasets" / f"{split}.txt").read_text(encoding="utf-8").split():
         specs = json.loads((root / "data" / "tasks" / id / "specs.json").read_bytes())

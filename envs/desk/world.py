@@ -13,7 +13,7 @@ from envs.desk.tools import Tools
 from envs.desk.verify import Answers, verify
 from envs.toolcalls import call_text, parse, run_calls
 from envs.values import Json
-from envs.world import Evaluation, Observation, StepResult, Task, World
+from envs.world import Evaluation, Observation, StepResult, Task, World, check_split, opening
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,7 @@ class DeskWorld(World):
         self._over = False
 
     def tasks(self, split: str) -> list[Task]:
-        if split not in self._sizes:
-            raise ValueError(f"{self.name} has no split {split!r}; it has {', '.join(self._sizes)}")
+        check_split(self.name, split, self._sizes)
         n = self._sizes[split]
         tasks = split_tasks(self.desk, split, n, self._seed, self.house, self._level)
         return [Task.from_dict(task.to_dict()) for task in tasks]
@@ -114,11 +113,7 @@ class DeskWorld(World):
         self.close()
         self._tools = desk.tools(task.seed, self.house)
         self._verifier, self._answer, self._over = task.verifier, None, False
-        messages = [
-            {"role": "system", "content": desk.system},
-            {"role": "user", "content": task.query},
-        ]
-        return Observation(messages, desk.tools.offered(self.house))
+        return Observation(opening(desk.system, task.query), desk.tools.offered(self.house))
 
     def step(self, action: str) -> StepResult:
         """Run the turn's calls. `info["calls"]` lists them in order, each with "result" and "ok"
@@ -147,9 +142,8 @@ class DeskWorld(World):
     def restore(self, snapshot: Json) -> None:
         self.close()
         self._tools = self.desk.tools.restored(snapshot, self.house)
-        self._verifier, self._answer, self._over = (
-            snapshot[key] for key in ("verifier", "answer", "over")
-        )
+        self._verifier, self._answer = snapshot["verifier"], snapshot["answer"]
+        self._over = snapshot["over"]
 
     def close(self) -> None:
         if self._tools is not None:

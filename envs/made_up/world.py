@@ -13,7 +13,7 @@ from typing import Any
 from envs.made_up.plan import ALL, NONE, ONE, Attribute, Kind, Operation, Plan, plan_of
 from envs.toolcalls import parse, run_calls
 from envs.values import Json
-from envs.world import Evaluation, Observation, StepResult, Task, World
+from envs.world import Evaluation, Observation, StepResult, Task, World, check_split, message
 
 STARTS = 1000
 SHOWN = 1_000_000  # worlds that demonstrations are of: the first ones
@@ -38,8 +38,7 @@ class MadeUp(World):
         from envs.made_up.tasks import own_task
 
         first = {"train": 0, "dev": STARTS // 2}
-        if split not in first:
-            raise ValueError(f"made_up has no split {split!r}; it has {', '.join(first)}")
+        check_split(self.name, split, first)
         if self._number is None:
             worlds = range(SHOWN, SHOWN + UNSEEN) if split == "dev" else ()
             return [own_task(world * STARTS, split) for world in worlds]
@@ -51,8 +50,8 @@ class MadeUp(World):
         plan = plan_of(self._world)
         self.state = start_of(plan, task.seed)
         self._goal, self._answer = task.verifier, ""
-        system = [{"role": "system", "content": plan.system}] * bool(plan.system)
-        messages = [*system, {"role": "user", "content": task.query}]
+        messages = [message("system", plan.system)] * bool(plan.system)
+        messages.append(message("user", task.query))
         return Observation(messages, [op.schema for op in plan.operations])
 
     def step(self, action: str) -> StepResult:
