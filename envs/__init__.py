@@ -1,8 +1,6 @@
 """The registry of worlds. A world's module is imported only when the world is made, so its packages
 stay optional."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from typing import Any

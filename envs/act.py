@@ -5,8 +5,6 @@ JSON Schema's `examples`. A word in capitals is a slot: "put OBJ in OBJ" stands 
 box".
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from envs.toolcalls import parse

@@ -5,8 +5,6 @@ Behind this boundary every text can be encoded and every value is JSON of bounde
 Anything else is a failure of the world that wrote it: its episode ends, and no other.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 from envs import values

@@ -15,8 +15,6 @@ have an id of nine letters and digits: "id", or `[CALL_ID]` behind the name. Ano
 subclass of `CallFormat`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -6,8 +6,6 @@ that hangs or ends its process is found like any other, with the call that did i
 on with the next one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,8 +1,6 @@
 """The process in which `envs.check` runs a world: `python -m envs.check_child SPEC`. Reports on
 stdout, a line each."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

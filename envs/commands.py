@@ -1,7 +1,5 @@
 """The command line of a function: its parameters are the words and the flags."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json

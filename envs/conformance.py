@@ -5,8 +5,6 @@ for each problem. Its docstring states the requirement and the reason, and is pr
 problem.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools

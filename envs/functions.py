@@ -4,8 +4,6 @@ globals are the state.
     python -m envs.check functions --kwargs '{"module": "my_module"}'
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import dataclasses

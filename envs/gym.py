@@ -1,8 +1,6 @@
 """Bridges to gymnasium: any World as a gymnasium.Env (`GymEnv`) and any text gymnasium.Env as a
 World (`GymWorld`)."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import string

@@ -5,8 +5,6 @@ solution, and no call that checks it. So whoever plays a task reads a name in pl
 the same one whenever the same call gives it, and the world is given what the name stands for.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,8 +1,6 @@
 """The words of experience that demonstrations show, and that runs with a policy which imitated them
 render likewise."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

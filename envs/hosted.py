@@ -1,7 +1,5 @@
 """The client's side of a world that runs elsewhere: in a worker of a pool, or behind a service."""
 
-from __future__ import annotations
-
 import functools
 import uuid
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Retry-After.
 Standard library only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import email.utils

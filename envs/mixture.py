@@ -10,8 +10,6 @@
 A task of the mixture has the name of its world as `env` and in front of its id.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import re

@@ -10,8 +10,6 @@ parameters, or else by starting it again (RESTART), which takes longer, for a se
 tenth of a second (envs/forked.py).
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

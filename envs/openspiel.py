@@ -5,8 +5,6 @@ those serve whose players take turns, of which what one wins the other loses, su
 connect_four, kuhn_poker, leduc_poker, liars_dice and nim.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any, Literal
 

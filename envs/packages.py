@@ -1,8 +1,6 @@
 """Packages that only some workflows need: a file of requirements in a clone, an extra of the
 installed package."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import importlib.util

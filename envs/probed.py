@@ -28,8 +28,6 @@ in which the probes show them, because a world may number the same things differ
 sequence of calls.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools

@@ -4,8 +4,6 @@ A worker is spawned with a fresh interpreter. It is never forked from this proce
 loaded jax.
 """
 
-from __future__ import annotations
-
 import atexit
 import collections
 import contextlib

@@ -9,8 +9,6 @@ names share a noun (`book_flight`, `cancelFlight`) become the operations of one 
 parameters its attributes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -6,8 +6,6 @@ need a process per instance or more than one machine; `envs.pool.Pool` gives the
 a lower cost.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

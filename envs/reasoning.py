@@ -4,8 +4,6 @@ Needs `pip install -r requirements/reasoning.txt`. https://github.com/open-thoug
 lists the data sets.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from envs import packages

@@ -1,7 +1,5 @@
 """Client of the environment service (envs/service.py): a World over HTTP. Standard library only."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

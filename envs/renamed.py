@@ -6,8 +6,6 @@ in each instead of looking it up. Renaming is a permutation of all words of a fo
 word that an agent writes means exactly one of the world's, whatever was shown.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 import re

@@ -7,8 +7,6 @@ process of about 500 MB: use workers with per_worker=1. Listing tasks needs neit
 Java.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 from collections.abc import Iterator

@@ -13,8 +13,6 @@ full; `detail` is the message. Idle instances are released. A `step` that gives 
 `params.step` is executed once, however often it arrives.
 """
 
-from __future__ import annotations
-
 import asyncio
 import bisect
 import collections

@@ -1,8 +1,6 @@
 """A careless agent that plays a known solution, and its slips: calls that it omits, repeats or gets
 wrong."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Sources of worlds: this process, worker processes or a service, behind one method `world()`."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

@@ -5,8 +5,6 @@ takes seconds, and kept in a cache. The games' interpreter is C code: use worker
 Listing tasks needs no package.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -16,8 +16,6 @@ A policy that calls tools in another format is read by envs/call_formats.py, whi
 in this one.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

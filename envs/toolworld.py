@@ -1,8 +1,6 @@
 """Worlds that are nothing but tools: a turn calls some of them, and a turn without a call is the
 answer."""
 
-from __future__ import annotations
-
 from envs.toolcalls import parse, run_calls
 from envs.values import Json
 from envs.world import (

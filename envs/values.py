@@ -1,8 +1,6 @@
 """Texts and JSON values that are safe to write, to send and to compute with. Standard library
 only."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

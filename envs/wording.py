@@ -8,8 +8,6 @@ passenger up: name Ann. Reply with the last word."). An id that the agent has to
 described by the values that lead to it and tell it from its neighbours.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random

@@ -12,8 +12,6 @@ names it and dropped by `close`. The environment's own output goes to stderr. Wh
 process kills itself and everything it started, so that no process outlives a killed parent.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import functools
 import json

@@ -7,8 +7,6 @@ The hooks stop accidents and simple tricks: code that changes the interpreter's 
 them, and then still holds nothing but a socket (engine.py).
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

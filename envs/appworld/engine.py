@@ -9,8 +9,6 @@ model's code, which a process of its own does (envs/appworld/session.py); what c
 requests to the APIs of the task's apps.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

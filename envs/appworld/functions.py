@@ -1,8 +1,6 @@
 """AppWorld's APIs as function schemas, from their public docs, and the code that calls one and
 prints the result."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

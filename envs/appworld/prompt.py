@@ -1,7 +1,5 @@
 """The agent's prompts, and the extraction of code from its turns."""
 
-from __future__ import annotations
-
 import re
 
 from envs import toolcalls

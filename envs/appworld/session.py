@@ -11,8 +11,6 @@ one episode is left in the next.
                                                    "..."}
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import datetime

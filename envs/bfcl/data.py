@@ -4,8 +4,6 @@ the tasks.
 Nothing is written, and a ground-truth call is parsed but never run.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib.util

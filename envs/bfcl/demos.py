@@ -9,8 +9,6 @@ demonstrated. Reinforcement learning then changes how carefully the policy works
 was rewarded for and on others.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random

@@ -6,8 +6,6 @@ may be the text of an object. The package then evaluates the call as Python, so 
 has no name for are errors of the call.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

@@ -14,8 +14,6 @@ with a ground truth, the state must equal the ground truth's state, and the grou
 must be among the results so far.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

@@ -13,8 +13,6 @@ Half of the tasks have the phrases of the world's own tasks, half the words of i
 descriptions, so that the policy reads the tasks of an explorer as well.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from typing import ClassVar

@@ -4,8 +4,6 @@ A plan follows a template such as "room.set+id.value", goals joined by "+". Desk
 for its level, so that all houses have the same tasks.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 import re

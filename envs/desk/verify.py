@@ -1,7 +1,5 @@
 """The verifier of every task: it checks the final state and the answer, not the path."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

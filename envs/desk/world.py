@@ -1,7 +1,5 @@
 """A World of tools: its tasks, episodes and snapshots."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The seeded data of one home: its rooms, the people in them, and their devices."""
 
-from __future__ import annotations
-
 import functools
 import random
 from dataclasses import dataclass

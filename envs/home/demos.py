@@ -1,7 +1,5 @@
 """Demonstrations in smart homes (envs/desk/agent.py)."""
 
-from __future__ import annotations
-
 import itertools
 
 from envs.desk.agent import MAX_CALLS, Careless, Demonstrations

@@ -5,8 +5,6 @@ for it in the same episode (envs/desk/rules.py). No description says so, and an 
 the call.
 """
 
-from __future__ import annotations
-
 from envs.desk import Family, House, Refused, Tools, tool
 from envs.home.data import LETTERS, VALUES, Device, data
 

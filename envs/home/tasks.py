@@ -8,8 +8,6 @@ change, or one of `QUESTIONS`. A task has the phrases written here, or the words
 descriptions as an explorer words them (`envs.wording`).
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random

@@ -1,7 +1,5 @@
 """The smart home as a World."""
 
-from __future__ import annotations
-
 from envs.desk.verify import Answers, any_of
 from envs.desk.world import Desk, DeskWorld
 from envs.home.data import LETTERS, PEOPLE, ROOMS, VALUES

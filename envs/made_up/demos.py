@@ -9,8 +9,6 @@ Others are exercises in reading lists, which is what tiny policies learn last: t
 name that a query says, in a row that may show the id first.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

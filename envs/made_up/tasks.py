@@ -1,7 +1,5 @@
 """Tasks of made-up worlds with their solutions, in words of their own or in the explorer's."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any, NamedTuple

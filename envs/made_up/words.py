@@ -1,7 +1,5 @@
 """Words of made-up worlds: pools that worlds draw from, and words that no language has."""
 
-from __future__ import annotations
-
 import random
 
 

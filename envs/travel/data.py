@@ -1,7 +1,5 @@
 """The seeded data of one travel agency, as rows and as a SQLite image."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random

@@ -4,8 +4,6 @@ The agent books without a quote, takes the first row of a list, cancels instead 
 answers with another column.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random

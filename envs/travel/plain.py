@@ -7,8 +7,6 @@ passenger), `same` (the order of the first goal), `city`, `passenger` and, witho
 The last goal may be a question about the tool's answer.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

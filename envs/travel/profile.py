@@ -4,8 +4,6 @@ Synthetic tasks are not worded with these phrases: `PROFILE`, which language mod
 none of them.
 """
 
-from __future__ import annotations
-
 from envs.travel.agency import ARGUMENTS
 from envs.travel.data import CITIES, NAMES, Data
 from envs.values import Json

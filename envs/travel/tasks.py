@@ -8,8 +8,6 @@ profile). Subjects are `order` (named by its id), `trip` (an order named by pass
 question.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """The travel agency as a World."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from envs.desk.verify import Answers, any_of

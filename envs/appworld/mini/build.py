@@ -7,8 +7,6 @@ in a cache and never in a repository. Their layout is that of AppWorld's own dat
 `appworld.task` and `appworld.ground_truth`.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import importlib.metadata

@@ -12,8 +12,6 @@ Answers and changes were computed from the tables, whereas a solution uses the a
 checks the other when the engine evaluates the solution.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import functools
 import json
