@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from envs.values import Json
-from envs.world import Evaluation, Observation, StepResult, Task, Tool, World, WorldError
+from envs.world import Evaluation, Observation, Proxy, StepResult, Task, WorldError
 
 
-class HostedWorld(World):
+class HostedWorld(Proxy):
     """A world whose episode is an instance elsewhere, under an id that is chosen here.
 
     An instance is released however its start ends: `close` may be called by another thread while
@@ -47,12 +47,6 @@ class HostedWorld(World):
     def restore(self, snapshot: Any) -> None:
         self._start(lambda id: self._host.restore(snapshot, id))
 
-    def functions(self) -> list[Tool]:
-        return self._query("functions")
-
-    def call_text(self, name: str, arguments: Json) -> str:
-        return self._query("call_text", name, arguments)
-
     def profile(self) -> Json:
         return self._wait(self._host.profile())
 
@@ -66,7 +60,7 @@ class HostedWorld(World):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._host.methods:
             raise AttributeError(f"{self.name} has no method '{name}'")
-        return functools.partial(self._query, name)
+        return functools.partial(self._call, name)
 
     def _wait(self, answer: Any) -> Any:
         """Return the answer of the host once it is there."""
@@ -91,8 +85,8 @@ class HostedWorld(World):
         if id is not None:
             self._host.release(id)
 
-    def _query(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        return self._wait(self._host.query(self._episode(), method, list(args), kwargs))
+    def _call(self, method: str, /, *arguments: Any, **named: Any) -> Any:
+        return self._wait(self._host.query(self._episode(), method, list(arguments), named))
 
     def _episode(self) -> str:
         if self._id is None or not self._started:

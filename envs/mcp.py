@@ -269,19 +269,19 @@ class _Trust:
     one comparison per episode.
     """
 
-    known: dict[str, tuple[str, Json, str]]  # first calls on new servers, and answers
+    known: dict[str, str]  # first calls on new servers, [name, arguments] in JSON, and answers
     agreed: int = 0
     refuted: bool = False
 
     def learn(self, name: str, arguments: Json, answer: str) -> None:
         """Keep the answer to the first call on a new server."""
         if len(self.known) < MOST_KNOWN:
-            self.known[json.dumps([name, arguments], sort_keys=True)] = (name, arguments, answer)
+            self.known[json.dumps([name, arguments], sort_keys=True)] = answer
 
-    def comparisons(self) -> list[tuple[str, str, Json, str]]:
-        """Return known calls with their keys: some until the server is trusted, then one at a
+    def comparisons(self) -> list[tuple[str, str]]:
+        """Return known calls with their answers: some until the server is trusted, then one at a
         time."""
-        known = [(key, *call) for key, call in list(self.known.items())]
+        known = list(self.known.items())
         number = 1 if self.agreed >= AGREED else COMPARED
         return [known[(self.agreed + n) % len(known)] for n in range(min(number, len(known)))]
 
@@ -361,10 +361,11 @@ class _Session:
     def _answers_as_new(self) -> bool:
         """Return True if the server is known to keep nothing but its files, which were restored."""
         trust = self._trust
-        for key, name, arguments, answer in trust.comparisons():
-            if self._ask(name, arguments)[0] != answer:
+        for key, answer in trust.comparisons():
+            call = json.loads(key)
+            if self._ask(*call)[0] != answer:
                 with contextlib.closing(_Session(self._start)) as new:
-                    trust.refuted |= new._ask(name, arguments)[0] == answer
+                    trust.refuted |= new._ask(*call)[0] == answer
                 if not trust.refuted:  # the answer has the time in it, or chance
                     trust.known.pop(key, None)
                 return False

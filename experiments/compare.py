@@ -21,8 +21,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from evolver.files.report import with_interval
 from evolver.files.workdir import Workdir
-from rl.evaluation import Scores, interval, interval_over_seeds
+from rl.evaluation import Scores, interval_over_seeds
 
 COLOURS = (
     "#1b4f72", "#d35400", "#16a085", "#8e44ad", "#c0392b", "#7f8c8d", "#27ae60", "#b7950b",
@@ -219,10 +220,7 @@ def before(rows: Sequence[Row]) -> str:
 def over_tasks(value_N: np.ndarray, sign: str = "") -> str:
     """Return the mean of one value per task in percent with its interval, "" of no values. sign:
     "+" for differences."""
-    if not len(value_N):
-        return ""
-    mean, low, high = (100 * value for value in (np.mean(value_N), *interval(value_N)))
-    return f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
+    return with_interval(value_N, sign) if len(value_N) else ""
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:

@@ -26,6 +26,7 @@ from envs.values import Json
 from envs.world import Task
 
 MAX_CALLS = 12
+Made = tuple[str, dict[str, str]]  # a call: tool and arguments
 
 
 class Careless:
@@ -55,7 +56,7 @@ class Careless:
         self.odds = odds(type(self), care, hinted)
         self.pending = list(plan.calls)
         self.planned: PlannedCall | None = None  # the planned call behind the last call
-        self.last: tuple[str, dict[str, str]] = ("", {})  # the last call
+        self.last: Made = ("", {})  # the last call
         self.text = ""  # the last answer that was no error
         self.listed: list[str] = []  # ids of the last list
         self.choices: dict[str, str] = {}  # id in the plan -> id that the agent uses for it
@@ -85,7 +86,7 @@ class Careless:
         elif not self.keeps:
             self.choices.clear()
 
-    def next(self) -> tuple[str, dict[str, str]] | None:
+    def next(self) -> Made | None:
         """Return the next call, planned or by a slip; None ends the episode."""
         if self.made == MAX_CALLS or (self.made and self.slip("stop")):
             return None
@@ -136,7 +137,7 @@ class Careless:
         if "\n" in text:
             self.listed = [row.split()[-1] for row in text.split("\n")]
 
-    def wander(self) -> tuple[str, dict[str, str]]:
+    def wander(self) -> Made:
         """Return a look-up of something that the agent has seen."""
         raise NotImplementedError
 

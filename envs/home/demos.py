@@ -2,7 +2,7 @@
 
 import itertools
 
-from envs.desk.agent import MAX_CALLS, Careless, Demonstrations
+from envs.desk.agent import MAX_CALLS, Careless, Demonstrations, Made
 from envs.home.data import KINDS, PEOPLE, ROOMS, VALUES
 from envs.home.devices import CHANGES, HOMES, LOOKS
 from envs.home.world import SmartHome
@@ -28,7 +28,7 @@ ORIGIN = "The demonstrations come from homes of their own; none of them is the h
 class Agent(Careless):
     """A careless resident."""
 
-    def next(self) -> tuple[str, dict[str, str]] | None:
+    def next(self) -> Made | None:
         if self.refused and self.made == MAX_CALLS:
             self.slip("insist")  # a draw of earlier versions, which decides what comes after it
         return super().next()

@@ -10,7 +10,7 @@ import random
 import re
 from typing import Any
 
-from envs.desk.agent import Careless, Demonstrations
+from envs.desk.agent import Careless, Demonstrations, Made
 from envs.desk.plans import LEVELS, WORLDS, Plan, reply
 from envs.desk.rules import House
 from envs.desk.tools import names
@@ -167,7 +167,7 @@ class Agent(Careless):
             self.choices["seat"] = self._choose(right, self.seats).split()[-1]
         return self.choices["seat"]
 
-    def wander(self) -> tuple[str, dict[str, str]]:
+    def wander(self) -> Made:
         ids = sorted(set(re.findall(r"[FPO]\d\d", self.seen)))
         passengers, orders, flights = ([id for id in ids if id[0] == kind] for kind in "POF")
         seen = {
@@ -178,7 +178,7 @@ class Agent(Careless):
             "people": [p.name for p in self.data.passengers.values() if p.name in self.seen],
             "flights": [city for city in self.data.cities if city in self.seen],
         }
-        calls: list[tuple[str, dict[str, str]]] = []
+        calls: list[Made] = []
         for tool, values in seen.items():
             (argument,) = ARGUMENTS[tool]
             calls += [(tool, {argument: value}) for value in values]

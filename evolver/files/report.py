@@ -168,10 +168,11 @@ def values_by_name(scores: Scores) -> dict[str, np.ndarray]:
     return rows
 
 
-def with_interval(value_N: np.ndarray) -> str:
-    """Return the mean in percent with its 95% interval: "61.2 [55.0, 67.1]"."""
-    low, high = interval(value_N)
-    return f"{100 * value_N.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+def with_interval(value_N: np.ndarray, sign: str = "") -> str:
+    """Return the mean in percent with its 95% interval: "61.2 [55.0, 67.1]". sign: "+" for
+    differences."""
+    mean, low, high = (100 * value for value in (value_N.mean(), *interval(value_N)))
+    return f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
 
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], style: str = "simple") -> str:
