@@ -27,6 +27,7 @@ from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from envs import profile
+from envs.toolcalls import Call
 from envs.toolworld import SYSTEM, ToolWorld
 from envs.values import Json, json_value
 from envs.world import Task, Tool, tool_of
@@ -121,7 +122,7 @@ class Functions(ToolWorld):
         self.reset(Task.from_dict(snapshot["task"]), snapshot["seed"])
         for name, arguments in snapshot["made"]:
             if self._call(name, arguments)[1]:
-                self._succeeded.append({"name": name, "arguments": arguments})
+                self._succeeded.append(Call(name, arguments))
         self._over = snapshot["over"]
 
     def _open(self, task: Task, seed: int) -> list[Tool]:

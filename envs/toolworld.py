@@ -1,7 +1,7 @@
 """Worlds that are nothing but tools: a turn calls some of them, and a turn without a call is the
 answer."""
 
-from envs.toolcalls import parse, run_calls
+from envs.toolcalls import Call, parse, run_calls
 from envs.values import Json
 from envs.world import (
     Evaluation,
@@ -15,6 +15,17 @@ from envs.world import (
 )
 
 SYSTEM = "You have tools. Use them to do what the user asks, then answer in words, without a call."
+
+
+def required_calls(task: Task, what: str) -> list[Call]:
+    """Return the calls that a verifier requires. Raises ValueError for another kind of verifier;
+    `what` names it."""
+    calls = task.verifier.get("calls", [])
+    if not isinstance(calls, list) or not all(
+        isinstance(call, dict) and {"name", "arguments"} <= set(call) for call in calls
+    ):
+        raise ValueError(f"task {task.id}: {what} is {{'calls': [{{'name', 'arguments'}}, ...]}}")
+    return [Call(call["name"], call["arguments"]) for call in calls]
 
 
 class ToolWorld(TaskWorld):
@@ -32,17 +43,10 @@ class ToolWorld(TaskWorld):
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start an episode. Raises ValueError for another kind of verifier, and what `_open`
         raises."""
-        calls = task.verifier.get("calls", [])
-        if not isinstance(calls, list) or not all(
-            isinstance(call, dict) and {"name", "arguments"} <= set(call) for call in calls
-        ):
-            raise ValueError(
-                f"task {task.id}: a verifier of {self.name} is"
-                " {'calls': [{'name', 'arguments'}, ...]}"
-            )
+        required = required_calls(task, f"a verifier of {self.name}")
         tools = self._open(task, seed)
-        self._task, self._required, self._over = task, calls, False
-        self._succeeded: list[Json] = []
+        self._task, self._required, self._over = task, required, False
+        self._succeeded: list[Call] = []
         return Observation(opening(self._system, task.query), tools)
 
     def step(self, action: str) -> StepResult:
@@ -52,8 +56,7 @@ class ToolWorld(TaskWorld):
         if self._over:
             return nothing_done()
         messages, info = run_calls(parse(action), self._call, self._max_calls)
-        done = [call for call in info["calls"] if call["ok"]]
-        self._succeeded += [{"name": call["name"], "arguments": call["arguments"]} for call in done]
+        self._succeeded += [Call(c["name"], c["arguments"]) for c in info["calls"] if c["ok"]]
         self._over = not messages
         reward = self.evaluate().score if self._over else 0.0
         return StepResult(messages, reward=reward, terminated=self._over, info=info)
@@ -61,8 +64,7 @@ class ToolWorld(TaskWorld):
     def evaluate(self) -> Evaluation:
         self._require_episode()
         unmatched = list(self._succeeded)
-        for required in self._required:
-            call = {"name": required["name"], "arguments": required["arguments"]}
+        for call in self._required:
             if call in unmatched:
                 unmatched.remove(call)
         matched = len(self._succeeded) - len(unmatched)

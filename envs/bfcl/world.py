@@ -33,8 +33,18 @@ from envs.bfcl.data import Entry, docs_of, entries, package, split_indices, tool
 from envs.bfcl.replies import misread, official_calls, recorded, unusable
 from envs.profile import PREFERENCE, entity
 from envs.toolcalls import Call
+from envs.toolworld import required_calls
 from envs.values import Json
-from envs.world import Evaluation, Message, Observation, ReplayWorld, StepResult, Task, Tool
+from envs.world import (
+    Evaluation,
+    Message,
+    Observation,
+    ReplayWorld,
+    StepResult,
+    Task,
+    Tool,
+    message,
+)
 
 MAX_DIGITS = 4300  # Python's limit for printing an integer; longer results fail in the package too
 MAX_PRECISION = 10_000
@@ -281,8 +291,8 @@ class Bfcl(ReplayWorld):
 
     def _user_messages(self) -> list[Message]:
         if self._turn in self._entry.withheld:
-            return [{"role": "user", "content": package().new_tools}]
-        return [dict(message) for message in self._entry.question[self._turn]]
+            return [message("user", package().new_tools)]
+        return [dict(said) for said in self._entry.question[self._turn]]
 
     def _choose_tools(self, entry: Entry, seed: int) -> set[str]:
         names = [doc["name"] for doc in entry.docs]
@@ -329,16 +339,9 @@ def _described(doc: Json) -> Json:
 
 
 def _synthetic(entry: Entry, task: Task) -> Entry:
-    calls = task.verifier.get("calls", [])
-    if not isinstance(calls, list) or not all(
-        isinstance(c, dict) and {"name", "arguments"} <= set(c) for c in calls
-    ):
-        raise ValueError(
-            f"task {task.id}: a BFCL verifier is {{'calls': [{{'name', 'arguments'}}, ...]}}"
-        )
     return dataclasses.replace(
         entry,
-        question=[[{"role": "user", "content": task.query}]],
-        truth=[[Call(call["name"], call["arguments"]) for call in calls]],
+        question=[[message("user", task.query)]],
+        truth=[required_calls(task, "a BFCL verifier")],
         withheld={},
     )

@@ -13,7 +13,6 @@ else a site needs, such as accounts, partitions and claims of volumes, is set in
 this one.
 """
 
-import argparse
 import math
 import shlex
 import shutil
@@ -22,8 +21,11 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import yaml
+
+from experiments import commands
 
 HERE = Path(__file__).parent
 SLICE = "gke-tpu-accelerator", "gke-tpu-topology"  # labels of a node, below cloud.google.com
@@ -32,18 +34,27 @@ FILE = "FILE"  # in a command: the file that holds the text
 Rendered = tuple[list[str], str]  # the command and the text
 
 
+class Asked(NamedTuple):
+    """What is asked for: the words of the run, and where it runs."""
+
+    run: tuple[str, ...]
+    nodes: int
+    devices: str
+    image: str
+
+
 class Unfit(Exception):
     """The devices are no words of the scheduler."""
 
 
-def slurm(asked: argparse.Namespace) -> Rendered:
+def slurm(asked: Asked) -> Rendered:
     """Return the command that submits slurm.sh."""
     devices = counted(asked.devices or GPUS)
     size = [f"--nodes={asked.nodes}", f"--gpus-per-node={devices}"]
     return ["sbatch", *size, str(HERE / "slurm.sh"), *asked.run], ""
 
 
-def jobset(asked: argparse.Namespace) -> Rendered:
+def jobset(asked: Asked) -> Rendered:
     """Return jobset.yaml for these nodes and devices."""
     task = yaml.safe_load((HERE / "jobset.yaml").read_text())
     job = task["spec"]["replicatedJobs"][0]["template"]["spec"]
@@ -71,7 +82,7 @@ def jobset(asked: argparse.Namespace) -> Rendered:
     return ["kubectl", "apply", "-f", FILE], yaml.safe_dump(task, sort_keys=False)
 
 
-def skypilot(asked: argparse.Namespace) -> Rendered:
+def skypilot(asked: Asked) -> Rendered:
     """Return skypilot.yaml for these nodes and devices."""
     if not asked.devices or asked.devices.isdigit():
         raise Unfit("name the accelerator, such as H100:8")
@@ -83,7 +94,7 @@ def skypilot(asked: argparse.Namespace) -> Rendered:
     return ["sky", "jobs", "launch", "--yes", FILE], yaml.safe_dump(task, sort_keys=False)
 
 
-SCHEDULERS: dict[str, Callable[[argparse.Namespace], Rendered]] = {
+SCHEDULERS: dict[str, Callable[[Asked], Rendered]] = {
     "slurm": slurm, "jobset": jobset, "skypilot": skypilot,
 }  # fmt: skip
 
@@ -95,34 +106,41 @@ def counted(text: str) -> int:
     return int(text)
 
 
-def main(argv: list[str]) -> int:
-    """Start a run, or print what would be started; return the exit code of the scheduler's command,
-    2 if nothing could be started."""
-    about = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog="python -m experiments.launch", description=about)
-    parser.add_argument("scheduler", choices=SCHEDULERS)
-    parser.add_argument("--nodes", type=int, default=1, help="nodes, with a process on each")
-    parser.add_argument("--devices", default="", help="of a node, see the head of this file")
-    parser.add_argument("--image", default="", help="container image, for jobset")
-    parser.add_argument("--dry-run", action="store_true", help="print it, and start nothing")
-    parser.add_argument("run", nargs="+", help="the words of the run, after --")
-    asked = parser.parse_args(argv)
-    if asked.nodes < 1:
-        parser.error(f"--nodes={asked.nodes}: at least one")
-    spaced = [word for word in asked.run if len(word.split()) != 1]
-    if spaced and asked.scheduler != "slurm":
-        parser.error(f"{spaced[0]!r} has spaces, which do not reach the run: set it in a config")
+def launch(
+    scheduler: Literal["slurm", "jobset", "skypilot"],
+    run: tuple[str, ...],
+    *,
+    nodes: int = 1,
+    devices: str = "",
+    image: str = "",
+    dry_run: bool = False,
+) -> int:
+    """Start a run, or print what would be started. Return the exit code of the scheduler's command,
+    2 if nothing could be started.
+
+    run: the words of the run, after --
+    nodes: nodes, with a process on each
+    devices: of a node, see above
+    image: container image, for jobset
+    dry_run: print it, and start nothing
+    """
+    if nodes < 1:
+        raise commands.Problems(f"--nodes={nodes}: at least one")
+    spaced = [word for word in run if len(word.split()) != 1]
+    if spaced and scheduler != "slurm":
+        reason = "has spaces, which do not reach the run: set it in a config"
+        raise commands.Problems(f"{spaced[0]!r} {reason}")
     try:
-        command, text = SCHEDULERS[asked.scheduler](asked)
+        command, text = SCHEDULERS[scheduler](Asked(run, nodes, devices, image))
     except Unfit as error:
-        parser.error(f"--devices={asked.devices}: {error}")
-    if asked.dry_run:
+        raise commands.Problems(f"--devices={devices}: {error}") from None
+    if dry_run:
         print(f"# {shlex.join(command)}\n{text}" if text else shlex.join(command))
         return 0
     if shutil.which(command[0]) is None:
         print(
             f"{command[0]} is not on this machine, so nothing was started: start it where"
-            f" {asked.scheduler}'s commands are, or see what it would get with --dry-run",
+            f" {scheduler}'s commands are, or see what it would get with --dry-run",
             file=sys.stderr,
         )
         return 2
@@ -134,4 +152,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    commands.program(launch)
