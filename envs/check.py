@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from typing import Any
 
 from envs import commands, conformance
 from envs.conformance import Problem
-from envs.process import Piped, child_environment
+from envs.process import Piped, child_environment, kill
 from envs.source import Mode, serving
 from envs.values import Json
 from envs.world import WorldError
@@ -146,10 +145,7 @@ def _reports(spec: Json, timeout: float, **environment: str) -> Iterator[tuple[s
     except (TimeoutError, subprocess.TimeoutExpired):
         yield "lost", f"did not return within {timeout:g} s"
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        kill(process)
 
 
 def _lines(descriptor: int, timeout: float) -> Iterator[bytes]:

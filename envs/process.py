@@ -116,7 +116,7 @@ class Worker:
             )  # fmt: skip
         except OSError as error:
             raise WorldError(f"cannot start {python} for {env}: {error.strerror}") from error
-        self._kill = weakref.finalize(self, _kill, self._process)
+        self._kill = weakref.finalize(self, kill, self._process)
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             os.set_blocking(stream.fileno(), False)
         self._poll = select.poll()
@@ -293,10 +293,11 @@ def _signal(process: Piped) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _kill(process: Piped) -> None:
+def kill(process: Piped) -> None:
+    """Kill a process with everything that it started, wait for its end, and close its pipes."""
     _signal(process)
     process.wait()
-    for pipe in (process.stdin, process.stdout, process.stderr):
+    for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
         pipe.close()
 
 

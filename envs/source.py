@@ -48,8 +48,8 @@ class Source(contextlib.AbstractContextManager["Source"]):
             raise ValueError("mode 'http' needs the url of a service")
         if mode != "http" and url:
             raise ValueError(f"mode '{mode}' takes no url")
-        self._env, self._kwargs, self._deadlines = env, kwargs or {}, deadlines
-        self._retries = retries
+        self._env, self._kwargs = env, kwargs or {}
+        self._patience: Json = {"deadlines": deadlines, "retries": retries}
         self._pool = Pool(env, kwargs, deadlines=deadlines, **pool) if mode == "worker" else None
         self._connections = Connections(url) if url else None
 
@@ -58,8 +58,7 @@ class Source(contextlib.AbstractContextManager["Source"]):
         if self._pool:
             return self._pool.world()
         if self._connections:
-            about: Json = {"env": self._env, "deadlines": self._deadlines, "retries": self._retries}
-            return RemoteWorld(self._connections, **about)
+            return RemoteWorld(self._connections, env=self._env, **self._patience)
         return make(self._env, **self._kwargs)
 
     def close(self) -> None:
