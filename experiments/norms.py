@@ -13,9 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from envs.values import Json
+from envs.world import Task
 from evolver.files.report import aligned
 from evolver.files.rollout_files import read_rollouts, rollout_files
 from experiments import commands
+from experiments.view.replay import trajectory_of
+from rl.advantages import Batch
 from rl.advantages.attribution import Norm, adca
 from rl.trajectory import BROKEN
 
@@ -27,27 +31,23 @@ MADE_UP = (
 )  # fmt: skip
 
 
-def arrays_of(records: list[dict]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return outcome_N, group_N, label_NK and turns_N of the rollouts of a step."""
-    groups = [(r["task"], r["draw"]) for r in records]
-    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
-    turns_N = np.array([len(r["turns"]) for r in records])
-    label_NK = np.zeros((len(records), max(turns_N.max(initial=0), 1)), int)
-    for label_K, record in zip(label_NK, records):
-        label_K[: len(record["turns"])] = [turn["label"] for turn in record["turns"]]
-    outcome_N = np.array([float(r["score"]) for r in records])
-    return outcome_N, np.array([numbers[group] for group in groups]), label_NK, turns_N
+def batch_of(records: list[Json]) -> Batch:
+    """Return the rollouts of a step."""
+    tasks = {r["task"]: Task(r["task"], "", r["query"]) for r in records}
+    rollouts = [trajectory_of(r, tasks) for r in records]
+    return Batch.of([rollout for rollout in rollouts if rollout], 0)
 
 
-def compared(steps: list[list[dict]], alpha: float) -> dict[Norm, tuple[np.ndarray, np.ndarray]]:
+def compared(steps: list[list[Json]], alpha: float) -> dict[Norm, tuple[np.ndarray, np.ndarray]]:
     """Return, by norm, (advantages, those of the outcomes alone) of all turns that trained."""
     found: dict[Norm, list[np.ndarray]] = {norm: [] for norm in NORMS}
     outcomes = []
     for records in steps:
         records = [r for r in records if r["stop"] not in BROKEN]
-        *_, label_NK, turns_N = arrays = arrays_of(records)
+        batch = batch_of(records)
+        arrays = batch.outcome_N, batch.group_N, batch.label_NK, batch.turns_N
         trained_N = np.array([r["fate"] == "trained" for r in records], bool)
-        on_NK = np.arange(label_NK.shape[1]) < (trained_N * turns_N)[:, None]
+        on_NK = batch.on_NK & trained_N[:, None]
         outcomes.append(adca(*arrays, alpha=0.0)[on_NK])
         for norm in NORMS:
             found[norm].append(adca(*arrays, alpha=alpha, norm=norm)[on_NK])

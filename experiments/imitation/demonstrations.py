@@ -3,6 +3,7 @@
 import importlib
 import json
 import random
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,19 +28,22 @@ TEMPLATE_TOKENS = (
 )
 
 
+NONE = types.SimpleNamespace(TOKENS=(), ORIGIN="")
+
+
 def known() -> list[str]:
     """Return the names of the environments that have demonstrations."""
     return sorted(path.parent.name for path in Path(envs.__file__).parent.glob("*/demos.py"))
 
 
 def module(env: str) -> Any:
-    """Return the module `envs.<env>.demos`.
+    """Return the module `envs.<env>.demos`, NONE for a world without demonstrations.
 
     Its `demonstrate(rng, *, care, hint, **arguments of the world)` returns an episode: {"messages",
     "success", "hinted"}, and "tools" if the prompt lists them. `TOKENS` are strings that episodes
     copy; `ORIGIN` is a sentence on the demonstrated tasks, for the model card.
     """
-    return importlib.import_module(f"envs.{env}.demos")
+    return importlib.import_module(f"envs.{env}.demos") if env in known() else NONE
 
 
 def demonstrate(config: Any, care: float, seed: int, explored: bool) -> Json:
@@ -73,15 +77,13 @@ def texts_of(episode: Json) -> list[str]:
 
 def extra_tokens(env: str) -> tuple[str, ...]:
     """Return the strings that become single tokens, in addition to bytes and Qwen's own tokens."""
-    return (*TEMPLATE_TOKENS, *(module(env).TOKENS if env in known() else ()))
+    return (*TEMPLATE_TOKENS, *module(env).TOKENS)
 
 
 def origin(env: str, explored: str) -> str:
     """Return sentences on the demonstrated tasks, for the model card."""
-    sentences = [module(env).ORIGIN] if env in known() else []
-    if explored:
-        sentences.append("The explorer's solutions of its own tasks are demonstrated, too.")
-    return " ".join(sentences)
+    own = "The explorer's solutions of its own tasks are demonstrated, too." if explored else ""
+    return " ".join(filter(None, (module(env).ORIGIN, own)))
 
 
 def problems(config: Any) -> Iterator[str]:
