@@ -8,7 +8,7 @@ does not need the package.
 The data is either "official", which users download, or "mini": 48 tasks of our own over six of the
 apps, built at first use. Success is AppWorld's: all tests of the task pass (task goal completion,
 TGC). A scenario consists of three tasks, and scenario goal completion (SGC) requires all three; see
-`goal_completion`.
+`rl.evaluation`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -245,24 +244,6 @@ class AppWorld(ReplayWorld):
             return output
         more = len(output) - self._max_output
         return f"{output[: self._max_output]}\n[{more} more characters were cut off]"
-
-
-def goal_completion(success: Mapping[str, float]) -> dict[str, float]:
-    """Return task and scenario goal completion, {"tgc", "sgc"}, of {task id: success in [0, 1]}.
-
-    A scenario's completion is that of its worst task, as in AppWorld's own evaluator. With success
-    rates over several rollouts it is the rate of the task that is solved least often.
-    """
-    if not success:
-        raise ValueError("no tasks to average over")
-    worst: dict[str, float] = {}
-    for task, value in success.items():
-        scenario = scenario_of(task)
-        worst[scenario] = min(float(value), worst.get(scenario, 1.0))
-    return {
-        "tgc": sum(map(float, success.values())) / len(success),
-        "sgc": sum(worst.values()) / len(worst),
-    }
 
 
 def scenario_of(task_id: str) -> str:
