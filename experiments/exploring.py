@@ -9,8 +9,8 @@
         --by curiosity/plain curiosity/model llm/plain \\
         --url http://127.0.0.1:8001/v1 --options 'llm={"breadth": 2, "depth": 4}'
 
-A world is a name of envs.WORLDS or `my_module:MyEnv`. `travel` is explored without its `profile`,
-`describe` and `difference`. Each world and seed has a file in --out, so that the same command goes
+A world is a name of envs.WORLDS or `my_module:MyEnv`. `travel` is explored without its `profile`
+and `difference`. Each world and seed has a file in --out, so that the same command goes
 on where it was interrupted; exploring.md there is the table. A measurement ends after --minutes or
 --steps; what was found until then counts. --by names explorers and who words their tasks, as
 `questioning.explorer` and `questioning.words` do. Language models are asked on any server that is
