@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -r
 export JAX_PLATFORMS ?= cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart pretrained flagship rehearsal test test-slow test-services test-launch test-parity test-faults lint format bench bench-peers appworld test-appworld test-worlds plan-gpu plan-tpu clean
+.PHONY: help quickstart pretrained flagship cuda tpu rehearsal test test-slow test-services test-launch test-parity test-faults lint format bench bench-peers appworld test-appworld test-worlds plan-gpu plan-tpu clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -82,7 +82,11 @@ flagship: $(VENV)/.cuda .venv-vllm/.installed appworld ## install what configs/a
 	@test -d "$${APPWORLD_ROOT:-.}/data/tasks" || echo "AppWorld's official data is missing:" \
 	  ".venv-appworld/bin/appworld download data --root DIR && export APPWORLD_ROOT=DIR"
 	@echo "A checkpoint is up to you, such as Qwen2.5-14B-Instruct (--config.model.path=DIR). Without one, this starts nothing:"
-	@$(BIN)/python run.py --config=configs/appworld_14b.py || true
+	@env -u JAX_PLATFORMS $(BIN)/python run.py --config=configs/appworld_14b.py || true
+
+cuda: $(VENV)/.cuda ## install what this process needs on NVIDIA GPUs (5 GB)
+
+tpu: $(VENV)/.tpu ## install what this process needs on TPUs
 
 plan-gpu: .venv-plan-gpu/.installed ## install XLA's GPU compiler for `run.py --mode=plan --target=h100:8` (no GPU needed)
 
@@ -130,6 +134,10 @@ $(VENV)/.parity: requirements/parity.txt requirements/templates.txt $(VENV)/.dev
 
 $(VENV)/.cuda: requirements/cuda.txt requirements/llm.txt $(VENV)/.core
 	$(PIP) requirements/cuda.txt -r requirements/llm.txt
+	@touch $@
+
+$(VENV)/.tpu: requirements/tpu.txt requirements/llm.txt $(VENV)/.core
+	$(PIP) requirements/tpu.txt -r requirements/llm.txt
 	@touch $@
 
 .venv-launch/.installed: requirements/launch.txt

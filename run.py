@@ -157,7 +157,7 @@ def start(config: Any, workdir: str, mode: str, target: str) -> int:
         tell("\naborted; the last checkpoint is unharmed")
         return 130
     except Interrupted as stop:
-        tell(f"\n{stop or 'interrupted'}")
+        tell(f"\n{str(stop) or 'interrupted'}")
         return 130
     except RunEnds as end:
         tell(f"\n{end}")

@@ -12,11 +12,12 @@ import pytest
 import command
 import run
 from configs import base
+from evolver import loop
 from evolver.config import cli, derived
 from evolver.config.checks.workdir import workdir_problems
 from evolver.files.progress import Progress
 from evolver.files.workdir import Workdir
-from evolver.processes.interrupt import tell
+from evolver.processes.interrupt import Interrupted, tell
 from evolver.processes.streams import open_streams, surroundings_problems
 from tests.tiny import config_file, tiny_policy
 
@@ -399,3 +400,12 @@ def test_only_an_accelerators_programs_stay_on_disk(monkeypatch, tmp_path, backe
     run.keep_programs()
     folder = str(tmp_path / "evolver" / "jax")
     assert changes == ({"jax_compilation_cache_dir": folder} if kept else {})
+
+
+def test_a_run_that_is_interrupted_while_it_starts_says_so(call, monkeypatch, tmp_path):
+    def interrupted(*_):
+        raise Interrupted
+
+    monkeypatch.setattr(loop, "train", interrupted)
+    code, _, err = call(f"--workdir={tmp_path / 'run'}", mode="train")
+    assert (code, err.strip()) == (130, "interrupted")

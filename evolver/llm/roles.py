@@ -102,11 +102,19 @@ def llm_problems(config: Any, mode: str) -> Iterator[str]:
             yield f"config.llm needs {package}: {how_to_install('llm')}"
             return
     by_url: dict[str, list[str]] = {}
+    by_key: dict[str, list[str]] = {}
     for name, role in roles.items():
         by_url.setdefault(role.url, []).append(name)
+        by_key.setdefault(role.key, []).append(name)
         yield from _role_problems(f"config.llm.{name}", role)
     for url, names in sorted(by_url.items()):
         yield from _url_problems(config, url, ", ".join(names))
+    for key, names in sorted(by_key.items()):
+        if key and not os.environ.get(key, "").strip():
+            yield (
+                f"config.llm.key={key} ({', '.join(names)}): the environment variable {key} is not"
+                f" set; export {key}=... with the server's key"
+            )
     c = config.llm
     if c.serve.path and SERVED not in by_url:
         yield f"config.llm.serve.path={c.serve.path} has no role: set config.llm.url=served"
