@@ -208,7 +208,8 @@ class Writer:
         if solution.targets and not changed:  # an answer alone would not show the change
             raise Rejected("nothing to check")
         opening = opening_words(episode.opening)
-        if not worded and unnamed_value(query, events, opening, _demanded(changed)):
+        demanded = itertools.chain(*(_difference(p["before"], p["after"]) for p in changed))
+        if not worded and unnamed_value(query, events, opening, list(demanded)):
             raise Rejected("not named in the query")
         meta = self._meta(goal.name, solution, verifier, worded)
         closing = start.closing_turns(option.value if option else None)
@@ -568,11 +569,3 @@ def _difference(a: Sequence[Feature], b: Sequence[Feature]) -> list[Feature]:
 
 def _without(shown: Sequence[Feature], free: Sequence[Feature]) -> list[Feature]:
     return [feature for feature in shown if feature not in free]
-
-
-def _demanded(changed: Sequence[Json]) -> list[Any]:
-    """Return the features that the wanted change adds or removes. changed: probes of a verifier."""
-    demanded: list[Any] = []
-    for probe in changed:
-        demanded += _difference(probe["before"], probe["after"])
-    return demanded
