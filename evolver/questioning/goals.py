@@ -376,11 +376,10 @@ class Writer:
 
     def _is_one_of_two(self, option: Option) -> bool:
         """Return True if an answer is one of two words that the world shows again and again."""
-        for kind in itertools.chain.from_iterable(cell.kinds for cell in option.shown):
-            times = self.start.stats.words.get(kind, {})
-            if option.value in times and len(times) == 2 and sum(times.values()) >= _OFTEN:
-                return True
-        return False
+        kinds = itertools.chain.from_iterable(cell.kinds for cell in option.shown)
+        tables = [self.start.stats.words.get(kind, {}) for kind in kinds]
+        often = [times for times in tables if len(times) == 2 and sum(times.values()) >= _OFTEN]
+        return any(option.value in times for times in often)
 
     def _answer(self, option: Option) -> Json:
         """Return the `answer` of a verifier with the values that it could be mistaken for: of the
