@@ -208,7 +208,8 @@ class Writer:
         if solution.targets and not changed:  # an answer alone would not show the change
             raise Rejected("nothing to check")
         opening = opening_words(episode.opening)
-        if not worded and unnamed_value(query, events, opening, _demanded(changed)):
+        demanded = itertools.chain(*(_difference(p["before"], p["after"]) for p in changed))
+        if not worded and unnamed_value(query, events, opening, list(demanded)):
             raise Rejected("not named in the query")
         meta = self._meta(goal.name, solution, verifier, worded)
         closing = start.closing_turns(option.value if option else None)
@@ -375,11 +376,10 @@ class Writer:
 
     def _is_one_of_two(self, option: Option) -> bool:
         """Return True if an answer is one of two words that the world shows again and again."""
-        for kind in itertools.chain.from_iterable(cell.kinds for cell in option.shown):
-            times = self.start.stats.words.get(kind, {})
-            if option.value in times and len(times) == 2 and sum(times.values()) >= _OFTEN:
-                return True
-        return False
+        kinds = itertools.chain.from_iterable(cell.kinds for cell in option.shown)
+        tables = [self.start.stats.words.get(kind, {}) for kind in kinds]
+        often = [times for times in tables if len(times) == 2 and sum(times.values()) >= _OFTEN]
+        return any(option.value in times for times in often)
 
     def _answer(self, option: Option) -> Json:
         """Return the `answer` of a verifier with the values that it could be mistaken for: of the
@@ -568,11 +568,3 @@ def _difference(a: Sequence[Feature], b: Sequence[Feature]) -> list[Feature]:
 
 def _without(shown: Sequence[Feature], free: Sequence[Feature]) -> list[Feature]:
     return [feature for feature in shown if feature not in free]
-
-
-def _demanded(changed: Sequence[Json]) -> list[Any]:
-    """Return the features that the wanted change adds or removes. changed: probes of a verifier."""
-    demanded: list[Any] = []
-    for probe in changed:
-        demanded += _difference(probe["before"], probe["after"])
-    return demanded
