@@ -40,7 +40,10 @@ TEXTS: dict[Any, tuple[str, Callable[[str], Any]]] = {
     datetime.time: ("time", datetime.time.fromisoformat),
     uuid.UUID: ("uuid", uuid.UUID),
 }
-_WRAPPED = (Annotated, typing.Required, typing.NotRequired)
+# the last two from Python 3.11 on
+_WRAPPED = [
+    getattr(typing, n) for n in ("Annotated", "Required", "NotRequired") if n in dir(typing)
+]
 _UNION = (typing.Union, types.UnionType)
 STATE = "__evolver_state__"  # the global of a module that holds its state after the import
 QUERY = "Find out what can be done with the tools."
