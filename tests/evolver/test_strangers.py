@@ -131,6 +131,21 @@ def test_refusals_that_repeat_what_was_asked_are_told_from_answers():
 
 
 @pytest.mark.parametrize(
+    ("answer", "echo"), [("Heating of {} set.", True), ("{} is warm, {n} degrees.", False)]
+)
+def test_a_text_that_only_repeats_what_it_was_given_is_an_echo(answer, echo):
+    """One change that follows it is its own, as it mostly sets what is set already."""
+    stats = OperationStats()
+    for n, room in enumerate(("hall", "bath", "attic")):
+        event = Event("set", {"room": room}, "", answer.format(room, n=n), ok=True)
+        stats.learn(event, "", lambda value: ("kind",))
+        stats.add_effect(event, n == 0)
+    role = stats.roles["set"]
+    role.effects, role.repeated = [1, 10], [10, 10]
+    assert role.is_echo == echo and role.changes == echo
+
+
+@pytest.mark.parametrize(
     ("words", "refused"),
     [
         ("There is no room called {}.", True),  # whatever it is called, also "no" and "room"
