@@ -100,7 +100,7 @@ def interval(value_N: ArrayLike) -> tuple[float, float]:
     return _middle(value_N[pick_DN].mean(axis=1))
 
 
-def interval_over_seeds(value_SN: ArrayLike) -> tuple[float, float]:
+def interval_over_seeds(value_SN: ArrayLike, *, draws: int = DRAWS) -> tuple[float, float]:
     """Return the 95% percentile bootstrap interval of the mean of (S, N), S training runs on the
     same N tasks.
 
@@ -117,8 +117,8 @@ def interval_over_seeds(value_SN: ArrayLike) -> tuple[float, float]:
     if runs > 1:
         value_SN = mean_N + math.sqrt(runs / (runs - 1)) * (value_SN - mean_N)
     rng = np.random.default_rng(0)
-    runs_DS = rng.multinomial(runs, np.full(runs, 1 / runs), size=DRAWS) / runs
-    tasks_DN = rng.multinomial(tasks, np.full(tasks, 1 / tasks), size=DRAWS) / tasks
+    runs_DS = rng.multinomial(runs, np.full(runs, 1 / runs), size=draws) / runs
+    tasks_DN = rng.multinomial(tasks, np.full(tasks, 1 / tasks), size=draws) / tasks
     return _middle(((runs_DS @ value_SN) * tasks_DN).sum(axis=1))
 
 

@@ -17,7 +17,7 @@ out that they are needed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -182,9 +182,7 @@ class Writer:
         def fits(option: Option) -> bool:
             role = start.stats.roles[goal.events[goal.asked or 0].name]
             says = not option.shown or not all(map(role.always_tells, option.shown))
-            coin = not goal.targets and self._is_one_of_two(option)
-            answer = self._answer(option)
-            return says and not coin and not any(answered(guess, answer) for guess in guesses)
+            return says and (bool(goal.targets) or not self._guessable(option, guesses))
 
         worded, option = not query, None
         if worded and goal.asked is not None:
@@ -196,8 +194,6 @@ class Writer:
         if events is None or not self._informed(events, goal.events):
             raise Rejected("not repeatable")
         solution = goal.reached_by(kept, events)
-        if worded and self._names_a_new_number(solution):
-            raise Rejected("names what it creates")
         if worded:
             query, option = self.phrasing.query(solution, rng, fits)
         elif solution.asked is not None:
@@ -208,8 +204,7 @@ class Writer:
         if solution.targets and not changed:  # an answer alone would not show the change
             raise Rejected("nothing to check")
         opening = opening_words(episode.opening)
-        demanded = itertools.chain(*(_difference(p["before"], p["after"]) for p in changed))
-        if not worded and unnamed_value(query, events, opening, list(demanded)):
+        if not worded and unnamed_value(query, events, opening, _demanded(changed)):
             raise Rejected("not named in the query")
         meta = self._meta(goal.name, solution, verifier, worded)
         closing = start.closing_turns(option.value if option else None)
@@ -222,15 +217,6 @@ class Writer:
             difficulty=len(events),
             meta=meta,
         )
-
-    def _names_a_new_number(self, goal: Goal) -> bool:
-        """Return True if the query of a goal would name a number that nobody can know before, such
-        as that of an order which one of the calls creates."""
-        hidden = self.phrasing.hidden(goal.events)
-        known = {cell.value for reading in self.start.initial for cell in reading}
-        given = itertools.chain(*(leaves(goal.events[n].arguments) for n in goal.needed))
-        numbers = {str(leaf) for leaf in given if not isinstance(leaf, str)}
-        return any(_is_new(number, goal.events) for number in numbers - known - hidden.keys())
 
     def _meta(self, name: str, goal: Goal, verifier: Json, worded: bool) -> Json:
         """Return what is known of a task. name: of the goal that its solution reaches. Raises
@@ -374,12 +360,15 @@ class Writer:
             raise Rejected("not separable")
         return self.start.read(episode)
 
-    def _is_one_of_two(self, option: Option) -> bool:
-        """Return True if an answer is one of two words that the world shows again and again."""
-        kinds = itertools.chain.from_iterable(cell.kinds for cell in option.shown)
-        tables = [self.start.stats.words.get(kind, {}) for kind in kinds]
-        often = [times for times in tables if len(times) == 2 and sum(times.values()) >= _OFTEN]
-        return any(option.value in times for times in often)
+    def _guessable(self, option: Option, guesses: Iterable[str]) -> bool:
+        """Return True if a guess answers a question, or if its answer is one of two words that the
+        world shows again and again."""
+        for kind in itertools.chain.from_iterable(cell.kinds for cell in option.shown):
+            times = self.start.stats.words.get(kind, {})
+            if option.value in times and len(times) == 2 and sum(times.values()) >= _OFTEN:
+                return True
+        answer = self._answer(option)
+        return any(answered(guess, answer) for guess in guesses)
 
     def _answer(self, option: Option) -> Json:
         """Return the `answer` of a verifier with the values that it could be mistaken for: of the
@@ -568,3 +557,11 @@ def _difference(a: Sequence[Feature], b: Sequence[Feature]) -> list[Feature]:
 
 def _without(shown: Sequence[Feature], free: Sequence[Feature]) -> list[Feature]:
     return [feature for feature in shown if feature not in free]
+
+
+def _demanded(changed: Sequence[Json]) -> list[Any]:
+    """Return the features that the wanted change adds or removes. changed: probes of a verifier."""
+    demanded: list[Any] = []
+    for probe in changed:
+        demanded += _difference(probe["before"], probe["after"])
+    return demanded

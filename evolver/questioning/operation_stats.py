@@ -103,11 +103,9 @@ class OperationStats:
         self.kinds: Table = {}  # argument -> kind -> its values worked
         self.names: Table = {}  # the same by the last name of the argument, for all operations
         self.values: Table = {}  # argument -> word or name -> it worked
-        # last name of an argument -> outcome of a refused call in which it was made up -> times
-        self.unknown: dict[str, dict[str, int]] = {}
         self.remedies: Table = {}  # "operation: error" -> operation before a retry -> it helped
         self.words: dict[str, dict[str, int]] = {}  # kind -> value without digits -> times shown
-        # sentence -> operation -> the values of some calls that gave it
+        # sentence -> operation -> the values of some calls that gave it, which it does not mention
         self.sentences: dict[str, dict[str, list[str]]] = {}
         self.crowded = False  # very many tools, of which most may tell nothing
         self.marked = 0  # refusals that a world of tools marked as such
@@ -242,19 +240,13 @@ class OperationStats:
         role = self.roles[name]
         return role.repeats or (self.crowded and role.is_monotonous)
 
-    def sentence_of(self, event: Event) -> str:
-        """Return the sentence that was remembered for such an answer, or would be."""
-        return next((s for s in event.sentences if s in self.sentences), event.sentences[0])
-
-    def refuses(self, event: Event) -> bool:
+    def refuses(self, answer: str) -> bool:
         """Return True if an answer in sentences means that the call was refused, although the world
         does not mark it.
 
         Such an answer is given to different calls whatever their values ("You can't see any such
-        thing."), made-up ones among them where it names them, and has changed nothing where that
-        was tested.
+        thing."), and has changed nothing where that was tested.
         """
-        answer = self.sentence_of(event)
         calls = self.sentences.get(answer, {})
         differ, tested = self.quiet.get(answer, NO_TRIALS)
         often = len(calls) > _CALLERS or any(len(values) > 1 for values in calls.values())
@@ -274,13 +266,11 @@ class OperationStats:
         return found
 
     def summary(self) -> str:
-        """Return how many of the operations that were called do what, and what those that were
-        always refused told, in one sentence."""
+        """Return how many of the operations that were called do what, in one sentence."""
         kinds: dict[str, list[str]] = {}
         for name, role in self.roles.items():
             if role.calls:
-                told = "" if role.refusals < role.calls else f": {role.usual_outcome}"
-                kinds.setdefault(role.kind, []).append(name + told)
+                kinds.setdefault(role.kind, []).append(name)
         parts = [f"{len(names)} {kind} ({', '.join(names[:3])})" for kind, names in kinds.items()]
         called = sum(map(len, kinds.values()))
         return f"of {called} operations that were called, {', '.join(parts) or 'none answered'}"
@@ -364,16 +354,16 @@ class OperationStats:
     def learn(self, event: Event, last: str, kinds_of: Callable[[str], Sequence[str]]) -> None:
         """Count an outcome. last: the operation before it. kinds_of: returns the kinds of a value,
         none for a guess."""
-        role, outcome = self.roles[event.name], signature(event)
-        count(role.outcomes, outcome)
+        role = self.roles[event.name]
+        count(role.outcomes, signature(event))
         count(self.roles[last].followed, event.name)
         if event.ok and event.arguments:
             self._learn_answer(event, role)
-        if not (event.ok or event.prose or self.refuses(event)):
+        if not (event.ok or event.prose or self.refuses(event.result)):
             self.marked += 1
             self.sentences.clear()
         if self.tells(event):
-            self._learn_sentence(event, made_up=any(not kinds_of(v) for v in event.values))
+            self._learn_sentence(event)
         worked = event.ok and (not self.says_nothing(event) or role.only_confirms)
         places = _places(event.name, event.arguments)
         doubtful = {place for place, value in places if not self._is_likely(place, kinds_of(value))}
@@ -383,28 +373,12 @@ class OperationStats:
                 # A date is no wrong date because somebody who was invited does not exist.
                 if not worked and is_field(kind, place) and doubtful - {place}:
                     continue
-                if kind == GUESSED and not event.ok:
-                    count(self.unknown.setdefault(_last(place), {}), outcome)
-                elif not event.ok and self._is_past(place, outcome):
-                    continue
                 tally(self.kinds.setdefault(place, {}), kind, worked)
                 tally(self.names.setdefault(_last(place), {}), kind, worked)
             if not has_digit(value):
                 tally(self.values.setdefault(place, {}), value, worked)
         if worked and not event.prose:
             self.see(event.cells)
-
-    def _is_past(self, place: str, outcome: str) -> bool:
-        """Return True if calls with made-up values of an argument are refused for another reason
-        than this one, so that the value was not what was wrong."""
-        reasons = self.unknown.get(_last(place), {})
-        return sum(reasons.values()) >= _ENOUGH and outcome not in reasons
-
-    def is_unknown(self, event: Event) -> bool:
-        """Return True if a call is refused as one with a made-up value is."""
-        outcome = signature(event)
-        names = (_last(place) for place, _ in _places(event.name, event.arguments))
-        return any(outcome in self.unknown.get(name, ()) for name in names)
 
     def _is_likely(self, place: str, kinds: Sequence[str]) -> bool:
         """Return True if an argument has accepted a kind, or it is a field with its name."""
@@ -429,12 +403,11 @@ class OperationStats:
             forms = _forms(answer, event.values)
             role.forms = [form for form in forms if role.forms is None or form in role.forms]
 
-    def _learn_sentence(self, event: Event, *, made_up: bool) -> None:
-        """Remember which calls gave an answer that may be a refusal. One that names a value may
-        tell of it, unless it tells the same of a made-up one."""
-        answer = self.sentence_of(event)
-        told = answer != event.result and not made_up and answer not in self.sentences
-        if len(answer) > _SHORT or told:
+    def _learn_sentence(self, event: Event) -> None:
+        """Remember which calls gave an answer that may be a refusal, unless it names one of the
+        values."""
+        answer = event.result
+        if len(answer) > _SHORT or any(v.lower() in answer.lower() for v in event.values):
             return
         if answer in self.sentences or len(self.sentences) < _SENTENCES_KEPT:
             given = " / ".join(event.values)

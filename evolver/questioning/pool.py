@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 
 _LATEST = 1.1  # share of the time up to which rejected tasks are looked at again
-_USUAL = 3  # tasks with one answer, after which it may be the usual one
 _REJECTED = "rejected/"  # begins the names of counts of rejected tasks, before the reason
 
 
@@ -147,14 +146,8 @@ class TaskPool:
 
     def guesses(self, template: str) -> list[str]:
         """Return the answers that must not solve a new task of a template: constant ones, and those
-        of its other tasks. Beside a change, which has to be made in any case, only the answer is
-        left out that most tasks with this question have."""
-        changes, _, question = template.rpartition("+")
-        if not changes:
-            return [*self._constants, *self._answers.get(template, ())]
-        alike = [inner for name, inner in self._answers.items() if _question(name) == question]
-        given = Counter(itertools.chain.from_iterable(alike))
-        return [value for value, n in given.items() if n >= _USUAL and 2 * n > given.total()]
+        of its other tasks."""
+        return [*self._constants, *self._answers.get(template, ())]
 
     def rejections(self) -> str:
         """Return a one-line summary of the proposals since the last call of `metrics`, and of what
@@ -327,10 +320,6 @@ def _listed(counts: Counter[Any]) -> str:
 
 def _template(task: Task) -> str:
     return task.meta.get("template", "")
-
-
-def _question(template: str) -> str:
-    return template.rpartition("+")[2]
 
 
 def mixture(

@@ -160,13 +160,7 @@ class Role:
     def is_echo(self) -> bool:
         """True if its answers repeat what it was given, and what else they show is always the
         same."""
-        told = self.told.values()
-        return self.echoes_in_text or ("" in told and None not in told)
-
-    @property
-    def echoes_in_text(self) -> bool:
-        """True if its answers are one text with its arguments in it."""
-        return bool(self.forms) and all(BLANK in form for form in self.forms or ())
+        return "" in self.told.values() and None not in self.told.values()
 
     def always_tells(self, cell: Cell) -> bool:
         """Return True if every answer so far, of more than a few, had this value there."""
@@ -181,7 +175,7 @@ class Role:
     def repeats(self) -> bool:
         """True if its answers are one text with its arguments in it, and nothing was refused: it
         confirms nothing that it is given."""
-        return self.echoes_in_text and not self.refusals
+        return self.is_monotonous and all(BLANK in form for form in self.forms or ())
 
     @property
     def vain(self) -> bool:

@@ -179,7 +179,8 @@ class Walk:
     def _weighed(self, names: Sequence[str], novelty: Sequence[float]) -> list[float]:
         """Return the weights of operations, given their novelty."""
         bonus = [1 if self.stats.roles[n].practised else _HARDLY_PRACTISED for n in names]
-        return [expected * times for expected, times in zip(novelty, bonus)]
+        weights = [expected * times for expected, times in zip(novelty, bonus)]
+        return weights
 
     def _with_arguments(self, names: Sequence[str], given: Given) -> list[Draw]:
         """Return calls, each operation once, with the chances that their arguments fit."""
@@ -247,12 +248,10 @@ class Walk:
         self._learn_remedy(event)
 
     def _learn_remedy(self, event: Event) -> None:
-        """Count the last remedy for an error of this operation: it helped if another error came,
-        but for that of a thing that nothing knows: the remedy has destroyed it."""
+        """Count the last remedy for an error of this operation: it helped if another error came."""
         for failure, remedy in reversed(self.trials):
             if failure.startswith(f"{event.name}: "):
-                other = _failure(event) != failure and not self.stats.is_unknown(event)
-                helped = event.ok or other
+                helped = event.ok or _failure(event) != failure
                 tally(self.stats.remedies.setdefault(failure, {}), remedy, helped)
                 return
 

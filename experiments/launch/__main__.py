@@ -35,7 +35,7 @@ Rendered = tuple[list[str], str]  # the command and the text
 
 
 class Asked(NamedTuple):
-    """What is asked for: the words of the run, and where it runs."""
+    """The request: the words of the run, and where it runs."""
 
     run: tuple[str, ...]
     nodes: int

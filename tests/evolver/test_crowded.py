@@ -113,7 +113,7 @@ def test_an_exploration_without_tasks_names_what_was_tried():
     said = made.pool.rejections()
     assert not tasks and "none" not in said
     assert "walks, 0 tasks kept, no other was proposed; of 25 operations" in said
-    assert "were always refused (aaa_0: refused error" in said
+    assert "were always refused (aaa_0" in said
 
 
 def test_an_answer_that_only_repeats_the_arguments_says_nothing():

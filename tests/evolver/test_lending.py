@@ -18,13 +18,13 @@ from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.goals import Goal
 from evolver.questioning.phrasing import Phrasing
 from evolver.questioning.tasks import answer_of, constants, is_guessable
-from tests.evolver.explorers import Questioning, pool_of, solves
+from tests.evolver.explorers import Questioning, solves
 
 
 @pytest.fixture(scope="module")
 def questioning():
     made = Questioning(Curiosity, Lending, Lending().tasks("train"))
-    made.explore(seed=2, budget=60)
+    made.explore(seed=1, budget=60)
     return made
 
 
@@ -82,27 +82,6 @@ def test_no_constant_answer_and_no_answer_of_another_task_solves_one(questioning
     again = TaskPool(pool.seeds, overlap=1.0, capacity=100)  # as in a run that resumes
     again.load_state(pool.state())
     assert again.card() == card
-
-
-def asking(n, template, answer):
-    return synthetic_task(
-        Lending().tasks("train")[0],
-        f"Query {n}.",
-        identity=[n],
-        reference=["done"],
-        verifier={"probes": [], "answer": {"value": answer, "others": []}},
-        meta={"template": template},
-    )
-
-
-def test_beside_a_change_the_usual_answer_to_a_question_is_a_guess():
-    given = [("a+?chart", "6"), ("b+?chart", "6"), ("?chart", "6"), ("a+?find", "4")]
-    tasks = [asking(n, *task) for n, task in enumerate(given)]
-    assert pool_of(*tasks[1:]).guesses("c+?chart") == []
-    assert pool_of(*tasks).guesses("c+?chart") == ["6"]
-    assert pool_of(*tasks).guesses("c+?find") == []
-    others = [asking(n, "b+?chart", str(n)) for n in range(7, 10)]
-    assert pool_of(*tasks, *others).guesses("c+?chart") == []
 
 
 def test_choices_of_schemas_are_constant_answers():

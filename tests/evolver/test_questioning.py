@@ -563,6 +563,7 @@ class TestPool:
             tasks=types.SimpleNamespace(pool=pool, explorer=Fails(), words=None),
             make_world=Library,
             progress=types.SimpleNamespace(phase=print),
+            on_first=lambda part, work: work(),
             stop=Stop(),
         )
         config.questioning.enabled = True

@@ -278,6 +278,7 @@ def test_wordings_are_booked_in_the_metrics_of_a_run():
         tasks=types.SimpleNamespace(pool=pool, explorer=Finds(), words=Counts()),
         make_world=Library,
         progress=types.SimpleNamespace(phase=lambda *phase: shown.append(phase)),
+        on_first=lambda part, work: work(),
         stop=Stop(),
     )
     assert phase.explore(run)["questioning/words/reworded"] == 3.0 and len(pool.tasks) == 1
