@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -371,3 +372,15 @@ def test_weights_that_are_not_those_of_config_json_are_one_problem_before_the_st
 def test_config_json_is_read_without_jax():
     command = "import sys; from models import hf_config, hub; assert not {'jax', 'numpy', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", command], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_an_accelerator_casts_what_it_sends(monkeypatch, dtype):
+    """With no device that counts as this host's."""
+    config = qwen.Config(vocab=64, d_model=16, layers=2, heads=4, kv_heads=2, head_dim=4, d_ff=24)
+    params = qwen.init(config, 0)
+    expected = list(hf.to_hf(config, params, dtype))
+    monkeypatch.setattr(jax, "devices", lambda *_: [])
+    for (name, array), (same, other) in zip(hf.to_hf(config, params, dtype), expected, strict=True):
+        assert name == same
+        np.testing.assert_array_equal(array, other, strict=True)
