@@ -26,6 +26,7 @@ _BLOCK = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _PATH = re.compile(r"/\S*")  # of a folder, as far as its form tells
 _NAME = re.compile(r"[^\s/]+")
 _SENTENCE_END = re.compile(r"[.!?](?:\s|$)|\n")
+_LONGEST_SENTENCE = 240  # characters of an answer in which the call's values are looked for
 _MOST_CHOICES = 24  # of an argument, so that each choice is an operation of its own
 
 Key = tuple[str, str]  # a call: its operation and its arguments
@@ -103,6 +104,23 @@ class Event:
         return [str(leaf) for leaf in leaves(self.arguments)]
 
     @property
+    def sentences(self) -> list[str]:
+        """The answer without the call's values, as in "There is no room called …": wherever they
+        stand, at the last place alone, or at the first, as a value may also be another word of
+        it."""
+        named = sorted(filter(None, self.values), key=len, reverse=True)
+        if not named or len(self.result) > _LONGEST_SENTENCE:
+            return [self.result]
+        either = "|".join(map(re.escape, named))
+        parts = re.split(rf"(?i)((?<!\w)(?:{either})(?!\w))", self.result)
+        if len(parts) == 1:
+            return [self.result]
+        first, last = [
+            "".join(part) for part in ((parts[0], "…", *parts[2:]), (*parts[:-2], "…", parts[-1]))
+        ]
+        return ["…".join(parts[::2]), last, first]
+
+    @property
     def given(self) -> Json:
         """The arguments, for an operation that is one choice of a tool this choice."""
         calls = [] if self.arguments else toolcalls.parse(self.action).calls
@@ -138,7 +156,7 @@ class Episode:
         self,
         world: World,
         task: Task,
-        refuses: Callable[[str], bool],
+        refuses: Callable[[Event], bool],
         operations: Operations | None = None,
     ):
         """refuses: returns True for an answer that means a refusal although the world does not mark
@@ -173,7 +191,7 @@ class Episode:
     def _take(self, event: Event) -> Event:
         result = self.world.step(event.action)
         event.prose, event.result = self.prose, text_of(result.messages)
-        event.ok = succeeded(result) and not self.refuses(event.result)
+        event.ok = succeeded(result) and not self.refuses(event)
         event.over = result.terminated or result.truncated
         self.events.append(event)
         if result.tools is not None:

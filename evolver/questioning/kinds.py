@@ -84,9 +84,13 @@ class ToolStart(StartState):
     def _test_refusals(self, events: Events) -> None:
         """Test if answers that may be unmarked refusals change something after all."""
         kept = [event for event in events if event.accepted]
-        suspects = {e.result: n for n, e in enumerate(events) if self.stats.refuses(e.result)}
-        for result, n in suspects.items():
-            if not self.stats.is_clear_refusal(result) and not self.reads(events[n]):
+        suspects = {
+            self.stats.sentence_of(event): n
+            for n, event in enumerate(events)
+            if self.stats.refuses(event)
+        }
+        for sentence, n in suspects.items():
+            if not self.stats.is_clear_refusal(sentence) and not self.reads(events[n]):
                 self.test_effect([event for event in events[:n] if event.ok], events[n], kept)
 
     def _test_repetition(self, before: Events, event: Event) -> None:
@@ -129,7 +133,7 @@ class ToolStart(StartState):
         if event.ok:
             self.stats.add_effect(event, differ)
         else:
-            tally(self.stats.quiet, event.result, differ)
+            tally(self.stats.quiet, self.stats.sentence_of(event), differ)
 
     def _effect_of(self, before: Events, events: Events, candidates: Events) -> bool | None:
         """Return True if calls that read show something else after the events; None if that cannot

@@ -105,7 +105,7 @@ class OperationStats:
         self.values: Table = {}  # argument -> word or name -> it worked
         self.remedies: Table = {}  # "operation: error" -> operation before a retry -> it helped
         self.words: dict[str, dict[str, int]] = {}  # kind -> value without digits -> times shown
-        # sentence -> operation -> the values of some calls that gave it, which it does not mention
+        # sentence -> operation -> the values of some calls that gave it
         self.sentences: dict[str, dict[str, list[str]]] = {}
         self.crowded = False  # very many tools, of which most may tell nothing
         self.marked = 0  # refusals that a world of tools marked as such
@@ -240,13 +240,20 @@ class OperationStats:
         role = self.roles[name]
         return role.repeats or (self.crowded and role.is_monotonous)
 
-    def refuses(self, answer: str) -> bool:
+    def sentence_of(self, event: Event) -> str:
+        """Return the sentence that was remembered for such an answer, or would be."""
+        known = (s for s in (event.result, *event.sentences) if s in self.sentences)
+        return next(known, event.sentences[0])
+
+    def refuses(self, event: Event) -> bool:
         """Return True if an answer in sentences means that the call was refused, although the world
         does not mark it.
 
         Such an answer is given to different calls whatever their values ("You can't see any such
-        thing."), and has changed nothing where that was tested.
+        thing."), made-up ones among them where it names them, and has changed nothing where that
+        was tested.
         """
+        answer = self.sentence_of(event)
         calls = self.sentences.get(answer, {})
         differ, tested = self.quiet.get(answer, NO_TRIALS)
         often = len(calls) > _CALLERS or any(len(values) > 1 for values in calls.values())
@@ -359,11 +366,11 @@ class OperationStats:
         count(self.roles[last].followed, event.name)
         if event.ok and event.arguments:
             self._learn_answer(event, role)
-        if not (event.ok or event.prose or self.refuses(event.result)):
+        if not (event.ok or event.prose or self.refuses(event)):
             self.marked += 1
             self.sentences.clear()
         if self.tells(event):
-            self._learn_sentence(event)
+            self._learn_sentence(event, made_up=any(not kinds_of(v) for v in event.values))
         worked = event.ok and (not self.says_nothing(event) or role.only_confirms)
         places = _places(event.name, event.arguments)
         doubtful = {place for place, value in places if not self._is_likely(place, kinds_of(value))}
@@ -403,11 +410,12 @@ class OperationStats:
             forms = _forms(answer, event.values)
             role.forms = [form for form in forms if role.forms is None or form in role.forms]
 
-    def _learn_sentence(self, event: Event) -> None:
-        """Remember which calls gave an answer that may be a refusal, unless it names one of the
-        values."""
-        answer = event.result
-        if len(answer) > _SHORT or any(v.lower() in answer.lower() for v in event.values):
+    def _learn_sentence(self, event: Event, *, made_up: bool) -> None:
+        """Remember which calls gave an answer that may be a refusal. One that names a value may
+        tell of it, unless it tells the same of a made-up one."""
+        answer = self.sentence_of(event)
+        told = answer != event.result and not made_up and answer not in self.sentences
+        if len(answer) > _SHORT or told:
             return
         if answer in self.sentences or len(self.sentences) < _SENTENCES_KEPT:
             given = " / ".join(event.values)

@@ -255,7 +255,7 @@ class StartState:
         """Find out, for operations of a walk that were not tested often, which of them change what
         others show."""
         for event in events:  # what is a refusal now may not have looked so when the call was made
-            event.ok = event.ok and not self.stats.refuses(event.result)
+            event.ok = event.ok and not self.stats.refuses(event)
             self.mark_clock(event.cells if event.ok else ())
         self.test_roles(events)
         for kind in () if self.code or self.prose else self.stats.find_handles(events):

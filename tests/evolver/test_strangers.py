@@ -23,6 +23,7 @@ from evolver.questioning.values import NEW_TEXTS, guessed
 from evolver.replaying import calls_of, replay
 from tests.evolver.explorers import Questioning, solves
 from tests.evolver.strangers.pages import PAGES
+from tests.evolver.strangers.printshop import JOBS
 from tests.evolver.strangers.tickets import PEOPLE
 
 # {module: (goals that have to be found, (a call, the later one that is refused without it))}. That
@@ -108,6 +109,35 @@ def test_a_world_that_shows_nothing_before_a_change_gives_tasks_which_leave_that
         without = [action for action in task.reference if '"start_duty"' not in action]
         assert solves(world_of("counter"), task, task.reference)
         assert not solves(world_of("counter"), task, without)
+
+
+def test_refusals_that_repeat_what_was_asked_are_told_from_answers():
+    tasks = questioning("printshop", rounds=100).explore(seed=0, budget=BUDGET)
+    assert len(tasks) >= 10
+    goals = set().union(*(task.meta["template"].split("+") for task in tasks))
+    assert {"start", "refill"} <= goals
+    made = [call for task in tasks for call in calls_of(task)]
+    assert {call.arguments["job"] for call in made if call.name == "start"} <= JOBS.keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        ("There is no room called {}.", True),  # whatever it is called, also "no" and "room"
+        ("The {} is not here.", True),
+        ("The {} is open.", False),  # it says so of real rooms alone
+    ],
+)
+def test_a_sentence_that_says_the_same_of_a_made_up_value_may_be_a_refusal(words, refused):
+    stats = OperationStats()
+    real = ("kitchen", "no", "room", "not")
+    for name in (*real, *["birch"] * refused, *real):
+        event = Event("look", {"room": name}, "", words.format(name), ok=True)
+        stats.learn(event, "", lambda value: () if value == "birch" else ("kind",))
+    assert all(
+        stats.refuses(Event("look", {"room": name}, "", words.format(name))) == refused
+        for name in real
+    )
 
 
 def test_nothing_is_booked_to_be_cancelled_beside_another_goal():
