@@ -68,7 +68,18 @@ def needs_reference(config: ConfigDict) -> bool:
     """Return True if the log-probabilities of a reference policy are needed: by a KL penalty, or by
     a loss or a recipe with the attribute `needs_reference`."""
     needed = [plugs.trait(config, key, "needs_reference") for key in ("loss", "recipe")]
-    return bool(config.loss.kl_coef) or any(needed)
+    return bool(kl_coef(config)) or any(needed)
+
+
+def kl_coef(config: ConfigDict) -> float:
+    """Return the coefficient of the KL to the reference policy, which `loss.fast` leaves out."""
+    return 0.0 if config.loss.fast else config.loss.kl_coef
+
+
+def recomputed(config: ConfigDict) -> bool:
+    """Return True if the learner computes the log-probabilities before an update, False if the
+    engine's are taken."""
+    return config.loss.old_logp == "recomputed" and not config.loss.fast
 
 
 def networks(config: ConfigDict) -> int:

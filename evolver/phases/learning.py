@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from evolver.build import Run
-from evolver.config.derived import updates_of_a_step
+from evolver.config.derived import recomputed, updates_of_a_step
 from evolver.config.keys import arguments
 from evolver.learner import Learner
 from evolver.metrics import Metrics, timed
@@ -98,7 +98,7 @@ def mini_batch(config: Any, trajectories: Sequence[Trajectory]) -> Packed:
     batch, guided = in_rows(config, packed), [sample for sample in packed if sample.guided]
     # Where `score` takes the log-probabilities of guided samples only, it needs no other rows.
     alone = guided and not np.isnan(batch.logp_RT).any()
-    if alone and config.loss.guided_prompt == "stripped" and config.loss.old_logp == "sampled":
+    if alone and config.loss.guided_prompt == "stripped" and not recomputed(config):
         batch.guided_alone = in_rows(config, guided)
     batch.rollouts = tuple(np.repeat(np.arange(len(parts)), [len(part) for part in parts]))
     batch.turns = tuple(turn for t in trajectories for turn in t.turns if turn.trains)
@@ -122,11 +122,11 @@ def learn(run: Run, batches: Sequence[Packed], step: int) -> Metrics:
     with timed("logp") as metrics:
         for batch in batches:
             run.progress.phase("log-probabilities")
-            score(c.loss, learner, batch)
+            score(c, learner, batch)
     metrics |= run.recipe.weigh(batches)
     if batches:
         metrics["advantage/mean"] = float(np.mean([balance(learner, batch) for batch in batches]))
-    metrics |= mismatch.figures(batches, version, recomputed=c.loss.old_logp == "recomputed")
+    metrics |= mismatch.figures(batches, version, recomputed=recomputed(c))
     measured = []
     with timed("update") as seconds:
         for batch, values in updates(run, learner, batches, step):
@@ -168,16 +168,15 @@ def balance(learner: Learner, batch: Packed) -> float:
     return float(np.sum(weight_RT * batch.advantage_RT) / max(np.sum(weight_RT), 1e-9))
 
 
-def score(loss: Any, learner: Learner, batch: Packed) -> None:
+def score(config: Any, learner: Learner, batch: Packed) -> None:
     """Fill in the old log-probabilities and, if they are needed, those of the reference policy.
-    loss: `config.loss`.
 
     A guided rollout was sampled under another prompt, so `loss.guided_prompt` decides for it
     instead of `loss.old_logp`. Tokens whose log-probability at sampling is unknown have the
     policy's.
     """
-    stripped, recomputed = loss.guided_prompt == "stripped", loss.old_logp == "recomputed"
-    wanted_RT = np.where(batch.guided_RT, stripped, recomputed)
+    stripped = config.loss.guided_prompt == "stripped"
+    wanted_RT = np.where(batch.guided_RT, stripped, recomputed(config))
     wanted_RT = (wanted_RT | np.isnan(batch.logp_RT)) & batch.mask_RT
     if wanted_RT.any():
         params = whole(learner.state, learner.layout)

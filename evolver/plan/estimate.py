@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from evolver.config.derived import needs_reference, networks, weight_dtype
+from evolver.config.derived import needs_reference, networks, recomputed, weight_dtype
 from evolver.config.plugs import trait
 from evolver.llm.roles import engine_context
 from evolver.plan import analytic
@@ -205,7 +205,7 @@ def learner_phases(case: Case) -> dict[str, Phase]:
     remat = c.model.remat in ("full", "attention")
     local = (shape, tokens / devices * tensor, case.micro_batches)
     sizes = {"dtype": c.model.dtype, "tensor": tensor}
-    passes = (c.loss.old_logp == "recomputed") + needs_reference(c)
+    passes = recomputed(c) + needs_reference(c)
     passes += trait(c, "recipe", "passes", 0)
     return {
         "update": phase(
