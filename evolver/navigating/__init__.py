@@ -49,7 +49,7 @@ class Experience:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return dataclasses.asdict(self)
+        return {**vars(self), "sources": [*self.sources]}
 
 
 def new_experience(
