@@ -1,7 +1,6 @@
 """Self-navigating: experience from earlier attempts guides some rollouts (section 4 of the
 AgentEvolver paper)."""
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence

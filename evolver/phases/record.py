@@ -128,21 +128,18 @@ class Recorder:
         if questioning:
             questioning["explorer"] = plain(questioning["explorer"])
         self._updates = learner.updates(run.learner.state)
-        self.manifest = plain(
-            {
-                "step": step,
-                "pending_metrics": metrics,
-                "plugs": states(run),
-                "alarm": run.learner.alarm.baseline,
-                "wandb": self.sinks.id,
-                "system": self.system,
-                "clock": self.elapsed,
-            }
-        ) | {  # fmt: skip
-            # JSON values already; copies of all tasks would take longer than a step
-            "questioning": questioning,
-            "navigating": run.navigating.pool.state() if run.navigating else None,
-        }
+        noted = plain({
+            "step": step,
+            "pending_metrics": metrics,
+            "plugs": states(run),
+            "alarm": run.learner.alarm.baseline,
+            "wandb": self.sinks.id,
+            "system": self.system,
+            "clock": self.elapsed,
+        })  # fmt: skip
+        # JSON values already: to copy all tasks and experience would take longer than a step.
+        navigating = run.navigating.pool.state() if run.navigating else None
+        self.manifest = noted | {"questioning": questioning, "navigating": navigating}
 
     def numbers(self, metrics: Metrics) -> Metrics:
         """Return the metrics that are numbers, of which a file of metrics consists, and say which

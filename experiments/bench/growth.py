@@ -44,7 +44,7 @@ def main(
     """
     print(load_before())
     config = change(quickstart.get_config(), SETTINGS)
-    config.steps = 2 * (measured + 2)
+    config.steps = 2 * (measured + 2) + 1  # the last one is always saved
     with tempfile.TemporaryDirectory() as folder, open_run(config, Path(folder)) as run:
         with Recorder(run) as recorder:
             loop.prepare(run, recorder)
