@@ -459,6 +459,9 @@ class Loss(Plug):
     """Coefficient of an entropy bonus."""
     old_logp: Literal["recomputed", "sampled"] = "recomputed"
     """Denominator of the ratio: learner or engine."""
+    fast: bool = False
+    """No passes before an update: old_logp counts as sampled and kl_coef as 0. Guided rollouts
+    whose prompt is stripped, and plugs that need a reference, keep theirs."""
     guided_prompt: Literal["stripped", "guided"] = "stripped"
     """Prompt of a guided rollout's old logp."""
     importance_cap: Literal[0] | Annotated[float, Ge(1)] = 2.0

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from evolver.config.derived import needs_reference, updates, warmup, weight_dtype
+from evolver.config.derived import kl_coef, needs_reference, updates, warmup, weight_dtype
 from evolver.config.keys import arguments
 from evolver.config.paths import model_folder
 from evolver.config.plugs import chosen, plug
@@ -164,7 +164,7 @@ def make_programs(
         optimizer=optimizer,
         loss=plug(*chosen(c, "loss")),
         aggregate=c.loss.aggregate,
-        **arguments(token_loss, c.loss),
+        **(arguments(token_loss, c.loss) | {"kl_coef": kl_coef(c)}),
         max_tokens=min(c.rollout.context, c.rollout.max_turns * c.rollout.max_tokens),
         layout=make_layout(c),
         keep_logp=True,

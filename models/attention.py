@@ -32,6 +32,7 @@ Gradients = tuple[Array, Array, Array, None]  # of q, k, v, segments
 SAVED = "attention"  # the name of what the forward pass keeps for the backward pass
 # primitives of kernels that return the same: of cuDNN's, and of TPUs'
 KERNELS = ("dot_product_attention_fwd_wrapper", "pallas_call")
+PACKS_FROM = (0, 11, 1)  # the first jax with which `cudnn_packed` runs
 LANES = 128  # tile size of splash, in tokens and in head coordinates
 # kernels that compare ids as they are, or take lengths: their segments cannot share a prompt
 WHOLE_IDS = ("cudnn_apart", "cudnn_packed", "splash")
@@ -117,7 +118,7 @@ def packs(device: Any) -> bool:
     Before 0.11.1, jax computed the offsets of grouped keys from the number of query heads.
     """
     capability = getattr(device, "compute_capability", "0")
-    return float(capability) >= 9 and jax.__version_info__ >= (0, 11, 1)
+    return float(capability) >= 9 and jax.__version_info__ >= PACKS_FROM
 
 
 def sharing(segments_RT: Array, prompts_RT: Array) -> Array:

@@ -224,7 +224,7 @@ class Workdir:
         tasks."""
         if card:
             self._write("tasks.md", card)
-        lines = (json.dumps(task.to_dict(), ensure_ascii=False) for task in tasks)
+        lines = (json.dumps(vars(task), ensure_ascii=False) for task in tasks)
         self._write("tasks.jsonl", "".join(f"{line}\n" for line in lines))
 
     def rewind(self, step: int, *, finished: bool = True) -> None:

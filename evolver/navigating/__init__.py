@@ -1,7 +1,6 @@
 """Self-navigating: experience from earlier attempts guides some rollouts (section 4 of the
 AgentEvolver paper)."""
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
@@ -49,7 +48,7 @@ class Experience:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return dataclasses.asdict(self)
+        return {**vars(self), "sources": [*self.sources]}
 
 
 def new_experience(

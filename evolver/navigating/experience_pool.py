@@ -40,7 +40,12 @@ class ExperiencePool:
         self.embedder = embedder
         self.splits: set[str] = set()  # of all tasks that experience was extracted from
         self._experiences: dict[str, Experience] = {}  # by their ids, in the order of arrival
-        self._vectors_ND = np.zeros((0, embedder.dims), np.float32)  # theirs, in the same order
+        # their vectors, in the same order, and room for more
+        self._rows_ND = np.zeros((0, embedder.dims), np.float32)
+
+    @property
+    def _vectors_ND(self) -> np.ndarray:
+        return self._rows_ND[: len(self)]
 
     def __len__(self) -> int:
         return len(self._experiences)
@@ -63,17 +68,25 @@ class ExperiencePool:
         for experience, vector_D in zip(experiences, vectors_ND, strict=True):
             twin = self._twin(experience, vector_D)
             if twin is None:
+                self._append(vector_D)
                 self._experiences[experience.id] = experience
-                self._vectors_ND = np.vstack([self._vectors_ND, vector_D], dtype=np.float32)
                 added.append(experience.id)
             else:
                 twin.sources.extend(s for s in experience.sources if s not in twin.sources)
         return added
 
+    def _append(self, vector_D: np.ndarray) -> None:
+        """Add the vector of the next experience. Rows are doubled where none is left: to copy all
+        vectors for each new one takes seconds in a large pool."""
+        n = len(self)
+        if n == len(self._rows_ND):
+            self._rows_ND = np.resize(self._rows_ND, (max(64, 2 * n), len(vector_D)))
+        self._rows_ND[n] = vector_D
+
     def remove(self, ids: Sequence[str]) -> None:
         """Remove experiences. Raises KeyError for an id that is not in the pool."""
         gone = {id: self._experiences[id] for id in ids}
-        self._vectors_ND = self._vectors_ND[[id not in gone for id in self._experiences]]
+        self._rows_ND = self._vectors_ND[[id not in gone for id in self._experiences]]
         for id in gone:
             del self._experiences[id]
 
@@ -118,8 +131,8 @@ class ExperiencePool:
         self.splits = set(state["splits"])
         self._experiences = {experience.id: experience for experience in experiences}
         keys = [experience.key for experience in experiences]
-        vectors_ND = np.asarray(self.embedder(keys), np.float32)
-        self._vectors_ND = vectors_ND.reshape(-1, self.embedder.dims)
+        vectors_ND = np.array(self.embedder(keys), np.float32)
+        self._rows_ND = vectors_ND.reshape(-1, self.embedder.dims)
 
     def save(self, folder: Path) -> None:
         """Write the pool. At any moment the folder holds the previous pool or the new one."""

@@ -74,7 +74,7 @@ class Recorder:
         if run.pipeline:
             run.pipeline.launched = run.step
         run.workdir.rewind(run.step, finished=self.pending_metrics is None)
-        self._history = run.workdir.metrics()
+        self.history = run.workdir.metrics()
         run.progress.done = run.step
         writes = run.workdir.writes
         self.sinks = Sinks(run.workdir.path, c, id=self.manifest["wandb"], writes=writes)
@@ -124,18 +124,22 @@ class Recorder:
         run, pool = self.run, self.run.tasks.pool
         metrics = self.numbers(metrics)
         run.step = step
+        questioning = pool.state() if pool else None
+        if questioning:
+            questioning["explorer"] = plain(questioning["explorer"])
         self._updates = learner.updates(run.learner.state)
-        self.manifest = plain({
+        noted = plain({
             "step": step,
             "pending_metrics": metrics,
-            "questioning": pool.state() if pool else None,
-            "navigating": run.navigating.pool.state() if run.navigating else None,
             "plugs": states(run),
             "alarm": run.learner.alarm.baseline,
             "wandb": self.sinks.id,
             "system": self.system,
             "clock": self.elapsed,
         })  # fmt: skip
+        # JSON values already: to copy all tasks and experience would take longer than a step.
+        navigating = run.navigating.pool.state() if run.navigating else None
+        self.manifest = noted | {"questioning": questioning, "navigating": navigating}
 
     def numbers(self, metrics: Metrics) -> Metrics:
         """Return the metrics that are numbers, of which a file of metrics consists, and say which
@@ -193,10 +197,10 @@ class Recorder:
         if self.checkpoints.seconds:
             metrics["time/checkpoint"] = self.checkpoints.seconds
         metrics["time/elapsed"] = self.elapsed
-        self._history.append(metrics)
-        raised = alarms.raised(self._history)
+        self.history.append(metrics)
+        raised = alarms.raised(self.history)
         for name in raised:
-            told = alarms.told(name, self._history)
+            told = alarms.told(name, self.history)
             run.progress.once(f"alarm/{name}", f"step {step}: {told}")
         metrics |= {f"alarm/{name}": float(name in raised) for name in alarms.ALARMS}
         run.workdir.log_metrics(step, metrics)

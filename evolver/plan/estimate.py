@@ -9,7 +9,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from evolver.config.derived import needs_reference, networks, weight_dtype
+import jax
+
+from evolver.config.derived import needs_reference, networks, recomputed, weight_dtype
 from evolver.config.plugs import trait
 from evolver.llm.roles import engine_context
 from evolver.plan import analytic
@@ -17,6 +19,7 @@ from evolver.plan.amounts import checkpoints, evaluated_episodes
 from evolver.plan.analytic import BYTES
 from evolver.plan.case import LEARNER, PHASES, SERVER, Case
 from evolver.plan.targets import Target
+from models.attention import PACKS_FROM, WHOLE_IDS
 from rl.engines.jax.runner import FEW
 
 # Assumptions about a run; the plan prints them.
@@ -46,9 +49,18 @@ Memory = dict[str, dict[str, float]]  # {phase: {kind: bytes}}
 
 
 def temporaries(case: Case) -> dict[str, float]:
-    """Return {phase: bytes} of activations and buffers, without the accumulated gradients."""
+    """Return {phase: bytes} of activations and buffers, without the accumulated gradients.
+
+    What cuDNN's packed kernel takes in its backward pass is in no compiled program: two float32
+    copies of the queries for each of the most samples of a row.
+    """
+    c, shape = case.config, case.shape
     found = estimated_temporaries(case)
     found |= {phase: program["memory"]["temp"] for phase, program in case.programs.items()}
+    if kernel(case) == "cudnn_packed":
+        tokens = c.learner.micro / case.row_shards * c.learner.row
+        queries = tokens * shape.heads * shape.head_dim / c.mesh.tensor
+        found["update"] += 8 * max(2, c.learner.most_segments) * queries
     if "update" in case.programs:
         found["update"] = max(0.0, found["update"] - case.state["gradients"])
     if case.on_jax:  # the program decodes all rows in place, but copies a few of them
@@ -63,7 +75,8 @@ def estimated_temporaries(case: Case) -> dict[str, float]:
     `qwen.REMAT`). Added to that are one layer's working set forward and backward, its gathered
     weights and their gradient, three times a chunk of logits, and the gathered unembedding with its
     gradient. A pass of log-probabilities saves nothing. The memory of attention is assumed to be
-    linear in the length of a row.
+    linear in the length of a row; a kernel with each sample apart holds a row of queries, keys,
+    values and outputs for each of the most samples of a row, and saves as many outputs.
     """
     c, shape, tensor = case.config, case.shape, case.config.mesh.tensor
     size = BYTES[c.model.dtype]
@@ -75,12 +88,16 @@ def estimated_temporaries(case: Case) -> dict[str, float]:
     chunk = min(c.learner.chunk, tokens) * logits / tensor
     stream = tokens * shape.d_model * size
     attended = tokens * shape.heads * shape.head_dim * size / tensor
+    more = c.learner.most_segments - 1 if kernel(case) == "cudnn_apart" else 0
+    apart = more * 2 * attended * (1 + shape.kv_heads / shape.heads)
+    attended *= 1 + more
     saved = {
         "full": stream,
         "attention": stream + attended,
         "dots": stream + attended + 0.7 * working,
-        "none": working,
+        "none": working + apart,
     }
+    working += apart
     gathered = layer * (2 * size + 4) + unembedding * (size + 4)
     update = shape.layers * saved[c.model.remat] + 2 * working + gathered + 3 * chunk
     return {
@@ -89,6 +106,18 @@ def estimated_temporaries(case: Case) -> dict[str, float]:
         "prefill": logits * min(4, case.engine.sequences),
         "decode": 4 * logits * case.engine.sequences,
     }
+
+
+def kernel(case: Case) -> str:
+    """Return the kernel that attends within the samples of a row on the target, "" if none does."""
+    c, chip = case.config, case.target.chip
+    if not c.learner.most_segments or chip.platform != "cuda":
+        return ""
+    if c.model.attention != "auto":
+        return c.model.attention if c.model.attention in WHOLE_IDS else ""
+    release = case.compiled.get("jax", jax.__version__)
+    packs = chip.packs and tuple(map(int, release.split(".")[:3])) >= PACKS_FROM
+    return "cudnn_packed" if packs else "cudnn_apart"
 
 
 def memory(case: Case) -> Memory:
@@ -200,13 +229,14 @@ def learner_phases(case: Case) -> dict[str, Phase]:
     c, shape, devices, tensor = case.config, case.shape, case.target.count, case.config.mesh.tensor
     tokens = case.trajectories * case.episode / c.learner.updates  # of one update
     # A kernel that masks what lies between the samples of a row computes it all the same.
-    apart = c.learner.most_segments and case.target.chip.platform == "cuda"
-    batch = (shape, tokens, case.episode if apart else c.learner.row, GENERATED * tokens)
+    batch = (shape, tokens, case.episode if kernel(case) else c.learner.row, GENERATED * tokens)
     remat = c.model.remat in ("full", "attention")
     local = (shape, tokens / devices * tensor, case.micro_batches)
     sizes = {"dtype": c.model.dtype, "tensor": tensor}
-    passes = (c.loss.old_logp == "recomputed") + needs_reference(c)
-    passes += trait(c, "recipe", "passes", 0)
+    passes = c.learner.updates * (needs_reference(c) + trait(c, "recipe", "passes", 0))
+    # The first update of a step computes the old log-probabilities of its mini-batch itself.
+    own = 0 if trait(c, "recipe", "weighs") else 1
+    passes += recomputed(c) * (c.learner.updates - own)
     return {
         "update": phase(
             case.target,
@@ -222,7 +252,7 @@ def learner_phases(case: Case) -> dict[str, Phase]:
             moved=analytic.logp_bytes(*local, **sizes),
             sent=bytes_sent(case.programs.get("logp"), devices),
             tokens=tokens,
-            repeat=passes * c.learner.updates,
+            repeat=passes,
         ),
     }
 

@@ -35,6 +35,7 @@ class Chip:
     link: float
     node: int = 8  # devices joined by `link`
     host: int = 8  # devices of one host, and so of one process
+    packs: bool = True  # cuDNN's packed rows, if it is a GPU
     bus: float = 25e9  # bytes/s between one device and its host's memory
     mfu: float = 0.4
     # of the memory that a program can use; the rest is contexts, libraries and fragmentation
@@ -49,8 +50,8 @@ class Chip:
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("a100-40g", "cuda", 42_949_672_960, 312e12, 1.555e12, 300e9),
-        Chip("a100-80g", "cuda", 84_929_347_584, 312e12, 2.039e12, 300e9),
+        Chip("a100-40g", "cuda", 42_949_672_960, 312e12, 1.555e12, 300e9, packs=False),
+        Chip("a100-80g", "cuda", 84_929_347_584, 312e12, 2.039e12, 300e9, packs=False),
         Chip("h100", "cuda", 84_929_347_584, 989e12, 3.35e12, 450e9),
         Chip("h200", "cuda", 150_123_446_272, 989e12, 4.8e12, 450e9),
         Chip("v5e", "tpu", 16 * GIB, 197e12, 0.82e12, 200e9, 256, mfu=0.5, share=0.98),

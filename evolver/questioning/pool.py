@@ -297,10 +297,10 @@ class TaskPool:
         """Return everything that later calls depend on, as JSON values; the explorer's state is
         part of it.
 
-        The tasks' own lists and dicts are in it, not copies, which nobody changes.
+        The tasks' own dicts are in it, not copies, which nobody changes.
         """
         return {
-            "tasks": [dict(vars(task)) for task in self.tasks.values()],
+            "tasks": [vars(task) for task in self.tasks.values()],
             "results": {id: list(pair) for id, pair in self.results.items()},
             "explorer": self._explorer_state,
             "guessed": list(self._guessed),

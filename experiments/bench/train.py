@@ -50,7 +50,7 @@ def config_of(size: str, row: int, micro_batches: int, changes: Json) -> Any:
     """Return a config of one update of `micro_batches` rows per device, one row at a time."""
     config = bfloat16_config(size)
     settings = {
-        "model.remat": "full", "loss.kl_coef": 0.0, "loss.old_logp": "sampled",
+        "model.remat": "full", "loss.fast": True,
         "learner.row": row, "learner.most_segments": SEQUENCES, "learner.updates": 1,
         "rollout.context": row, "rollout.max_tokens": row // 8, "rollout.tasks": micro_batches,
         "rollout.group": 1, "engine.slots": 1,

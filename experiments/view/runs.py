@@ -39,7 +39,7 @@ FACTS = (
     "env.name", "model.path", "model.preset", "advantage.name", "loss.name", "rollout.tasks",
     "rollout.group", "steps", "eval.split", "eval.rollouts", "eval.temperature",
     "rollout.temperature", "attributing.judge.name", "questioning.explorer.name",
-    "navigating.extractor.name", "loss.old_logp", "loss.guided_prompt",
+    "navigating.extractor.name", "loss.old_logp", "loss.fast", "loss.guided_prompt",
 )  # fmt: skip
 
 WATCHED = (

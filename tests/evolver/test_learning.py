@@ -1,12 +1,12 @@
 """The updates of a step: schedules follow the steps of the run."""
 
-import types
 from unittest import mock
 
 import numpy as np
 import pytest
 
 from configs import base, quickstart
+from evolver.config.derived import kl_coef, needs_reference
 from evolver.learner import make_optimizer
 from evolver.parts import Parts
 from evolver.phases import learning
@@ -31,7 +31,7 @@ def test_a_decaying_schedule_ends_with_the_run_however_few_updates_were_made(mon
     """Steps whose groups give signal for one mini-batch, or for none, make fewer updates."""
     config = quickstart.get_config()
     config.steps, config.learner.updates, config.learner.epochs = 4, 2, epochs
-    monkeypatch.setattr(learning, "score", lambda *_: None)
+    monkeypatch.setattr(learning, "score", lambda *_, **__: None)
     monkeypatch.setattr(learning, "note_tokens", lambda *_: None)
     positions, seeds = [], []
 
@@ -97,11 +97,12 @@ def test_old_log_probabilities_of_guided_tokens_alone_are_those_of_all_rows(shar
 
     monkeypatch.setattr(learning, "whole", lambda state, layout: state)
     learner = mock.Mock(logp=logp, needs_reference=False)
-    loss = types.SimpleNamespace(guided_prompt="stripped", old_logp="sampled")
+    config = base.get_config()
+    config.loss.fast = True
     together, apart = (pack(samples, 32, share=share) for _ in range(2))
     apart.guided_alone = pack([sample for sample in samples if sample.guided], 32, share=share)
     for packed in (together, apart):
-        learning.score(loss, learner, packed)
+        learning.score(config, learner, packed)
     np.testing.assert_array_equal(apart.old_logp_RT, together.old_logp_RT)
     guided_RT = apart.mask_RT & apart.guided_RT
     assert guided_RT.any() and (apart.old_logp_RT[guided_RT] > 0).all()
@@ -110,10 +111,13 @@ def test_old_log_probabilities_of_guided_tokens_alone_are_those_of_all_rows(shar
     assert rows[1] < rows[0]
 
 
-@pytest.mark.parametrize("old_logp, alone", [("sampled", 2), ("recomputed", 0)])
-def test_guided_rollouts_are_packed_apart_where_they_alone_are_scored(old_logp, alone):
+@pytest.mark.parametrize(
+    "key, value, alone",
+    [("old_logp", "sampled", 2), ("old_logp", "recomputed", 0), ("fast", True, 2)],
+)
+def test_guided_rollouts_are_packed_apart_where_they_alone_are_scored(key, value, alone):
     config = base.get_config()
-    config.loss.old_logp, config.learner.updates = old_logp, 1
+    config.loss[key], config.learner.updates = value, 1
     played = [
         trajectory(turn([1, 2], [3, 4], 1.0 - n, version=0), experience=["e"] * (n % 2))
         for n in range(4)
@@ -122,6 +126,57 @@ def test_guided_rollouts_are_packed_apart_where_they_alone_are_scored(old_logp, 
     found = packed.guided_alone
     assert (0 if found is None else found.sample_RT.max() + 1) == alone
     assert found is None or found.guided_RT[found.mask_RT].all()
+
+
+def test_a_fast_run_makes_no_pass_before_an_update():
+    config = base.get_config()
+    assert config.loss.kl_coef and config.loss.old_logp == "recomputed" and needs_reference(config)
+    config.loss.fast = True
+    packed = learning.mini_batch(config, [trajectory(turn([1, 2], [3, 4], 1.0))])
+    scored = mock.Mock(needs_reference=needs_reference(config))
+    learning.score(config, scored, packed)
+    assert not scored.logp.called and packed.old_logp_RT is None and not kl_coef(config)
+
+
+def test_the_first_mini_batch_has_the_old_log_probabilities_of_its_own_update(monkeypatch):
+    """Only the others take a pass, whose figures are those of a run with a pass for each."""
+    config = base.get_config()
+    config.loss.kl_coef, config.learner.updates, config.learner.epochs = 0.0, 2, 2
+    monkeypatch.setattr(learning, "whole", lambda state, layout: state)
+
+    def learnt(recipe):
+        scored, olds = [], []
+
+        def update(state, packed, *, position, seed):
+            olds.append(packed.old_logp_RT)
+            told = np.where(packed.mask_RT, -1.0 - len(olds), 0).astype(np.float32)
+            return state, {"logp_RT": told, "tokens": 1.0}
+
+        def logp(params, packed):
+            scored.append(packed)
+            return np.where(packed.mask_RT, -2.0, 0).astype(np.float32)
+
+        update.weights = lambda packed: packed.mask_RT
+        run = run_at(config, 0)
+        run.recipe, run.learner.update, run.learner.logp = recipe(Parts()), update, logp
+        run.learner.renews = run.learner.needs_reference = False
+        run.learner.alarm.check.return_value = ""
+        played = [[trajectory(turn([1], [n], 1.0, version=0))] for n in range(2)]
+        batches = [learning.mini_batch(config, part) for part in played]
+        return learning.learn(run, batches, 3), scored, olds
+
+    class Weighing(Recipe):
+        def weigh(self, batches):
+            return {}
+
+    metrics, scored, olds = learnt(Recipe)
+    before, all_scored, all_olds = learnt(Weighing)
+    assert len(scored) == 1 and len(all_scored) == 2
+    assert np.isnan(olds[0]).sum() == 1 and not any(np.isnan(old).any() for old in olds[1:])
+    np.testing.assert_array_equal(olds[1], all_olds[1])
+    np.testing.assert_array_equal(np.stack(olds[2:]), np.stack(all_olds[2:]))
+    name = "mismatch/fresh"
+    assert metrics[name] == before[name] and metrics[name] > 0
 
 
 def test_tokens_of_unknown_log_probability_have_that_of_the_policy(monkeypatch):
@@ -135,7 +190,7 @@ def test_tokens_of_unknown_log_probability_have_that_of_the_policy(monkeypatch):
     assert packed.guided_alone is None
     monkeypatch.setattr(learning, "whole", lambda state, layout: state)
     logp = lambda params, packed: np.where(packed.mask_RT, -9, 0).astype(np.float32)
-    learning.score(config.loss, mock.Mock(logp=logp, needs_reference=False), packed)
+    learning.score(config, mock.Mock(logp=logp, needs_reference=False), packed)
     old = packed.trained(packed.old_logp_RT)
     np.testing.assert_allclose(old, [-0.03, -0.04, -9, -9, -9, -9], rtol=1e-6)
     learning.note_tokens(packed, packed.old_logp_RT)

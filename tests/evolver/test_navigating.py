@@ -278,6 +278,16 @@ class TestDisk:
         with pytest.raises(BrokenFile, match=message):
             loaded(tmp_path)
 
+    def test_a_large_pool_is_rarely_copied_as_it_grows_and_keeps_its_vectors(self):
+        pool, rows = ExperiencePool(HashedNgrams(dims=16)), set()
+        for n in range(200):
+            text = f"lesson {'abcdefghijklmnopqrst'[n % 20]}{'uvwxyzklmn'[n // 20]} of day"
+            pool.add([new_experience(text, text[::-1] + str(n), sources=[f"t{n}"])])
+            rows.add(id(pool._vectors_ND.base))
+        assert len(pool) > 150 and len(rows) < 10
+        pool.remove([e.id for e in pool.all()[::3]])
+        assert np.array_equal(pool._vectors_ND, pool.embedder([e.key for e in pool.all()]))
+
     def test_another_embedder_reads_it_too(self, tmp_path):
         pool, other = pool_of(*map(lesson, TEXTS)), pool_of(dims=64)
         pool.save(tmp_path)

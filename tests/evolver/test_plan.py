@@ -128,6 +128,23 @@ def test_recomputing_trades_compute_for_memory():
     assert flops[1] / flops[0] == pytest.approx(4 / 3)
 
 
+def test_attention_within_samples_takes_memory_for_each_of_them():
+    def update(target, kernel, most, remat="full"):
+        changes = f"model.attention={kernel}", f"learner.most_segments={most}"
+        case = case_of("bfcl_7b_lora", target, *changes, f"model.remat={remat}")
+        return estimate.temporaries(case)["update"]
+
+    case = case_of("bfcl_7b_lora", "a100-80g:1")
+    c, shape = case.config, case.shape
+    head = c.learner.micro * c.learner.row * shape.head_dim * 2  # bytes
+    one = head * (2 * shape.heads + 2 * shape.kv_heads)  # queries, keys, values, outputs
+    for remat, kept in (("full", 0), ("attention", shape.heads * head), ("none", one)):
+        alone, more = (update("a100-80g:1", "cudnn_apart", most, remat) for most in (1, 5))
+        assert more - alone == pytest.approx(2 * 4 * one + shape.layers * 4 * kept)
+    masked, packed = (update("h100:1", kernel, 5) for kernel in ("cudnn", "cudnn_packed"))
+    assert packed - masked == pytest.approx(8 * 5 * shape.heads * head / 2)
+
+
 def test_the_state_is_spread_over_the_mesh():
     case = case_of("appworld_14b", "a100-80g:8", "optim.offload=False")
     held, count = case.state["parameters"], qwen.parameter_count(case.shape)
