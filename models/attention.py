@@ -104,12 +104,18 @@ def choose(
     if sharded_rows:
         return "ring"
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
-    half, platform = jnp.dtype(dtype).itemsize == 2, device.platform
-    if platform in ("gpu", "cuda") and half and head_dim % 8 == 0 and head_dim <= 128:
+    if runs_cudnn(device.platform, dtype, head_dim):
         if not most_segments:
             return "cudnn"
         return "cudnn_packed" if packs(device) else "cudnn_apart"
-    return "splash" if platform == "tpu" and half else "blockwise"
+    half = jnp.dtype(dtype).itemsize == 2
+    return "splash" if device.platform == "tpu" and half else "blockwise"
+
+
+def runs_cudnn(platform: str, dtype: Any, head_dim: int) -> bool:
+    """Return whether cuDNN's kernels take heads of this width on devices of this platform."""
+    half = jnp.dtype(dtype).itemsize == 2
+    return platform in ("gpu", "cuda") and half and head_dim % 8 == 0 and head_dim <= 128
 
 
 def packs(device: Any) -> bool:

@@ -108,7 +108,8 @@ def engine_programs(config: Any, shape: qwen.Config, where: Sharding, slots: int
     dtype, matrices = jnp.dtype(config.model.dtype), jnp.dtype(weight_dtype(config))
     prepare = partial(kv_cache.for_decoding, shape, dtype=dtype, matrix_dtype=matrices)
     weights = jax.eval_shape(prepare, qwen.shapes(shape))
-    empty = partial(kv_cache.init_cache, shape, slots, window, jnp.dtype(c.cache_dtype))
+    cached = jnp.dtype(c.cache_dtype)
+    empty = partial(kv_cache.init_cache, shape, slots, window, cached, transposed=False)
     cache = jax.eval_shape(empty)
     zeros = partial(np.zeros, dtype=np.int32)
 
@@ -120,7 +121,9 @@ def engine_programs(config: Any, shape: qwen.Config, where: Sharding, slots: int
     rows = decoding.Rows(line, line, line, line, zeros((slots, 8)), draw(slots))
     prompts = (zeros(few), zeros((few, piece)), zeros(few), zeros(few), draw(few))
     truncate = config.rollout.top_p < 1 or config.rollout.top_k > 0
-    static = {"config": shape, "window": window, "truncate": truncate}
+    device: Any = next(iter(where.device_set))
+    fused = kv_cache.fuses(shape, device.platform, dtype, cached)
+    static = {"config": shape, "window": window, "truncate": truncate, "fused": fused}
     decode = partial(decoding.decode.trace, block=c.decode_block, in_place=True, **static)
     prefill = partial(decoding.prefill.trace, **static)
     return {

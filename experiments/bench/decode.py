@@ -70,7 +70,8 @@ def measure(size: str, context: int, batch: int, repeats: int) -> float:
     shape = qwen.PRESETS[size]
     convert = jax.jit(lambda params: kv_cache.for_decoding(shape, params, jnp.bfloat16))
     weights = convert(qwen.init(shape, 0, jnp.bfloat16))
-    cache = kv_cache.init_cache(shape, batch, context, jnp.bfloat16)
+    cache = kv_cache.init_cache(shape, batch, context, jnp.bfloat16, transposed=False)
+    fused = kv_cache.fuses(shape, jax.devices()[0].platform, jnp.bfloat16)
     ones, float_ones = np.ones(batch, np.int32), np.ones(batch, np.float32)
     seeds = np.ones((batch, 2), np.uint32)
     draw = decoding.Draw(float_ones, float_ones, 0 * ones, seeds, ones)
@@ -83,7 +84,7 @@ def measure(size: str, context: int, batch: int, repeats: int) -> float:
         nonlocal cache
         tokens, *_, cache = decoding.decode(
             weights, cache, rows, np.int32(batch), config=shape, window=context, block=BLOCK,
-            truncate=False, in_place=True,
+            truncate=False, in_place=True, fused=fused,
         )  # fmt: skip
         jax.block_until_ready((tokens, cache))
 

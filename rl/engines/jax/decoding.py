@@ -129,7 +129,7 @@ def _invert(p: jax.Array, cumulative: jax.Array, target: jax.Array) -> tuple[jax
     return index, target - jnp.where(index > 0, before, 0.0)
 
 
-_POSITIONS = {"k": 3, "v": 2}  # the axis of positions in each array of a cache
+_POSITIONS = {"k": 3, "k_by_position": 2, "v": 2}  # the axis of positions in each array of a cache
 
 
 def _take(cache: kv_cache.Cache, slot_B: Array | None, window: int) -> kv_cache.Cache:
@@ -186,7 +186,9 @@ def _logits(config: qwen.Config, weights: Any, h_BD: jax.Array) -> jax.Array:
     return logits(h_BD.astype(w_DV.dtype), w_DV, unused=config.unused)
 
 
-@partial(jax.jit, static_argnames=("config", "window", "truncate"), donate_argnames="cache")
+@partial(
+    jax.jit, static_argnames=("config", "window", "truncate", "fused"), donate_argnames="cache"
+)
 def prefill(
     weights: Any,
     cache: kv_cache.Cache,
@@ -199,18 +201,19 @@ def prefill(
     config: qwen.Config,
     window: int,
     truncate: bool,
+    fused: bool = False,
 ) -> tuple[jax.Array, jax.Array, kv_cache.Cache]:
     """Write count_B of tokens_BT at start_B of each slot and sample the next token; return
-    (token_B, logp_B, cache)."""
+    (token_B, logp_B, cache). fused: see `kv_cache.extend`."""
     rows = _take(cache, slot_B, window)
-    h_BD, rows = kv_cache.extend(config, weights, rows, tokens_BT, start_B, count_B)
+    h_BD, rows = kv_cache.extend(config, weights, rows, tokens_BT, start_B, count_B, fused=fused)
     token_B, logp_B = sample(_logits(config, weights, h_BD), draw, truncate=truncate)
     return token_B, logp_B, _put(cache, slot_B, rows, start_B, tokens_BT.shape[1])
 
 
 @partial(
     jax.jit,
-    static_argnames=("config", "window", "block", "truncate", "in_place"),
+    static_argnames=("config", "window", "block", "truncate", "in_place", "fused"),
     donate_argnames="cache",
 )
 def decode(
@@ -224,6 +227,7 @@ def decode(
     block: int,
     truncate: bool,
     in_place: bool,
+    fused: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array, kv_cache.Cache]:
     """Decode up to `block` tokens per row, fewer once `leave` rows finish; return (tokens_NB,
     logp_NB, steps, cache).
@@ -232,7 +236,7 @@ def decode(
     its later tokens are -1. With `rows.draw.allowed` the block has one token.
     in_place: work on the cache itself instead of a copy of its window; the rows must be all slots,
     in order. This is faster on accelerators. On a CPU the copy is: XLA's products read no windows
-    there, so each step would copy the windows of all layers.
+    there, so each step would copy the windows of all layers. fused: see `kv_cache.extend`.
     """
     taken = None if len(rows.slot) == len(cache["v"][0]) else rows.slot
     live = jnp.sum(rows.budget > 0)
@@ -247,7 +251,7 @@ def decode(
         alive_B = budget_B > 0
         h_BD, work = kv_cache.extend(
             config, weights, work, token_B[:, None], rows.position + step,
-            alive_B.astype(jnp.int32), window=window,
+            alive_B.astype(jnp.int32), window=window, fused=fused,
         )  # fmt: skip
         logits_BV = _logits(config, weights, h_BD)
         token_B, logp_B = sample(logits_BV, rows.draw, truncate=truncate, u_B=u_NB[step])

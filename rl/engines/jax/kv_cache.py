@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from models import attention
 from models.qwen import (
     Config,
     Params,
@@ -23,6 +24,7 @@ from models.qwen import (
     unembed,
     weights,
 )
+from rl.engines.jax import flash
 from rl.rounding import stochastic
 
 Cache = dict[str, tuple[Array, ...]]
@@ -81,19 +83,30 @@ def for_decoding(
     }
 
 
-def init_cache(config: Config, slots: int, length: int, dtype: Any = jnp.float32) -> Cache:
+def init_cache(
+    config: Config, slots: int, length: int, dtype: Any = jnp.float32, *, transposed: bool = True
+) -> Cache:
     """Return an empty cache for `slots` sequences of up to `length` tokens.
 
     {"k": per layer (slots, K, h, length), "v": per layer (slots, K, length, h)}. Keys are stored
-    transposed, as the product that computes the scores reads them.
+    transposed, as the product that computes the scores on a CPU reads them. If not `transposed`,
+    "k_by_position", in the shape of "v", takes the place of "k": accelerators read it as it is.
     """
-    shapes = {"k": (config.head_dim, length), "v": (length, config.head_dim)}
+    by_position = (length, config.head_dim)
+    keys = {"k": by_position[::-1]} if transposed else {"k_by_position": by_position}
+    shapes = keys | {"v": by_position}
     return {
         name: tuple(
             jnp.zeros((slots, config.kv_heads, *shape), dtype) for _ in range(config.layers)
         )
         for name, shape in shapes.items()
     }
+
+
+def fuses(config: Config, platform: str, *dtypes: Any) -> bool:
+    """Return whether `extend` should use cuDNN's kernels. dtypes: of computation and cache."""
+    same = len({jnp.dtype(dtype) for dtype in dtypes}) == 1
+    return same and attention.runs_cudnn(platform, dtypes[0], config.head_dim)
 
 
 def extend(
@@ -105,6 +118,7 @@ def extend(
     lengths_B: Array,
     *,
     window: int | None = None,
+    fused: bool = False,
 ) -> tuple[Array, Cache]:
     """Append tokens to the cached sequences, one per row; return (h_BD of each row's last new
     token, the new cache).
@@ -113,7 +127,8 @@ def extend(
     what previous calls wrote. A row of length 0 writes nothing and returns arbitrary finite values.
     Tokens past the end of the cache are dropped. weights: from `for_decoding`; the computation uses
     the dtype of their norms. window: attention reads the first `window` positions, which must
-    include all positions written; None = all.
+    include all positions written; None = all. fused: use cuDNN's kernels (rl/engines/jax/flash.py)
+    on a cache that is not transposed; they read each row's own length, whatever the window.
     """
     rows, t = tokens_BT.shape
     length = cache["v"][0].shape[2]
@@ -125,24 +140,32 @@ def extend(
     cos, sin = rope_table(config, window, positions_BT)
     still = jnp.ones_like(cos), jnp.zeros_like(sin)
     row = jnp.arange(rows)[:, None]
+    positions = (row, slice(None), write_at)
+    places = {"k": (row, slice(None), slice(None), write_at), "k_by_position": positions}
 
     x = weights["embed"][tokens_BT].astype(weights["norm"].dtype)
-    keys, values = [], []
-    for number, (w, k_BKhS, v_BKSh) in enumerate(zip(weights["layers"], cache["k"], cache["v"])):
+    new_keys, values = [], []
+    name = "k" if "k" in cache else "k_by_position"
+    for number, (w, keys, v_BKSh) in enumerate(zip(weights["layers"], cache[name], cache["v"])):
         turn = still if number in config.no_rope else (cos, sin)
         q, k, v = _fused_qkv(config, w, x, *turn)
-        k_BKhS = k_BKhS.at[row, :, :, write_at].set(k.astype(k_BKhS.dtype), mode="drop")
-        v_BKSh = v_BKSh.at[row, :, write_at].set(v.astype(v_BKSh.dtype), mode="drop")
-        seen = k_BKhS[..., :window].astype(x.dtype), v_BKSh[:, :, :window].astype(x.dtype)
-        x = x + product(_cached_attention(q, *seen, mask_BTS), w["o"])
+        keys = keys.at[places[name]].set(k.astype(keys.dtype), mode="drop")
+        v_BKSh = v_BKSh.at[positions].set(v.astype(v_BKSh.dtype), mode="drop")
+        if fused:
+            out = flash.attend(q, k, v, (keys, v_BKSh), starts_B, lengths_B)
+        else:
+            k_BKhS = keys if name == "k" else keys.swapaxes(2, 3)
+            seen = k_BKhS[..., :window].astype(x.dtype), v_BKSh[:, :, :window].astype(x.dtype)
+            out = _cached_attention(q, *seen, mask_BTS)
+        x = x + product(out, w["o"])
         y = product(rms_norm(x, w["mlp_norm"], config.rms_eps), w["gate_up"])
         gate, up = jnp.split(y, 2, axis=-1)
         x = x + product(jax.nn.silu(gate) * up, w["down"])
-        keys.append(k_BKhS)
+        new_keys.append(keys)
         values.append(v_BKSh)
     last = jnp.maximum(lengths_B - 1, 0)
     x = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]
-    return rms_norm(x, weights["norm"], config.rms_eps), {"k": tuple(keys), "v": tuple(values)}
+    return rms_norm(x, weights["norm"], config.rms_eps), {name: tuple(new_keys), "v": tuple(values)}
 
 
 def product(x: Array, w: Array) -> Array:

@@ -340,7 +340,10 @@ class Runner:
     def _cache(self, bank: int) -> kv_cache.Cache:
         size, context = self.slots.bank_size, self.slots.context
         if self._caches[bank] is None:
-            cache = kv_cache.init_cache(self.config, size, context, self.cache_dtype)
+            # a transposed cache is for CPUs, and so is decoding a copy of it
+            cache = kv_cache.init_cache(
+                self.config, size, context, self.cache_dtype, transposed=not self.shapes.in_place
+            )
             self._caches[bank] = jax.device_put(cache, self.devices[bank % len(self.devices)])
         return self._caches[bank]
 
@@ -377,6 +380,8 @@ class Runner:
         truncate = any(r.sampling.top_p < 1 or r.sampling.top_k > 0 for r in batch)
         self.compiled.add((name, window, shape, truncate, any(r.guide for r in batch)))
         static |= {"config": self.config, "window": window, "truncate": truncate}
+        dtypes = self.weights[0]["norm"].dtype, self.cache_dtype
+        static["fused"] = kv_cache.fuses(self.config, self.devices[0].platform, *dtypes)
         program = decoding.prefill if name == "prefill" else decoding.decode
         began = time.perf_counter()
         *results, self._caches[bank] = program(
