@@ -190,6 +190,9 @@ class Vllm(Group):
     """Seconds within which a started server must answer."""
     restarts: CountOrZero = 2
     """Restarts of a server that dies without taking an update in between."""
+    sleep: bool = False
+    """Servers that the run starts on the learner's devices free their memory while it updates;
+    those at urls stay awake."""
     transfer: Literal["shm", "nccl", "lora", "none"] = "shm"
     """The way that weights travel: shared memory, NCCL, adapter files; none for evaluation only."""
     shared: str = "/dev/shm"

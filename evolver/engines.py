@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from evolver.config.derived import weight_dtype
+from evolver.config.derived import sleeps, weight_dtype
 from evolver.config.keys import arguments
 from evolver.config.paths import model_folder
 from evolver.learner import make_layout
@@ -68,6 +68,7 @@ def make_engine(
         in_flight=config.engine.in_flight,
         tolerance=tolerance,
         temperature=config.rollout.temperature,
+        sleeps=sleeps(config),
         say=say,
     )
     closing.callback(lambda: stop.finish(engine.close()))
@@ -128,6 +129,7 @@ def _servers(
         slots=config.engine.slots,
         backend={"shm": BACKEND, "nccl": "nccl"}.get(v.transfer, ""),
         say=say,
+        sleeps=sleeps(config),
         lora_rank=config.lora.rank if v.transfer == "lora" else 0,
     )
 

@@ -59,6 +59,7 @@ def iterate(run: Run, recorder: Recorder, step: int) -> None:
     remembered = recipe.remember(run, trajectories, step)  # 7 memory
     recorder.settle()  # an evaluation that went on since the last step
     hosts.together(run.stop.check)  # ends all processes if one of them was asked to end
+    learning.make_room(run)
     learned = recipe.learn(run, batches, step)  # 8 update
     recorder.write_rollouts(step, trajectories, reasons, extra)
     metrics = explored | played | ledger | learned | remembered | recipe.metrics()

@@ -30,6 +30,12 @@ def xla_flags(config: ConfigDict, given: str = "") -> str:
     return f"{given} {'--xla_disable_hlo_passes=rematerialization' * kept}".strip()
 
 
+def sleeps(config: ConfigDict) -> bool:
+    """Return True if the engine's servers sleep during updates: those on the learner's devices."""
+    vllm = config.engine.vllm
+    return config.engine.name == "vllm" and vllm.sleep and not vllm.urls
+
+
 def weight_dtype(config: ConfigDict) -> str:
     """Return the dtype in which the engine holds the policy's matrices."""
     return config.engine.weight_dtype or config.model.dtype

@@ -34,7 +34,9 @@ REMEDIES = {
     "no_signal": "their advantages are 0",
 }
 # Figures of an engine that the processes of a run have in common, or wait for.
-COMMON_STATS = ("version", "loads", "stage_seconds", "update_seconds", "gap", "shift")
+COMMON_STATS = (
+    "version", "loads", "stage_seconds", "update_seconds", "sleep_seconds", "gap", "shift",
+)  # fmt: skip
 
 
 def select(
@@ -109,6 +111,11 @@ def in_rows(config: Any, chosen: Sequence[Sample]) -> Packed:
     """Return samples packed into rows as `config.learner` says."""
     c = config.learner
     return pack(chosen, c.row, share=c.share_prompts, most=c.most_segments)
+
+
+def make_room(run: Run) -> None:
+    """Let the engine free what it has on the learner's devices. The sync wakes it."""
+    hosts.together(lambda: run.stop.finish(run.actor.engine.sleep()))
 
 
 def learn(run: Run, batches: Sequence[Packed], step: int) -> Metrics:

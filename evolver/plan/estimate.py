@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from evolver.config.derived import needs_reference, networks, recomputed, weight_dtype
+from evolver.config.derived import needs_reference, networks, recomputed, sleeps, weight_dtype
 from evolver.config.plugs import trait
 from evolver.llm.roles import engine_context
 from evolver.plan import analytic
@@ -33,6 +33,8 @@ DISK = 1e9  # bytes/s at which one host writes checkpoints
 # the middle of 0.7 to 2.6 GB/s on two CPU cores. NCCL: 61 GB in 4.4 s from 16 to 16 GPUs (verl,
 # docs/advance/fully_async.md).
 SYNC = {"shm": 1.3e9, "nccl": 14e9, "lora": 1.3e9, "none": math.inf}
+# Seconds in which servers fall asleep and wake, apart from copies of weights. Assumed.
+SLEEP = 2.0
 KINDS = (
     "parameters",
     "optimizer",
@@ -130,10 +132,13 @@ def memory(case: Case) -> Memory:
         if not learns and not engine.shared:
             continue
         row = dict.fromkeys(KINDS, 0.0) | state | {"gradients": 0.0}
-        if engine.shared:
+        asleep = learns and sleeps(case.config)
+        if engine.shared and not asleep:
             row["engine weights"] = engine.weights + engine.initial
             row["KV cache"] = engine.cache
-        row["temporaries"] = scratch[phase] if learns or case.on_jax else SERVER
+        row["temporaries"] = scratch[phase] if learns or case.on_jax else 0.0
+        if asleep or not (learns or case.on_jax):  # a server's context and graphs stay
+            row["temporaries"] += SERVER
         table[phase] = row
     table["update"]["gradients"] = state["gradients"]
     # A reference policy in host memory is copied to the device for the pass.
@@ -299,8 +304,8 @@ def halves(case: Case) -> tuple[float, float]:
 
 
 def overheads(case: Case) -> dict[str, float]:
-    """Return the seconds of a whole run besides its phases: {"offload", "weight sync",
-    "checkpoints", "evaluation"}.
+    """Return the seconds of a whole run besides its phases: {"offload", "weight sync", "sleep and
+    wake (assumed)", "checkpoints", "evaluation"}.
 
     Checkpoints are written while the run goes on: they count as far as one takes longer than the
     steps until the next.
@@ -314,9 +319,19 @@ def overheads(case: Case) -> dict[str, float]:
     return {
         "offload": c.steps * moved / case.target.chip.bus,
         "weight sync": c.steps * sent / rate,
+        "sleep and wake (assumed)": c.steps * sleep_seconds(case),
         "checkpoints": late * checkpoints(c),
         "evaluation": evaluated_episodes(c, case.held_out) * rollouts / case.trajectories,
     }
+
+
+def sleep_seconds(case: Case) -> float:
+    """Return the seconds in which servers fall asleep and wake in a step. Weights that an update
+    does not bring go to the host's memory and back."""
+    if not sleeps(case.config):
+        return 0.0
+    kept = case.engine.weights if case.config.engine.vllm.transfer == "lora" else 0.0
+    return SLEEP + 2 * kept / case.target.chip.bus
 
 
 def weight_sync(case: Case) -> tuple[float, float]:

@@ -16,9 +16,9 @@ from typing import Any
 
 import jax
 
-from evolver.config.derived import xla_flags
+from evolver.config.derived import sleeps, xla_flags
 from evolver.plan.advice import advise, changed
-from evolver.plan.case import Case, model_shape, utilisation
+from evolver.plan.case import Case, model_shape, servers_of, utilisation
 from evolver.plan.estimate import memory
 from evolver.plan.targets import GIB, Chip, Target
 from evolver.plan.text import size
@@ -29,6 +29,9 @@ POOL_GIB = 64.0  # its default
 SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # share of each GPU that XLA may use
 NEW_SHARE = "XLA_CLIENT_MEM_FRACTION"  # its newer name; jax refuses both together
 USUAL_SHARE = 0.75  # its default
+# XLA's allocator. Only this one gives free memory back to the device (jax's documents), so that
+# servers can have it in their turn.
+ALLOCATOR, SHARING = "XLA_PYTHON_CLIENT_ALLOCATOR", "platform"
 SPARE = 0.03  # of a GPU, for contexts and libraries
 ANY_GPU = Chip("a GPU", "cuda", 0, 1e12, 1e12, 1e12, share=1.0)
 IN_FLIGHT = 1.1  # pinned buffers of copies under way, on top of what is kept
@@ -50,7 +53,10 @@ def variables(config: Any) -> dict[str, str]:
     looks for devices, so that nothing here asks for those."""
     devices = max(1, math.prod(config.mesh.values()) // max(1, config.hosts.count))
     pinned = needs(Case(config, model_shape(config), Target(ANY_GPU, devices)), devices)["pinned"]
-    chosen = {} if own_share() else {SHARE: str(share_beside_vllm(config))}
+    if sleeps(config):
+        chosen = {ALLOCATOR: SHARING}
+    else:
+        chosen = {} if own_share() else {SHARE: str(share_beside_vllm(config))}
     if pinned > POOL_GIB * GIB:
         chosen[POOL] = str(pool_for(pinned))
     given = os.environ.get(FLAGS, "")
@@ -117,10 +123,13 @@ def needs(case: Case, devices: int) -> dict[str, float]:
     pinned = sum(case.on_host.values()) * devices
     staged = {"shm": sizes["sync"], "lora": sizes["adapters"]}
     shared = 0 if case.on_jax else staged.get(c.engine.vllm.transfer, 0)
+    resting = 0  # weights that a sleeping server keeps, where updates bring adapters only
+    if sleeps(c) and c.engine.vllm.transfer == "lora":
+        resting = sizes["sync"] * servers_of(c)[0]
     milestones = c.steps // c.checkpoint.milestones if c.checkpoint.milestones else 0
     kept = c.checkpoint.keep + milestones + 2  # the best one, and one being written
     files = sizes["checkpoint"] * kept + sizes["policy"]
-    return {"pinned": pinned, "shared": shared, "ram": pinned + shared, "disk": files}
+    return {"pinned": pinned, "shared": shared, "ram": pinned + shared + resting, "disk": files}
 
 
 def lines(case: Case) -> list[str]:
@@ -140,7 +149,11 @@ def lines(case: Case) -> list[str]:
         pool = f"export {POOL}={pool_for(need['pinned'])}"
         result.append(f"pinned memory   {pinned:,.0f} GiB of the host memory: {pool}")
     if chip.platform == "cuda":
-        result.append(f"share of a GPU  export {SHARE}={share_beside_vllm(c)}")
+        result.append(
+            f"allocator       export {ALLOCATOR}={SHARING}, so that servers get what XLA frees"
+            if sleeps(c)
+            else f"share of a GPU  export {SHARE}={share_beside_vllm(c)}"
+        )
         if flags := xla_flags(c):
             result.append(f"flags of XLA    export {FLAGS}={flags}, so that what is kept stays")
     return result
@@ -187,6 +200,13 @@ def gpu_problems(config: Any, pinned: float) -> Iterator[str]:
             f" host memory, and XLA's pool holds {pool / GIB:,.0f} GiB:"
             f" export {POOL}={pool_for(pinned)}"
         )
+    if sleeps(config):
+        if (allocator := os.environ.get(ALLOCATOR, "default")) != SHARING:
+            yield (
+                f"config.engine.vllm.sleep=True gives learner and servers the same memory in turns,"
+                f" and {ALLOCATOR}={allocator} keeps what it once had: export {ALLOCATOR}={SHARING}"
+            )
+        return
     own, theirs = float(own_share() or USUAL_SHARE), vllm_share(config)
     if theirs and shares_devices(config.engine.vllm.devices) and own + theirs > 1:
         yield (

@@ -1,11 +1,12 @@
 """The estimate of a case as text and tables."""
 
+from evolver.config.derived import sleeps
 from evolver.llm.roles import engine_context
 from evolver.plan import calls, preflight
 from evolver.plan.advice import advise
 from evolver.plan.amounts import evaluated_tasks
 from evolver.plan.analytic import kv_bytes
-from evolver.plan.case import PHASES, Case
+from evolver.plan.case import PHASES, SERVER, Case
 from evolver.plan.estimate import (
     DISK,
     GENERATED,
@@ -73,6 +74,11 @@ def memory_table(case: Case) -> list[str]:
     here = [phase for phase in PHASES if phase in memory(case)]
     sources = [f"{p} {'compiled' if p in case.programs else 'estimated'}" for p in here]
     lines = [*table(*rows), f"temporaries (activations, buffers): {', '.join(sources)}"]
+    if sleeps(case.config):
+        lines.append(
+            "learner and servers take turns: servers sleep in update and logp, where each keeps"
+            f" {SERVER / GIB:.0f} GiB (assumed, with the temporaries)"
+        )
     if host := sum(case.on_host.values()) * case.target.count:
         lines.append(f"in host memory: {host / GIB:.0f} GiB of all hosts together")
     return lines
@@ -137,6 +143,8 @@ def budget(case: Case) -> list[str]:
         grown = duration(overlapped + learner)
         rows.append(["groups graded as they end", grown, "" if ahead else "this config"])
     setting = "this config" if ahead else "rollout.async_depth=1"
+    if sleeps(c):
+        setting += ", engine.vllm.sleep=False"
     rows.append(
         ["rollouts of the next step meanwhile", duration(max(overlapped, learner)), setting]
     )

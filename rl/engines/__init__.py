@@ -91,6 +91,11 @@ class Engine(Protocol):
         """Forget a session. Unknown sessions are ignored."""
         ...
 
+    async def sleep(self) -> None:
+        """Give the memory of devices that a learner shares to it, until the next `load` or
+        `generate`. Engines with memory of their own do nothing."""
+        ...
+
     async def load(self, params: Any, version: int) -> None:
         """Sample with these weights from now on. A completion carries the oldest version that
         sampled a part of it."""

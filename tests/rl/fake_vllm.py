@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from rl.engines.vllm.client import COMPLETIONS, GENERATE
-from rl.engines.vllm.transfer import UPDATE
+from rl.engines.vllm.transfer import SLEEP, UPDATE, WAKE
 
 VOCAB, CONTEXT = 50, 128
 
@@ -38,7 +38,7 @@ def _error(message: str, status: int = 400, headers: dict | None = None) -> JSON
 class Fake:
     """One server in its own thread; the options simulate faults."""
 
-    paths: tuple[str, ...] = (GENERATE, COMPLETIONS, *UPDATE)
+    paths: tuple[str, ...] = (GENERATE, COMPLETIONS, *UPDATE, SLEEP, WAKE)
     model: str = "policy"
     context: int = CONTEXT
     vocab: int = VOCAB
@@ -47,6 +47,7 @@ class Fake:
     refuse: list[int] = field(default_factory=list)  # statuses of the first answers
     deaf: bool = False  # accepts weights and does not use them
     silent: bool = False  # does not answer
+    fails: str = ""  # the path that it answers with an error
     strip: tuple[str, ...] = ()  # fields missing in a choice
     raw: bool = False  # log-probabilities before the temperature
     weight: float = 0.0
@@ -57,6 +58,8 @@ class Fake:
 
     def __post_init__(self):
         self._staged, self._paused, self._cut = 0.0, False, asyncio.Event()
+        self.asleep: set[str] = set()  # tags of the memory that it has freed
+        self.waits = 0  # requests that came while it was paused or asleep
         routes = [Route("/{path:path}", self._answer, methods=["GET", "POST"])]
         options = {"log_level": "critical", "lifespan": "off", "timeout_graceful_shutdown": 1}
         self._server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), port=0, **options))
@@ -88,9 +91,25 @@ class Fake:
         if path in (GENERATE, COMPLETIONS) and path in self.paths:
             self.options.append(body.get("sampling_params", body))
             return await self._sample(path, body)
+        if path == self.fails:
+            return _error("it does not work", 500)
+        if path in (SLEEP, WAKE):
+            self._sleep(path, request.query_params)
         if path in UPDATE:
+            if "weights" in self.asleep and path.endswith(("_update", "_weights")):
+                return _error("an illegal memory access was encountered", 500)
             self._control(path, body, request.query_params)
         return JSONResponse({})
+
+    def _sleep(self, path: str, query) -> None:
+        """As vLLM: it stops until all of its memory is back, and level 2 loses the weights."""
+        if path == SLEEP:
+            self._paused, self.asleep = True, {"weights", "kv_cache"}
+            if query["level"] == "2":
+                self.weight = self._staged = float("nan")
+        else:
+            self.asleep -= set(query.getlist("tags") or self.asleep)
+            self._paused = bool(self.asleep)
 
     def _control(self, path: str, body: dict, query) -> None:
         if path == "/pause":
@@ -98,6 +117,7 @@ class Fake:
             if query["mode"] == "abort":
                 self._cut.set()
         elif path == "/resume":
+            assert not self.asleep, "it would sample without a cache"
             self._paused = False
             self._cut.clear()
         elif path == "/update_weights":
@@ -119,6 +139,7 @@ class Fake:
         if max(prompt) >= self.vocab:
             return _error(f"Token id {max(prompt)} is out of vocabulary")
         self.prompts.append(prompt)
+        self.waits += self._paused
         while self._paused:
             await asyncio.sleep(0.01)
         version, weight = self.version, self.weight  # an update may come while it samples

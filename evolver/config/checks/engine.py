@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from envs.packages import how_to_install, is_missing
 from evolver.config.checks.contradictions import TRAINING
+from evolver.config.derived import sleeps
 from evolver.llm.questions import url_problem
 
 # The flags of `vllm serve` that a plan reads: the form of their values, and its description.
@@ -55,6 +56,18 @@ def engine_problems(config: ConfigDict, mode: str) -> Iterator[str]:
         yield (
             "config.engine.vllm.transfer=lora needs adapters, and config.lora.rank=0 trains none:"
             " set lora.rank"
+        )
+    if sleeps(config) and config.rollout.async_depth:
+        yield (
+            "config.engine.vllm.sleep needs servers without requests during an update, and"
+            f" config.rollout.async_depth={config.rollout.async_depth} keeps them busy: set one of"
+            " them to False or 0"
+        )
+    if sleeps(config) and v.transfer == "nccl":
+        yield (
+            "config.engine.vllm.sleep is for servers on the learner's GPUs, and"
+            " config.engine.vllm.transfer=nccl for servers on others: set transfer=shm, or"
+            " sleep=False"
         )
     yield from flags_problems(v.flags)
     if mode == "plan":

@@ -142,6 +142,9 @@ class JaxEngine:
         self._wake()
         await done
 
+    async def sleep(self) -> None:
+        """Do nothing: weights and cache are in the pool of the learner's memory."""
+
     def clear_cache(self) -> None:
         """Drop all KV of an idle engine, so that later samples do not depend on earlier requests in
         any bit."""

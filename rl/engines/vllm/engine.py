@@ -22,7 +22,7 @@ from rl.engines import EngineFault, check_request
 from rl.engines.vllm.check import compare, problems_of
 from rl.engines.vllm.client import Json, Part, Server, ServerBusy, ServerGone
 from rl.engines.vllm.servers import Servers, ServerStartError
-from rl.engines.vllm.transfer import Transfer, TransferError
+from rl.engines.vllm.transfer import SLEEP, WAKE, Transfer, TransferError
 from rl.seeds import seed_of
 from rl.trajectory import Completion, Sampling
 
@@ -39,7 +39,7 @@ REMOVED_FOR = (*FAULTS, EngineFault)
 COUNTERS = (
     "requests", "tokens", "prompt_tokens", "cached_tokens", "moved", "cut", "refused",
     "unknown_weights", "lost", "readmitted", "loads", "bytes", "stage_seconds", "update_seconds",
-    "gap", "shift",
+    "sleep_seconds", "gap", "shift",
 )  # fmt: skip
 
 
@@ -65,6 +65,7 @@ class _Replica:
     server: Server
     up: bool = False
     waits: bool = False  # down but healthy; readmitted with the next update
+    asleep: bool = False  # without keys and values, and perhaps without weights
     why: str = ""  # reason for being down
     admissions: int = ADMISSIONS  # attempts left
     running: set[asyncio.Future[Any]] = field(default_factory=set)
@@ -86,6 +87,7 @@ class VllmEngine:
     in_flight: effect of an update on running requests: "finish" them first with the old weights,
         "cut" them and continue with the new weights, or "keep" them running on the old KV cache.
     tolerance: largest mean difference of log-probabilities between learner and server.
+    sleeps: False if `sleep` does nothing, because the servers share no device with the learner.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class VllmEngine:
         in_flight: str = "finish",
         tolerance: float = 1e-3,
         temperature: float = 1.0,
+        sleeps: bool = False,
         patience: Patience = Patience(),
         say: Callable[[str], None] = lambda text: None,
     ):
@@ -107,6 +110,7 @@ class VllmEngine:
         self._servers, self.transfer, self._score = servers, transfer, score
         self._in_flight, self._tolerance = PAUSE[in_flight], tolerance
         self._temperature, self._patience, self._say = temperature, patience, say
+        self._sleeps, self._asleep = sleeps, False  # asleep: from `sleep` to the next update
         self._replicas: list[_Replica] = []
         self._of_session: dict[str, _Replica] = {}
         self._stats: dict[str, float] = dict.fromkeys(COUNTERS, 0.0)
@@ -128,9 +132,10 @@ class VllmEngine:
         except ServerStartError as error:
             raise EngineFault(str(error)) from None
         self._replicas = [_Replica(n, self._servers.client(url)) for n, url in enumerate(urls)]
+        needs = self.transfer.needs if self.transfer else ()
         check = partial(
             problems_of, vocab=self.vocab, context=self.context, temperature=self._temperature,
-            needs=self.transfer.needs if self.transfer else (),
+            needs=(*needs, SLEEP, WAKE) if self._sleeps else needs,
         )  # fmt: skip
         found = await asyncio.gather(*(check(replica.server) for replica in self._replicas))
         problems = dict.fromkeys(f"\n  {problem}" for problems in found for problem in problems)
@@ -180,6 +185,8 @@ class VllmEngine:
         versions: list[int] = []
         refusals = 0
         while True:
+            if self._asleep:
+                await self._wake()
             rest = sampling
             if tokens:  # cut by an update: continue after these tokens, with other random numbers
                 rest = dataclasses.replace(
@@ -225,8 +232,37 @@ class VllmEngine:
     async def release(self, session: str) -> None:
         self._of_session.pop(session, None)
 
+    async def sleep(self) -> None:
+        """Let every server finish its requests and free its memory, until the next update. One that
+        does not is removed and ends, because the learner needs its memory; it is started again
+        after the update."""
+        transfer = self.transfer
+        if not self._sleeps or transfer is None:
+            return
+
+        async def fall_asleep(replica: _Replica) -> None:
+            how = {"level": transfer.level, "mode": "wait"}
+            await replica.server.post(SLEEP, params=how)
+            replica.asleep = True
+
+        async with self._lock:
+            began, self._asleep = time.monotonic(), True  # from here on none is started
+            await self._on_all(self._up, fall_asleep)
+            awake = [replica for replica in self._replicas if not replica.up]
+            await asyncio.gather(*(self._servers.end(replica.number) for replica in awake))
+            self._stats["sleep_seconds"] += time.monotonic() - began
+
+    async def _wake(self) -> None:
+        """Wake the servers with the weights that they had, for a request that comes before the
+        update."""
+        async with self._lock:
+            if self._asleep:  # else another request has woken them meanwhile
+                await self._update(self._up, self.version)
+                self._asleep = False
+
     async def load(self, params: Any, version: int) -> None:
-        """Send these weights to every replica and verify them; remove replicas that fail.
+        """Send these weights to every replica, asleep or awake, and verify them; remove replicas
+        that fail.
 
         Raises WeightsNotLoaded if a replica keeps its old weights, and EngineFault if no replica is
         left.
@@ -247,6 +283,7 @@ class VllmEngine:
                 done = await self._update([r for r in self._replicas if r.up or r.waits], version)
             except TransferError as error:
                 raise EngineFault(str(error)) from error
+            self._asleep = False
             for replica in done:
                 self._stats["readmitted"] += not replica.up
                 replica.up, replica.waits, replica.why = True, False, ""
@@ -269,9 +306,9 @@ class VllmEngine:
 
         Counters: requests, tokens, prompt_tokens and how many of them were cached_tokens; requests
         moved, cut and refused; answers with unknown_weights; replicas lost and readmitted; loads,
-        bytes staged, seconds of staging and updating. State: running replicas, version of the
-        weights, and of the last verification the gap between learner and server and the shift of
-        the learner's own scores by the update.
+        bytes staged, seconds of staging, updating and falling asleep. State: running replicas,
+        version of the weights, and of the last verification the gap between learner and server and
+        the shift of the learner's own scores by the update.
         """
         return self._stats | {"replicas": len(self._up), "version": self.version}
 
@@ -386,9 +423,11 @@ class VllmEngine:
             hangs = failed >= 3 * self._patience.failed_checks
             if (
                 not replica.up
+                and not self._asleep  # the learner has the memory that it would take
                 and self._servers.restartable(replica.number)
                 and (hangs or self._servers.ended(replica.number))
             ):
+                replica.asleep = False
                 try:
                     await self._servers.restart(replica.number)
                 except ServerStartError as error:
@@ -401,6 +440,8 @@ class VllmEngine:
             replica.waits = True
             return
         async with self._lock:
+            if self._asleep:
+                return
             try:
                 if self.transfer is not None:
                     await self.transfer.connect([replica.server])
@@ -419,18 +460,26 @@ class VllmEngine:
     # --- weights ----------------------------------------------------------------------------------
 
     async def _update(self, replicas: Sequence[_Replica], version: int) -> list[_Replica]:
-        """Send the staged weights; return the replicas that verifiably have them and remove the
-        others."""
+        """Wake those that sleep and send the staged weights; return the replicas that verifiably
+        have them and remove the others."""
         transfer = self.transfer
         if transfer is None:
             return await self._on_all(replicas, self._verify)
 
         async def open_for_update(replica: _Replica) -> None:
-            await replica.server.post("/pause", params={"mode": self._in_flight})
+            if replica.asleep:  # which implies the pause
+                await replica.server.post(WAKE, params={"tags": "weights"})
+            else:
+                await replica.server.post("/pause", params={"mode": self._in_flight})
             await transfer.begin(replica.server)
 
         async def finish(replica: _Replica) -> None:
             await transfer.finish(replica.server, version)
+            if (
+                replica.asleep
+            ):  # the buffers of the update are gone: now there is room for the cache
+                await replica.server.post(WAKE, params={"tags": "kv_cache"})
+                replica.asleep = False
             await replica.server.post("/reset_prefix_cache")  # keys and values of the old weights
             await replica.server.post("/resume")
 

@@ -14,6 +14,7 @@ from rl.engines.child import PLUGIN, Child, free_ports
 from rl.engines.vllm.client import Server
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 512)  # values that --max-lora-rank accepts
+GPUS = Path("/dev/nvidiactl")  # exists where there are NVIDIA GPUs
 BACKEND = "evolver_shm"  # weight-transfer backend, registered by vllm_plugin/evolver_vllm.py
 
 
@@ -50,6 +51,9 @@ class Servers:
         """Stop the server and start it again at its URL. Raises ServerStartError."""
         raise ServerStartError("this server was not started by this run, so it cannot be restarted")
 
+    async def end(self, number: int) -> None:
+        """End the server, if it was started here: `restart` starts it again."""
+
     async def stop(self) -> None:
         """Stop the servers that were started here."""
 
@@ -61,9 +65,9 @@ class OwnServers(Servers):
     weights. logs: directory for `vllm-0.log`, ... replicas: number of servers if `devices` is
     empty. devices: CUDA_VISIBLE_DEVICES of each server ("0,1" = two devices, tensor parallel).
     context: most tokens of a sequence. slots: most sequences at a time. backend: of the weight
-    transfer; "" = none. lora_rank: of the adapters that will be sent; 0 = none. flags: more
-    arguments of `vllm serve`. start_timeout: seconds. restarts: of a server that dies without
-    taking an update in between.
+    transfer; "" = none. lora_rank: of the adapters that will be sent; 0 = none. sleeps: True if
+    they will be told to sleep. flags: more arguments of `vllm serve`. start_timeout: seconds.
+    restarts: of a server that dies without taking an update in between.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class OwnServers(Servers):
         slots: int,
         backend: str = BACKEND,
         lora_rank: int = 0,
+        sleeps: bool = False,
         flags: str = "",
         start_timeout: float = 900.0,
         restarts: int = 2,
@@ -99,6 +104,8 @@ class OwnServers(Servers):
             self._flags += ["--enable-lora", "--max-lora-rank", str(most)]
         if backend == BACKEND:
             self._flags += ["--worker-extension-cls", "evolver_vllm.Worker"]
+        if sleeps and GPUS.exists():  # on a CPU vLLM knows /sleep but refuses the flag
+            self._flags += ["--enable-sleep-mode"]
         self._flags += shlex.split(flags)
         self._start_timeout, self._restarts, self._say = start_timeout, restarts, say
         self._left = [restarts] * len(self._devices)
@@ -126,9 +133,12 @@ class OwnServers(Servers):
 
     async def restart(self, number: int) -> None:
         self._left[number] -= 1
-        await _end([self._children[number]])
+        await self.end(number)
         self._say(f"engine: starting replica {number} again; log: {self._log(number)}")
         await self._spawn(number)
+
+    async def end(self, number: int) -> None:
+        await _end([self._children[number]])
 
     async def stop(self) -> None:
         await _end(self._children)

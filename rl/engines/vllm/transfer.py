@@ -27,6 +27,7 @@ from rl.engines.vllm.client import Server
 PREFIX = "evolver-weights-"
 MIB = 1 << 20
 LOAD = "/v1/load_lora_adapter"
+SLEEP, WAKE = "/sleep", "/wake_up"
 CONTROL = ("/pause", "/resume", "/reset_prefix_cache")
 UPDATE = (
     "/init_weight_transfer_engine",
@@ -74,11 +75,13 @@ def buckets_of(shape: qwen.Config, dtype: str, limit: int) -> list[Bucket]:
 class Transfer:
     """A way to send weights to servers.
 
-    replays: True if staged weights can be sent again, to a server that recovers later. needs: the
-    paths that a server must have.
+    replays: True if staged weights can be sent again, to a server that recovers later. level: that
+    of vLLM's sleep: 2 drops the weights, all of which the next update brings, and 1 keeps them in
+    the host's memory. needs: the paths that a server must have.
     """
 
     replays = True
+    level = 2
     needs: tuple[str, ...]
 
     def stage(self, params: qwen.Params) -> int:
@@ -219,7 +222,7 @@ class AdapterFiles(Transfer):
     """
 
     needs = (LOAD, "/update_weight_version", *CONTROL)
-
+    level = 1
     name = "policy-adapter"
 
     def __init__(self, config: lora.LoRA, *, folder: str | Path):
