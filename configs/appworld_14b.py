@@ -5,9 +5,9 @@
     python run.py --config=configs/appworld_14b.py --config.model.path=runs/appworld_14b/policy \
         --config.eval.split=test_normal --mode=eval
 
-vLLM generates on the same devices, in turns with the learner: it sleeps during updates, and either
-can have most of the memory. The optimizer's moments and the reference policy are kept in host
-memory. The planner estimates that it fits (docs/plans/appworld_14b.txt).
+vLLM generates on the same devices, with a quarter of their memory; the run sets XLA's share of it.
+The optimizer's moments and the reference policy are kept in host memory. The planner estimates that
+it fits (docs/plans/appworld_14b.txt).
 
 It needs `make flagship`, AppWorld's own data (docs/environments.md), and language models for the
 roles: those of the paper by config.llm.url and .key, or one that the run serves itself
@@ -60,8 +60,7 @@ SETTINGS = {
     "engine.slots": 64,
     "engine.vllm.python": ".venv-vllm/bin/python",
     "engine.vllm.devices": ("0,1,2,3,4,5,6,7",),
-    "engine.vllm.sleep": True,
-    "engine.vllm.flags": "--gpu-memory-utilization 0.75",
+    "engine.vllm.flags": "--gpu-memory-utilization 0.25",
     "env.name": "appworld",
     "env.args.data": "official",
     "env.mode": "worker",
