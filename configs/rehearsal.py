@@ -21,6 +21,7 @@ SETTINGS = {
     "engine.slots": 8,
     "engine.vllm.python": ".bench/vllm/bin/python",
     "engine.vllm.devices": (),
+    "engine.vllm.sleep": True,
     "engine.vllm.flags": (
         "--enforce-eager --block-size 32 --gpu-memory-utilization 0.1"
         " --max-num-batched-tokens 32768"  # on a CPU vLLM dies where it has to cut a prompt

@@ -64,8 +64,7 @@ def iterate(run: Run, recorder: Recorder, step: int) -> None:
     recorder.write_rollouts(step, trajectories, reasons, extra)
     metrics = explored | played | ledger | learned | remembered | recipe.metrics()
     metrics |= rollout_metrics(trajectories, reasons, run.tasks.worlds)
-    metrics |= alarms.figures(trajectories) | asked(run)
-    recorder.complete(step, metrics)
+    recorder.complete(step, metrics | alarms.figures(trajectories) | asked(run))
     synced = learning.sync(run, step)  # 9 sync
     recorder.finish_step(synced)  # 10 records
 

@@ -30,6 +30,14 @@ BAD = [
         f"{VLLM} engine.vllm.shared=/nowhere",
         "config.engine.vllm.shared=/nowhere is not a directory",
     ),
+    (
+        f"{VLLM} engine.vllm.sleep=True rollout.async_depth=1",
+        "config.engine.vllm.sleep needs servers without requests during an update",
+    ),
+    (
+        f"{VLLM} engine.vllm.sleep=True engine.vllm.transfer=nccl",
+        "config.engine.vllm.transfer=nccl for servers on others",
+    ),
     (f"{VLLM} rollout.top_p=0.9", "set config.rollout.top_p=1.0 and top_k=0"),
     (URLS.format("localhost:8000"), "is not a URL such as http://127.0.0.1:8000"),
     (f"engine.vllm.python={sys.executable}", "set config.engine.name=vllm"),

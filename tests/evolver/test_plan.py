@@ -433,6 +433,22 @@ def test_14b_fits_eight_devices_of_80_gb_beside_vllm_with_its_moments_on_the_hos
     assert not estimate.fits(case_of("appworld_14b", "a100-80g:8", *kept))
 
 
+def test_learner_and_servers_that_take_turns_have_the_memory_one_after_the_other():
+    flags = "engine.vllm.flags=--gpu-memory-utilization 0.6"
+    beside = case_of("appworld_14b", "a100-80g:8", flags)
+    assert not estimate.fits(beside)
+    assert "--config.engine.vllm.sleep=True" in advice.advise(beside)[0]
+    case = case_of("appworld_14b", "a100-80g:8", flags, "engine.vllm.sleep=True")
+    assert estimate.fits(case) and estimate.sleep_seconds(case)
+    assert "learner and servers take turns" in report.render(case)
+    for phase, row in estimate.memory(case).items():
+        servers = row["engine weights"] + row["KV cache"]
+        assert bool(servers) == (phase in ("prefill", "decode"))
+    elsewhere = "engine.vllm.urls=('http://10.0.0.1:8000',)"
+    moved = case_of("appworld_14b", "a100-80g:8", "engine.vllm.sleep=True", elsewhere)
+    assert not estimate.sleep_seconds(moved)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_what_does_not_fit_comes_with_a_value_that_does(dtype):
     values = (*JAX, "engine.slots=400", f"engine.cache_dtype={dtype}")

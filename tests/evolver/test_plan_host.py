@@ -19,6 +19,8 @@ from evolver.plan.targets import GIB
 from tests.evolver.test_plan import case_of
 
 TARGET = "a100-80g:8"
+# learner and servers in turns, each with most of a GPU
+TURNS = ("engine.vllm.sleep=True", "engine.vllm.flags=--gpu-memory-utilization 0.6")
 
 
 def lacks(case, tmp_path, *, devices=8) -> list[str]:
@@ -44,6 +46,32 @@ def case():
 
 
 class TestVariables:
+    def test_who_takes_turns_with_servers_returns_what_it_frees(
+        self, roomy, monkeypatch, tmp_path, capsys
+    ):
+        case = case_of("appworld_14b", TARGET, *TURNS)
+        monkeypatch.delenv(preflight.ALLOCATOR, raising=False)
+        monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+        monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl")
+        (problem,) = lacks(case, tmp_path)
+        assert f"{preflight.ALLOCATOR}=default keeps what it once had" in problem
+        run.set_variables(case.config)
+        assert lacks(case, tmp_path) == [] and os.environ[preflight.ALLOCATOR] == "platform"
+        (said,) = (line for line in capsys.readouterr().out.splitlines() if "ALLOCATOR" in line)
+        assert f"export {said.split()[0]}" in plan.plan(case.config, str(tmp_path), TARGET)
+
+    def test_a_sleeping_server_keeps_what_adapters_do_not_bring_on_the_host(self):
+        values = ("lora.rank=32", "engine.vllm.transfer=lora")
+        asleep, awake = (
+            case_of("appworld_14b", TARGET, *values, f"engine.vllm.sleep={on}")
+            for on in (True, False)
+        )
+        ram = [preflight.needs(case, 8)["ram"] for case in (asleep, awake)]
+        assert ram[0] - ram[1] == asleep.sizes["sync"]
+        copied = 2 * asleep.engine.weights / asleep.target.chip.bus
+        assert estimate.sleep_seconds(asleep) == estimate.SLEEP + copied
+        assert estimate.sleep_seconds(awake) == 0.0
+
     def test_a_run_gets_those_that_its_plan_wants(self, case, roomy, monkeypatch, tmp_path, capsys):
         monkeypatch.delenv(preflight.POOL)
         monkeypatch.delenv(preflight.SHARE)

@@ -114,6 +114,29 @@ def test_an_update_changes_the_answers_and_their_version(loaded, runner):
     assert engine.stats()["gap"] < 1e-5 < engine.stats()["shift"]
 
 
+def test_servers_sleep_and_wake_with_new_weights_or_for_a_request(loaded, runner, monkeypatch):
+    """On a CPU vLLM frees nothing, but stops and goes on as it does on a GPU."""
+    shape, _, engine = loaded
+    monkeypatch.setattr(engine, "_sleeps", True)
+    greedy, other = Sampling(max_tokens=20, temperature=0.0), setup.random_params(shape, seed=5)
+
+    async def sleep():
+        await engine.sleep()
+        for replica in engine._replicas:
+            answer = await replica.server.ask("GET", "/is_sleeping", timeout=30.0)
+            assert answer == {"is_sleeping": True}
+
+    runner.run(sleep())
+    load(runner, engine, other)
+    after = runner.run(all_of(engine, greedy))
+    assert {c.version for c in after} == {engine.version}
+    assert_of_policy(shape, other, PROMPTS, after)
+    runner.run(sleep())
+    again = runner.run(all_of(engine, greedy))
+    assert [c.tokens for c in after] == [c.tokens for c in again]
+    assert engine.stats()["gap"] < 1e-5 and engine.stats()["replicas"] == 2
+
+
 def test_a_server_that_keeps_its_old_weights_is_detected(loaded, runner, monkeypatch):
     shape, _, engine = loaded
 
