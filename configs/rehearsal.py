@@ -5,9 +5,9 @@
     experiments/launch/here.sh 2 4 --config=configs/appworld_14b.py:rehearsal    # the same
 
 Two learner processes of four simulated devices each, and beside each a vLLM server, a judge and a
-service of AppWorld with our own data. Three parts differ in more than size: the worlds are behind a
-service, and because no model of this size can do it, the built-in explorer invents the tasks, which
-a language model words, and the policy embeds.
+service of AppWorld with our own data. Four parts differ in more than size: the worlds are behind a
+service, vLLM sleeps during updates, and because no model of this size can do it, the built-in
+explorer invents the tasks, which a language model words, and the policy embeds.
 """
 
 from ml_collections import ConfigDict
