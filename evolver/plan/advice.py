@@ -22,9 +22,8 @@ OTHER_RUN = {
 def changes(case: Case) -> Json:
     """Return the changes to try, {key: value}, the cheapest first. All but the last two leave the
     result unchanged up to rounding."""
-    options: Json = (
-        {} if case.on_jax or case.config.rollout.async_depth else {"engine.vllm.sleep": True}
-    )
+    busy = case.config.rollout.async_depth or case.config.engine.vllm.transfer == "nccl"
+    options: Json = {} if case.on_jax or busy else {"engine.vllm.sleep": True}
     options |= {
         "engine.cache_dtype": "bfloat16",
         "model.dtype": "bfloat16",

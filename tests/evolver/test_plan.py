@@ -438,6 +438,8 @@ def test_learner_and_servers_that_take_turns_have_the_memory_one_after_the_other
     beside = case_of("appworld_14b", "a100-80g:8", flags)
     assert not estimate.fits(beside)
     assert "--config.engine.vllm.sleep=True" in advice.advise(beside)[0]
+    nccl = case_of("appworld_14b", "a100-80g:8", flags, "engine.vllm.transfer=nccl")
+    assert not any("sleep" in line for line in advice.advise(nccl))  # a run would refuse it
     case = case_of("appworld_14b", "a100-80g:8", flags, "engine.vllm.sleep=True")
     assert estimate.fits(case) and estimate.sleep_seconds(case)
     assert "learner and servers take turns" in report.render(case)
