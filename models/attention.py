@@ -113,7 +113,7 @@ def choose(
 
 
 def runs_cudnn(platform: str, dtype: Any, head_dim: int) -> bool:
-    """Return whether cuDNN's kernels take heads of this width on devices of this platform."""
+    """Return True if cuDNN's kernels take heads of this width on devices of this platform."""
     half = jnp.dtype(dtype).itemsize == 2
     return platform in ("gpu", "cuda") and half and head_dim % 8 == 0 and head_dim <= 128
 

@@ -105,9 +105,9 @@ class Event:
 
     @property
     def sentences(self) -> list[str]:
-        """The answer without the call's values, as in "There is no room called …": wherever they
-        stand, at the last place alone, or at the first, as a value may also be another word of
-        it."""
+        """The answer without the call's values, as in "There is no room called …": without all of
+        them, without the last one alone, and without the first one alone, because a value may also
+        be another word of the sentence."""
         named = sorted(filter(None, self.values), key=len, reverse=True)
         if not named or len(self.result) > _LONGEST_SENTENCE:
             return [self.result]

@@ -104,7 +104,7 @@ def init_cache(
 
 
 def fuses(config: Config, platform: str, *dtypes: Any) -> bool:
-    """Return whether `extend` should use cuDNN's kernels. dtypes: of computation and cache."""
+    """Return True if `extend` should use cuDNN's kernels. dtypes: of computation and cache."""
     same = len({jnp.dtype(dtype) for dtype in dtypes}) == 1
     return same and attention.runs_cudnn(platform, dtypes[0], config.head_dim)
 
