@@ -60,8 +60,8 @@ def engine_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     if sleeps(config) and config.rollout.async_depth:
         yield (
             "config.engine.vllm.sleep needs servers without requests during an update, and"
-            f" config.rollout.async_depth={config.rollout.async_depth} keeps them busy: set one of"
-            " them to False or 0"
+            f" config.rollout.async_depth={config.rollout.async_depth} keeps them busy: set"
+            " sleep=False or async_depth=0"
         )
     if sleeps(config) and v.transfer == "nccl":
         yield (
