@@ -78,6 +78,9 @@ def test_planned_figures_are_bounded_by_the_chip_and_marked():
     assert "not measured" in accelerator.kind_of("h100:1")
     failed = accelerator.peak_of({"error": "no compiler"}, "update")
     assert "no compiler" in train.roofline(case, failed, 4)["note"]
+    beside = {"tokens_per_s": 9e4, "mfu": 0.3, "peak_gb": 11.7} | train.foretold(case, 4)
+    assert beside["planned"] == pytest.approx(record["tokens_per_s"])
+    assert train.cells({"size": "0.5b", "row": 4096} | beside)[-1].startswith("planned: ")
 
 
 def test_rooflines_are_those_of_the_literature():
