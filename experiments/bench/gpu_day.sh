@@ -28,7 +28,10 @@ train() {
     bench train --sizes 7b --rows 16384 --set lora.rank=32 model.remat=dots
 }
 
-decode() { bench decode --contexts 2048 16384; }
+decode() {
+  bench decode --contexts 2048 16384
+  bench decode --contexts 2048 16384 --ragged
+}
 
 evolve() {
   PYTHONPATH="$PYTHONPATH:docs/examples" "$PYTHON" run.py --mode=evolve --config=configs/evolve_gpu.py:lending:Lending \

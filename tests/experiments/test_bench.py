@@ -62,8 +62,19 @@ def test_every_tool_of_a_world_is_timed():
     assert names <= set(found) and "" in found
 
 
-def test_a_decode_step_is_measured():
-    assert decode.measure("tiny", 64, 4, 1) > 0
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_decode_step_is_measured(ragged):
+    assert decode.measure("tiny", 64, 4, 1, ragged) > 0
+
+
+def test_the_modelled_speed_of_a_loop_is_that_of_its_kernels_and_bytes():
+    """7B, 64 rows: half of the cache is not read where rows have half of the context on average."""
+    chip, cache = targets.CHIPS["h100"], 64 * 2048 * 2 * 28 * 4 * 128 * 2
+    loop = {"kernels": 400, "bytes": 24e9}
+    for ragged, moved in ((False, 24e9), (True, 24e9 - cache / 2)):
+        seconds = moved / (0.8 * chip.bandwidth) + 400 * 1.5e-6
+        speed = decode.modelled("7b", 2048, 64, chip, loop, ragged)
+        assert speed == pytest.approx(64 / seconds)
 
 
 def test_planned_figures_are_bounded_by_the_chip_and_marked():
