@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Self
 
 from envs.values import Json
+from envs.world import Task
 from evolver import alarms
 from evolver.build import Run, RunError, remembering
 from evolver.config.derived import mechanisms_of, updates, warmup, worlds
@@ -47,6 +48,7 @@ class Recorder:
         self.system = ""  # message with which the policy trains, "" if it is not one
         self._updates = -1  # those of the last complete step
         self._saved_at = time.monotonic()
+        self._listed: tuple[list[Task], str] = [], ""  # the tasks and the card of the files
         self._unsettled: Callable[[], None] | None = None  # the rest of `finish_step`
         if found := self.checkpoints.restore(arrays(run)):
             _, state, self.manifest = found
@@ -247,10 +249,10 @@ class Recorder:
         if run.navigating and hosts.first():
             run.navigating.pool.save(run.workdir / "experience")
         originals, pool = run.tasks.originals, run.tasks.pool
-        if pool:
-            run.workdir.log_tasks([*originals, *pool.tasks.values()], pool.card())
-        else:
-            run.workdir.log_tasks(originals)
+        listed = [*originals, *(pool.tasks.values() if pool else ())], pool.card() if pool else ""
+        if listed != self._listed:  # most steps change none of the tasks, which may be very many
+            run.workdir.log_tasks(*listed)
+            self._listed = listed
         self.checkpoints.save(run.step, arrays(run), self.manifest, metric=metric, replace=replace)
         self._saved_at = time.monotonic()
 

@@ -1,10 +1,12 @@
 """Count the collectives of a compiled program in its HLO text, with the trip counts of the loops
-around them."""
+around them, and the kernels of a loop."""
 
 import math
 import re
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
+# instructions that a GPU runs as a kernel of its own
+KERNELS = ("fusion", "custom-call", "dot", "copy", "reduce", "sort", "scatter", "gather")
 
 _NAME = r"%?([\w.\-]+)"
 _COMPUTATION = re.compile(rf"^(ENTRY )?{_NAME} \(.*\{{\n((?: .*\n)*)", re.MULTILINE)
@@ -12,6 +14,7 @@ _COLLECTIVE = re.compile(rf"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ({'|'.join(KINDS)})
 _CALLED = re.compile(
     rf"\b(?:body|condition|calls|to_apply|true_computation|false_computation)={_NAME}"
 )
+_INSTRUCTION = re.compile(rf"^\s+(?:ROOT )?{_NAME} = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
 _ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")  # the width is in the name of a type
 
 
@@ -41,6 +44,35 @@ def collectives(text: str, *, trips: float = 1.0) -> dict[str, tuple[float, floa
         if entry:
             run(name, 1.0)
     return {kind: total for kind, total in sums.items() if total[0]}
+
+
+def loop(text: str) -> dict[str, float]:
+    """Return {"kernels", "bytes"} of a turn of a GPU program's longest loop: the instructions that
+    run on the device, and what they read and write.
+
+    An elementwise fusion reads at most one element of an operand for each of its results, as a
+    gather does. A scatter is in place: it reads the new elements and writes them.
+    """
+    bodies = {name: body.splitlines() for _, name, body in _COMPUTATION.findall(text)}
+    looped = re.findall(rf" while\(.* body={_NAME}", text)
+    body: list[str] = max((bodies[name] for name in looped), key=len, default=[])
+    found = [match.groups() for line in body if (match := _INSTRUCTION.match(line))]
+    results = {name: result for name, result, *_ in found}
+    kernels, moved = 0, 0.0
+    for name, result, kind, rest in found:
+        if kind not in KERNELS:
+            continue
+        operands, _, attributes = rest.partition(")")
+        read = [results.get(name, "") for name in re.findall(r"%([\w.\-]+)", operands)]
+        kernels += 1
+        if "scatter" in name:
+            moved += 2 * sum(_bytes(array) for array in read if array != result)
+        elif "kind=kLoop" in attributes:
+            share = [min(1, _elements(result) / max(1, _elements(array))) for array in read]
+            moved += _bytes(result) + sum(_bytes(array) * s for array, s in zip(read, share))
+        else:
+            moved += _bytes(result) + sum(map(_bytes, read))
+    return {"kernels": kernels, "bytes": moved}
 
 
 def _called(line: str) -> list[str]:
@@ -76,12 +108,27 @@ def _group_size(line: str) -> int:
     return 2 if "source_target_pairs=" in line else 1
 
 
+def _arrays(result: str) -> list[tuple[int, float]]:
+    """Return (elements, bytes) of each array of a result."""
+    arrays = []
+    for _, bits, shape in _ARRAY.findall(re.sub(r"\{[^{}]*\}", "", result)):  # without layouts
+        elements = math.prod(int(n) for n in shape.split(",") if n)
+        arrays.append((elements, elements * int(bits or 8) / 8))
+    return arrays
+
+
+def _elements(result: str) -> int:
+    return max((elements for elements, _ in _arrays(result)), default=0)
+
+
+def _bytes(result: str) -> float:
+    return sum(size for _, size in _arrays(result))
+
+
 def _wire(result: str, kind: str, start: bool, devices: int) -> float:
     """Return the bytes that one device sends. `-start` instructions name both operands and
     results."""
-    whole = 0.0
-    for _, bits, shape in _ARRAY.findall(re.sub(r"\{[^{}]*\}", "", result)):  # without layouts
-        whole += math.prod(int(n) for n in shape.split(",") if n) * int(bits or 8) / 8
+    whole = _bytes(result)
     others = (devices - 1) / devices
     if kind == "all-reduce":
         return 2 * whole * others

@@ -133,18 +133,19 @@ def engine_programs(config: Any, shape: qwen.Config, where: Sharding, slots: int
 
 
 def compiled(trace: Callable[[], Any], platform: str, trips: float) -> Json:
-    """Compile a program. Return {"memory", "collectives", "seconds"}, or {"error", "seconds"} if it
-    is refused."""
+    """Compile a program. Return {"memory", "collectives", "loop", "seconds"}, or {"error",
+    "seconds"} if it is refused."""
     began = time.monotonic()
     try:
         program = trace().lower(lowering_platforms=(platform,)).compile()
     except Exception as error:  # XLA has no exception types of its own
         return {"error": str(error)[:2000], "seconds": time.monotonic() - began}
-    memory = program.memory_analysis()
+    memory, text = program.memory_analysis(), program.as_text()
     kinds = ("argument", "output", "alias", "temp")
     return {
         "memory": {kind: getattr(memory, f"{kind}_size_in_bytes") for kind in kinds},
-        "collectives": hlo.collectives(program.as_text(), trips=trips),
+        "collectives": hlo.collectives(text, trips=trips),
+        "loop": hlo.loop(text),
         "seconds": round(time.monotonic() - began, 1),
     }
 

@@ -4,11 +4,15 @@ or planned.
     python -m experiments.bench.decode                    # measure on this machine's GPU or TPU
     python -m experiments.bench.decode --planned h100:1   # no such device: plan with its compiler
 
-Weights are random; weights and cache are bfloat16. Every row decodes at the given context. In the
-roofline, a step reads each weight except the embedding table once, and the keys and values of every
-row; the table shows the measured speed as a fraction of it. A batch of 0 means the largest power of
-two that fits, at most 256. Planned figures are not
-measured: memory is that of the compiled program, speed is the roofline.
+Weights are random; weights and cache are bfloat16. Every row decodes at the given context, or, with
+--ragged, the rows at contexts from none to the given one, half of it on average. In the roofline, a
+step reads each weight except the embedding table once, and the keys and values of every row; the
+table shows the measured speed as a fraction of it. A batch of 0 means the largest power of two that
+fits, at most 256.
+
+Planned figures are not measured: memory is that of the compiled program, and the share of the
+roofline is modelled for GPUs. The kernels of the compiled loop take `LAUNCH` each, and what they
+read and write moves at `REACHED` of the memory's bandwidth.
 """
 
 import itertools
@@ -35,6 +39,7 @@ from rl.engines.jax import decoding, kv_cache
 
 CONTEXTS = (2048, 8192, 16384)
 BLOCK = 32  # tokens decoded in one call
+REACHED, LAUNCH = 0.8, 1.5e-6  # assumed share of a GPU's bandwidth, and seconds of a kernel
 MEMORY_SHARE = 0.9  # share of the memory for weights and cache; the rest is for temporaries
 
 
@@ -56,7 +61,7 @@ def batch_of(size: str, context: int, usable: float, wanted: int) -> int:
     return wanted or (1 << most.bit_length() - 1 if most else 0)
 
 
-def roofline(size: str, context: int, batch: int, chip: Any) -> float:
+def roofline(size: str, context: float, batch: int, chip: Any) -> float:
     """Return the tokens/s that the memory bandwidth allows."""
     moved = analytic.decode_bytes(
         qwen.PRESETS[size], batch, context, dtype="bfloat16", cache_dtype="bfloat16"
@@ -64,9 +69,20 @@ def roofline(size: str, context: int, batch: int, chip: Any) -> float:
     return batch * chip.bandwidth / moved
 
 
-def measure(size: str, context: int, batch: int, repeats: int) -> float:
+def modelled(size: str, context: int, batch: int, chip: Any, loop: Record, ragged: bool) -> float:
+    """Return the tokens/s of a compiled loop on a GPU, by the model above.
+
+    loop: of `evolver.plan.hlo.loop`, at equal lengths.
+    """
+    shape, moved = qwen.PRESETS[size], loop["bytes"]
+    if ragged and kv_cache.fuses(shape, chip.platform, jnp.bfloat16):
+        moved -= batch * context * analytic.kv_bytes(shape, "bfloat16") / 2
+    return batch / (moved / (REACHED * chip.bandwidth) + LAUNCH * loop["kernels"])
+
+
+def measure(size: str, context: int, batch: int, repeats: int, ragged: bool = False) -> float:
     """Return the tokens/s of the fastest block of `BLOCK` steps that ends at `context`, after two
-    warm-up blocks."""
+    warm-up blocks. ragged: at contexts from none to `context`."""
     shape = qwen.PRESETS[size]
     convert = jax.jit(lambda params: kv_cache.for_decoding(shape, params, jnp.bfloat16))
     weights = convert(qwen.init(shape, 0, jnp.bfloat16))
@@ -75,8 +91,10 @@ def measure(size: str, context: int, batch: int, repeats: int) -> float:
     ones, float_ones = np.ones(batch, np.int32), np.ones(batch, np.float32)
     seeds = np.ones((batch, 2), np.uint32)
     draw = decoding.Draw(float_ones, float_ones, 0 * ones, seeds, ones)
+    start = context - BLOCK
+    starts = np.linspace(0, start, batch).astype(np.int32) if ragged else ones * start
     rows = decoding.Rows(
-        np.arange(batch, dtype=np.int32), ones, ones * (context - BLOCK), ones * BLOCK,
+        np.arange(batch, dtype=np.int32), ones, starts, ones * BLOCK,
         np.full((batch, 8), -1, np.int32), draw,
     )  # fmt: skip
 
@@ -99,6 +117,8 @@ def cells(record: Record) -> list[str]:
         result = f"{record['tokens_per_s']:,.0f} tokens/s, {share:.0%} of the roofline"
     elif "peak_gb" in record:
         result = f"peak memory {record['peak_gb']:.1f} GB"
+        if "modelled" in record:
+            result += f", {record['modelled'] / record['roofline']:.0%} of the roofline, modelled"
     bound = f"{record['roofline']:,.0f}" if "roofline" in record else ""
     return [record["size"], f"{record['context']:,}", str(record["batch"]), bound, result]
 
@@ -118,11 +138,13 @@ def main(
     contexts: tuple[int, ...] = CONTEXTS,
     batch: int = 0,
     repeats: int = 5,
+    ragged: bool = False,
     planned: str = "",
 ) -> None:
     """Print a table of all sizes and contexts.
 
     batch: number of rows; 0 = as many as fit
+    ragged: rows have contexts from none to the given one
     planned: CHIP:COUNT to plan for; nothing is measured
     """
     target = targets.parse(planned) if planned else None
@@ -135,12 +157,17 @@ def main(
             if not rows:
                 yield record | {"note": "no sequence fits"}
                 continue
-            record["roofline"] = roofline(size, context, rows, chip)
+            record["roofline"] = roofline(size, context / (2 if ragged else 1), rows, chip)
             if target:
                 config = config_of(size, context, rows)
-                yield record | compiled_for(config, target, "decode", rows, 1)
+                record |= compiled_for(config, target, "decode", rows, 1)
+                if chip.platform == "cuda" and "loop" in record:
+                    case = size, context, rows, chip, record["loop"], ragged
+                    record["modelled"] = modelled(*case)
+                yield record
             else:
-                yield record | {"tokens_per_s": measure(size, context, rows, repeats)}
+                speed = measure(size, context, rows, repeats, ragged)
+                yield record | {"tokens_per_s": speed}
 
     show(["model", "context", "batch", "roofline tokens/s"], records(), cells, planned)
 

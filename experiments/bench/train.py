@@ -109,8 +109,8 @@ def measure(config: Any, repeats: int) -> Record:
     }
 
 
-def measured_case(config: Any, repeats: int) -> Record:
-    """Measure an update in this process and return its figures, or a note."""
+def measured_case(config: Any, repeats: int, micro_batches: int) -> Record:
+    """Measure an update in this process and return its figures, or a note, beside the plan's."""
     if jax.default_backend() == "cpu":
         raise commands.Problems("this machine has no accelerator: plan with --planned h100:1")
     try:
@@ -118,7 +118,18 @@ def measured_case(config: Any, repeats: int) -> Record:
     except jax.errors.JaxRuntimeError as error:  # out of memory: noted in the table
         return {"note": str(error).splitlines()[0][:80]}
     chip = chip_of(jax.devices()[0].device_kind)
-    return record | {"mfu": record["flops_per_s"] / chip.flops if chip else None}
+    if chip is None:
+        return record | {"mfu": None}
+    record["mfu"] = record["flops_per_s"] / chip.flops
+    return record | foretold(case_of(config, f"{chip.name}:{jax.device_count()}"), micro_batches)
+
+
+def foretold(case: Any, micro_batches: int) -> Record:
+    """Return what a plan says by arithmetic, without a compiler: "planned" tokens/s at most, and
+    the "planned_gb" of an update."""
+    most = roofline(case, {"peak_gb": 0.0, "collectives": {}}, micro_batches)
+    update = sum(estimate.memory(case)["update"].values())
+    return {"planned": most["tokens_per_s"], "planned_gb": update / 1e9}
 
 
 def measured(size: str, row: int, flags: Sequence[str]) -> Record:
@@ -165,6 +176,8 @@ def cells(record: Record) -> list[str]:
     if "note" in record:
         return [*name, "", "", "", record["note"]]
     bound = f"at most, bound by {record['bound']}" if "bound" in record else ""
+    if "planned" in record:
+        bound = f"planned: {record['planned']:,.0f} at most, {record['planned_gb']:.1f} GB"
     fits = "" if record.get("fits", True) else ", does not fit"
     mfu = f"{record['mfu']:.0%}" if record["mfu"] is not None else ""
     rate, peak = f"{record['tokens_per_s']:,.0f}", f"{record['peak_gb']:.1f}"
@@ -192,7 +205,7 @@ def main(
     changes = changes_of(set_)
     if case:
         config = config_of(sizes[0], rows[0], micro_batches, changes)
-        print(json.dumps(measured_case(config, repeats)))
+        print(json.dumps(measured_case(config, repeats, micro_batches)))
         return
     flags = ["--micro-batches", str(micro_batches), "--repeats", str(repeats)]
     flags += ["--set", *set_] if set_ else []

@@ -206,6 +206,30 @@ def test_collectives_are_counted_with_the_trips_of_their_loops():
     assert found["collective-permute"] == pytest.approx((20, 20 * 40))
 
 
+LOOP = """
+%body (p: (bf16[8,4,64,16], f32[9,16])) -> (bf16[8,4,64,16], f32[9,16]) {
+  %p = (bf16[8,4,64,16], f32[9,16]) parameter(0)
+  %cache = bf16[8,4,64,16]{3,2,1,0} get-tuple-element(%p), index=0
+  %table = f32[9,16]{1,0} get-tuple-element(%p), index=1
+  %loop_gather_fusion = f32[2,16]{1,0} fusion(%table), kind=kLoop, calls=%g
+  %input_scatter_fusion = bf16[8,4,64,16]{3,2,1,0} fusion(%cache, %loop_gather_fusion), kind=kInput
+  %fmha = (bf16[8,4,1,16]{3,2,1,0}, u8[0]{0}) custom-call(%input_scatter_fusion)
+  %out = bf16[8,4,1,16]{3,2,1,0} get-tuple-element(%fmha), index=0
+}
+
+ENTRY %main (a: s32[]) -> s32[] {
+  %w = (bf16[8,4,64,16]{3,2,1,0}, f32[9,16]{1,0}) while(%t), condition=%c, body=%body
+}
+"""
+
+
+def test_the_kernels_of_a_loop_read_what_they_need_of_their_operands():
+    """Two rows of the table; two new rows of the cache, twice; the whole cache, and the output."""
+    rows, cache, out = 2 * 16 * 4, 8 * 4 * 64 * 16 * 2, 8 * 4 * 16 * 2
+    assert hlo.loop(LOOP) == {"kernels": 3, "bytes": 2 * rows + 2 * rows + cache + out}
+    assert hlo.loop(HLO.replace("while", "call")) == {"kernels": 0, "bytes": 0}
+
+
 # --- work and sizes -------------------------------------------------------------------------------
 
 
@@ -553,3 +577,5 @@ def test_the_real_compilers_agree_with_the_arithmetic(target):
     held = case.state["parameters"] + case.state["optimizer"]
     assert arguments == pytest.approx(held, rel=0.03)
     assert case.programs["update"]["collectives"]
+    memory = case.programs["decode"]["memory"]
+    assert memory["temp"] < 0.1 * memory["argument"], "the cache is written in place"

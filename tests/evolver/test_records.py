@@ -3,6 +3,8 @@ or a crash cut."""
 
 import gzip
 import json
+from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from evolver.files.rollout_files import (
 )
 from evolver.files.workdir import Workdir
 from evolver.phases.learning import note_tokens
+from evolver.phases.record import Recorder
 from experiments.view.text import rollout_lines
 from models.files import BrokenFile
 from rl.packing import pack
@@ -165,6 +168,23 @@ def test_a_rollout_takes_less_room_than_its_plain_line(tmp_path):
     write_rollouts(path, found)
     plain = sum(len(json.dumps(record)) for record in found)
     assert path.stat().st_size + index_path(path).stat().st_size < plain / 4
+
+
+def test_tasks_are_written_again_only_where_they_changed():
+    """A run may have very many of them, and saves every few steps."""
+    tasks = [Task(f"t{n}", "toy", "Find it.") for n in range(2)]
+    pool = mock.Mock(tasks={"t1": tasks[1]})
+    pool.card.return_value = "card"
+    recorder = mock.MagicMock(_listed=([], ""))
+    run = recorder.run
+    run.tasks.originals, run.tasks.pool, run.navigating = tasks[:1], pool, None
+    run.recipe.arrays.return_value, run.learner.saved = {}, {}
+    for _ in range(2):
+        Recorder.save(recorder)
+    run.workdir.log_tasks.assert_called_once_with(tasks, "card")
+    pool.tasks = {"t1": replace(tasks[1], query="Find it again.")}
+    Recorder.save(recorder)
+    assert run.workdir.log_tasks.call_count == 2 and recorder.checkpoints.save.call_count == 3
 
 
 def test_each_turn_gets_the_gap_and_the_ratio_of_its_own_tokens():

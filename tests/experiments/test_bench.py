@@ -62,8 +62,19 @@ def test_every_tool_of_a_world_is_timed():
     assert names <= set(found) and "" in found
 
 
-def test_a_decode_step_is_measured():
-    assert decode.measure("tiny", 64, 4, 1) > 0
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_decode_step_is_measured(ragged):
+    assert decode.measure("tiny", 64, 4, 1, ragged) > 0
+
+
+def test_the_modelled_speed_of_a_loop_is_that_of_its_kernels_and_bytes():
+    """7B, 64 rows: half of the cache is not read where rows have half of the context on average."""
+    chip, cache = targets.CHIPS["h100"], 64 * 2048 * 2 * 28 * 4 * 128 * 2
+    loop = {"kernels": 400, "bytes": 24e9}
+    for ragged, moved in ((False, 24e9), (True, 24e9 - cache / 2)):
+        seconds = moved / (0.8 * chip.bandwidth) + 400 * 1.5e-6
+        speed = decode.modelled("7b", 2048, 64, chip, loop, ragged)
+        assert speed == pytest.approx(64 / seconds)
 
 
 def test_planned_figures_are_bounded_by_the_chip_and_marked():
@@ -78,6 +89,9 @@ def test_planned_figures_are_bounded_by_the_chip_and_marked():
     assert "not measured" in accelerator.kind_of("h100:1")
     failed = accelerator.peak_of({"error": "no compiler"}, "update")
     assert "no compiler" in train.roofline(case, failed, 4)["note"]
+    beside = {"tokens_per_s": 9e4, "mfu": 0.3, "peak_gb": 11.7} | train.foretold(case, 4)
+    assert beside["planned"] == pytest.approx(record["tokens_per_s"])
+    assert train.cells({"size": "0.5b", "row": 4096} | beside)[-1].startswith("planned: ")
 
 
 def test_rooflines_are_those_of_the_literature():

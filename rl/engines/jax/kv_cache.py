@@ -140,17 +140,22 @@ def extend(
     cos, sin = rope_table(config, window, positions_BT)
     still = jnp.ones_like(cos), jnp.zeros_like(sin)
     row = jnp.arange(rows)[:, None]
-    positions = (row, slice(None), write_at)
-    places = {"k": (row, slice(None), slice(None), write_at), "k_by_position": positions}
+    name, every = ("k" if "k" in cache else "k_by_position"), slice(None)
+    if name == "k":
+        places = {"k": (row, every, every, write_at), "v": (row, every, write_at)}
+    else:
+        # With the heads named, too, XLA writes in the layout that it reads. It would copy the whole
+        # cache into another one on TPUs.
+        whole = (row[..., None], jnp.arange(config.kv_heads), write_at[..., None])
+        places = {name: whole, "v": whole}
 
     x = weights["embed"][tokens_BT].astype(weights["norm"].dtype)
     new_keys, values = [], []
-    name = "k" if "k" in cache else "k_by_position"
     for number, (w, keys, v_BKSh) in enumerate(zip(weights["layers"], cache[name], cache["v"])):
         turn = still if number in config.no_rope else (cos, sin)
         q, k, v = _fused_qkv(config, w, x, *turn)
         keys = keys.at[places[name]].set(k.astype(keys.dtype), mode="drop")
-        v_BKSh = v_BKSh.at[positions].set(v.astype(v_BKSh.dtype), mode="drop")
+        v_BKSh = v_BKSh.at[places["v"]].set(v.astype(v_BKSh.dtype), mode="drop")
         if fused:
             out = flash.attend(q, k, v, (keys, v_BKSh), starts_B, lengths_B)
         else:
