@@ -50,7 +50,8 @@ class Packed:
     # the guided samples among these, in the same order, if they need a pass of their own
     guided_alone: Packed | None = None
     weight_RT: np.ndarray | None = None  # float32: of each token in the loss, once it is known
-    old_logp_RT: np.ndarray | None = None  # the denominator of the ratio; None = logp_RT
+    # the denominator of the ratio; None = logp_RT, NaN = what the update itself computes
+    old_logp_RT: np.ndarray | None = None
     ref_logp_RT: np.ndarray | None = None  # of the reference policy, if a KL penalty needs it
     # {name: float32}, see `Tokens.channels`; a sample without the channel has 0
     channels: dict[str, np.ndarray] = field(default_factory=dict)

@@ -123,22 +123,28 @@ def learn(run: Run, batches: Sequence[Packed], step: int) -> Metrics:
     is consumed.
 
     The recipe weighs the tokens before the first update, when their log-probabilities by the policy
-    and the reference are known.
+    and the reference are known. The mini-batch that is updated first needs no pass for its old
+    log-probabilities, unless the recipe does: its update computes them.
     """
     c, learner, version = run.config, run.learner, run.actor.engine.version
+    first = -1 if run.recipe.weighs or not batches else order(c, step, 0, len(batches))[0]
     with timed("logp") as metrics:
-        for batch in batches:
+        for i, batch in enumerate(batches):
             run.progress.phase("log-probabilities")
-            score(c, learner, batch)
+            score(c, learner, batch, own=i == first)
     metrics |= run.recipe.weigh(batches)
     if batches:
         metrics["advantage/mean"] = float(np.mean([balance(learner, batch) for batch in batches]))
-    metrics |= mismatch.figures(batches, version, recomputed=recomputed(c))
     measured = []
     with timed("update") as seconds:
         for batch, values in updates(run, learner, batches, step):
-            note_tokens(batch, values.pop("logp_RT"))
+            logp_RT = values.pop("logp_RT")
+            if batch.old_logp_RT is not None:
+                own_RT = np.isnan(batch.old_logp_RT)
+                batch.old_logp_RT = np.where(own_RT, logp_RT, batch.old_logp_RT)
+            note_tokens(batch, logp_RT)
             measured.append({name: float(value) for name, value in values.items()})
+    metrics |= mismatch.figures(batches, version, recomputed=recomputed(c))
     metrics |= seconds | merged(measured)
     if learner.renews and step % c.loss.renew_reference == 0:
         learner.renew_reference()
@@ -155,8 +161,7 @@ def updates(
     c, done = run.config, 0
     planned, total = updates_of_a_step(c), c.learner.epochs * len(batches)
     for epoch in range(c.learner.epochs):
-        draw = np.random.default_rng(seed_of(c.seed, "batches", step, epoch))
-        for i in draw.permutation(len(batches)):
+        for i in order(c, step, epoch, len(batches)):
             run.progress.phase("update", done, total)
             learner.state, values = learner.update(
                 learner.state,
@@ -168,6 +173,12 @@ def updates(
             done += 1
 
 
+def order(config: Any, step: int, epoch: int, count: int) -> np.ndarray:
+    """Return the order in which an epoch updates its mini-batches."""
+    seed = seed_of(config.seed, "batches", step, epoch)
+    return np.random.default_rng(seed).permutation(count)
+
+
 def balance(learner: Learner, batch: Packed) -> float:
     """Return the mean advantage of the tokens that train, as the loss weighs them: below 0, an
     update lowers the probability of what was sampled more than it raises it."""
@@ -175,8 +186,9 @@ def balance(learner: Learner, batch: Packed) -> float:
     return float(np.sum(weight_RT * batch.advantage_RT) / max(np.sum(weight_RT), 1e-9))
 
 
-def score(config: Any, learner: Learner, batch: Packed) -> None:
+def score(config: Any, learner: Learner, batch: Packed, *, own: bool = False) -> None:
     """Fill in the old log-probabilities and, if they are needed, those of the reference policy.
+    own: leave NaN where they are those of the update that comes first.
 
     A guided rollout was sampled under another prompt, so `loss.guided_prompt` decides for it
     instead of `loss.old_logp`. Tokens whose log-probability at sampling is unknown have the
@@ -185,7 +197,9 @@ def score(config: Any, learner: Learner, batch: Packed) -> None:
     stripped = config.loss.guided_prompt == "stripped"
     wanted_RT = np.where(batch.guided_RT, stripped, recomputed(config))
     wanted_RT = (wanted_RT | np.isnan(batch.logp_RT)) & batch.mask_RT
-    if wanted_RT.any():
+    if own and wanted_RT.any():
+        batch.old_logp_RT = np.where(wanted_RT, np.float32(np.nan), batch.logp_RT)
+    elif wanted_RT.any():
         params = whole(learner.state, learner.layout)
         if batch.guided_alone is None:
             logp_RT = learner.logp(params, batch)

@@ -238,8 +238,10 @@ def learner_phases(case: Case) -> dict[str, Phase]:
     remat = c.model.remat in ("full", "attention")
     local = (shape, tokens / devices * tensor, case.micro_batches)
     sizes = {"dtype": c.model.dtype, "tensor": tensor}
-    passes = recomputed(c) + needs_reference(c)
-    passes += trait(c, "recipe", "passes", 0)
+    passes = c.learner.updates * (needs_reference(c) + trait(c, "recipe", "passes", 0))
+    # The first update of a step computes the old log-probabilities of its mini-batch itself.
+    own = 0 if trait(c, "recipe", "weighs") else 1
+    passes += recomputed(c) * (c.learner.updates - own)
     return {
         "update": phase(
             case.target,
@@ -255,7 +257,7 @@ def learner_phases(case: Case) -> dict[str, Phase]:
             moved=analytic.logp_bytes(*local, **sizes),
             sent=bytes_sent(case.programs.get("logp"), devices),
             tokens=tokens,
-            repeat=passes * c.learner.updates,
+            repeat=passes,
         ),
     }
 

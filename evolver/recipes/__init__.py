@@ -42,6 +42,7 @@ class Recipe:
     parts: Parts
     # the recipe's own metrics since the last call of `metrics`
     figures: Metrics = field(default_factory=Metrics, init=False)
+    weighs = False  # True: there is a `weigh`, which may read the `old_logp_RT` of all mini-batches
     needs_reference = False  # True: `weigh` reads `ref_logp_RT`, whatever `loss.kl_coef` is
     passes = 0  # further passes over the rows of a step; for the plan
     networks = 1  # those that train; for the plan
@@ -87,6 +88,10 @@ class Recipe:
 
     # Update the policy. Nothing may end the run in here. Return metrics.
     learn = staticmethod(learning.learn)
+
+    def __init_subclass__(cls, **arguments: Any):
+        super().__init_subclass__(**arguments)
+        cls.weighs = cls.weigh is not Recipe.weigh
 
     def weigh(self, batches: Sequence[Packed]) -> Metrics:
         """Change the advantages or the channels of tokens, in place, now that `old_logp_RT` and

@@ -99,7 +99,8 @@ def token_loss(
       loss: the loss with its arguments bound.
       logp_RT, entropy_RT: of the policy being trained, at the tokens of the batch.
       batch: (R, T) arrays "mask", "segments", "guided", "advantage", "logp" (at sampling, NaN =
-        unknown), "old_logp" (the denominator of the ratio) and, for a KL penalty, "ref_logp".
+        unknown), "old_logp" (the denominator of the ratio, NaN = `logp_RT` itself, before it is
+        updated) and, for a KL penalty, "ref_logp".
       value_RT: of the states in which the tokens were written; None without a critic.
       kl_coef, kl_estimator: weight and kind of `kl_penalty`; 0 = none.
       entropy_coef: weight of an entropy bonus; 0 = none.
@@ -107,7 +108,9 @@ def token_loss(
         log-probability at sampling is known. A cap of 0 = no weights.
     """
     mask_RT, guided_RT, segments_RT = batch["mask"], batch["guided"], batch["segments"]
-    old_RT, sampled_RT, on_RT = batch["old_logp"], batch["logp"], mask_RT > 0
+    sampled_RT, on_RT = batch["logp"], mask_RT > 0
+    old_RT = batch["old_logp"]
+    old_RT = jnp.where(jnp.isnan(old_RT), jax.lax.stop_gradient(logp_RT), old_RT)
     channels = {name[len(CHANNEL) :]: x for name, x in batch.items() if name.startswith(CHANNEL)}
     channels["entropy"] = jax.lax.stop_gradient(entropy_RT)
     if value_RT is not None:

@@ -31,7 +31,7 @@ def test_a_decaying_schedule_ends_with_the_run_however_few_updates_were_made(mon
     """Steps whose groups give signal for one mini-batch, or for none, make fewer updates."""
     config = quickstart.get_config()
     config.steps, config.learner.updates, config.learner.epochs = 4, 2, epochs
-    monkeypatch.setattr(learning, "score", lambda *_: None)
+    monkeypatch.setattr(learning, "score", lambda *_, **__: None)
     monkeypatch.setattr(learning, "note_tokens", lambda *_: None)
     positions, seeds = [], []
 
@@ -136,6 +136,47 @@ def test_a_fast_run_makes_no_pass_before_an_update():
     scored = mock.Mock(needs_reference=needs_reference(config))
     learning.score(config, scored, packed)
     assert not scored.logp.called and packed.old_logp_RT is None and not kl_coef(config)
+
+
+def test_the_first_mini_batch_has_the_old_log_probabilities_of_its_own_update(monkeypatch):
+    """Only the others take a pass, whose figures are those of a run with a pass for each."""
+    config = base.get_config()
+    config.loss.kl_coef, config.learner.updates, config.learner.epochs = 0.0, 2, 2
+    monkeypatch.setattr(learning, "whole", lambda state, layout: state)
+
+    def learnt(recipe):
+        scored, olds = [], []
+
+        def update(state, packed, *, position, seed):
+            olds.append(packed.old_logp_RT)
+            told = np.where(packed.mask_RT, -1.0 - len(olds), 0).astype(np.float32)
+            return state, {"logp_RT": told, "tokens": 1.0}
+
+        def logp(params, packed):
+            scored.append(packed)
+            return np.where(packed.mask_RT, -2.0, 0).astype(np.float32)
+
+        update.weights = lambda packed: packed.mask_RT
+        run = run_at(config, 0)
+        run.recipe, run.learner.update, run.learner.logp = recipe(Parts()), update, logp
+        run.learner.renews = run.learner.needs_reference = False
+        run.learner.alarm.check.return_value = ""
+        played = [[trajectory(turn([1], [n], 1.0, version=0))] for n in range(2)]
+        batches = [learning.mini_batch(config, part) for part in played]
+        return learning.learn(run, batches, 3), scored, olds
+
+    class Weighing(Recipe):
+        def weigh(self, batches):
+            return {}
+
+    metrics, scored, olds = learnt(Recipe)
+    before, all_scored, all_olds = learnt(Weighing)
+    assert len(scored) == 1 and len(all_scored) == 2
+    assert np.isnan(olds[0]).sum() == 1 and not any(np.isnan(old).any() for old in olds[1:])
+    np.testing.assert_array_equal(olds[1], all_olds[1])
+    np.testing.assert_array_equal(np.stack(olds[2:]), np.stack(all_olds[2:]))
+    name = "mismatch/fresh"
+    assert metrics[name] == before[name] and metrics[name] > 0
 
 
 def test_tokens_of_unknown_log_probability_have_that_of_the_policy(monkeypatch):

@@ -381,6 +381,23 @@ def test_importance_weights_of_sequences_multiply_and_bounds_mask(bounds, want):
         terms.importance_weight(*batch, **bounds | {"importance_level": "word"})
 
 
+def test_unknown_old_log_probabilities_are_those_before_the_update():
+    """Their ratio is 1, its gradient that of the policy, and importance weights know them."""
+    logp = jnp.array([[-1.0, -2.0, -0.5]])
+    ones = jnp.ones(logp.shape)
+    batch = dict.fromkeys(("mask", "advantage"), ones) | {"logp": logp - 0.3, "guided": 0 * ones}
+    batch["segments"] = ones.astype(int)
+
+    def loss(logp, old):
+        given = batch | {"old_logp": old}
+        value, stats = losses.token_loss(ppo, logp, ones, given, importance_cap=2.0)
+        return value.sum(), stats
+
+    told, own = (jax.grad(loss, has_aux=True)(logp, old) for old in (logp, logp * jnp.nan))
+    np.testing.assert_array_equal(own[0], told[0])
+    assert (own[0] < 0).all() and jax.tree.all(jax.tree.map(jnp.array_equal, own[1], told[1]))
+
+
 def bounded(old, sampled, cap):
     """Return the metrics and the gradient of a batch at its old log-probabilities, whose importance
     weights are bounded by 0.5 and 2."""
