@@ -43,7 +43,8 @@ def chunked_logp(
 
 
 def _chunked_logp_forward(*inputs: Any) -> tuple[tuple[Array, Array], tuple]:
-    h_CSD, w_DV, targets_CS, temperature, count, unused = inputs
+    h_CSD, wide_DV, targets_CS, temperature, count, unused = inputs
+    w_DV = wide_DV.astype(h_CSD.dtype)  # once, and not for each chunk
 
     def add_chunk(i: Array, chunk: Any, out: Any) -> Any:
         h, targets = chunk
@@ -56,11 +57,12 @@ def _chunked_logp_forward(*inputs: Any) -> tuple[tuple[Array, Array], tuple]:
 
     start = (jnp.zeros(targets_CS.shape, jnp.float32),) * 3
     logp, entropy, lse = loops.fold((h_CSD, targets_CS), count, add_chunk, start)
-    return (logp, entropy), (h_CSD, w_DV, targets_CS, temperature, count, lse)
+    like = jnp.zeros((), wide_DV.dtype)
+    return (logp, entropy), (h_CSD, w_DV, like, targets_CS, temperature, count, lse)
 
 
 def _chunked_logp_backward(unused: int, residuals: tuple, gradients: Any) -> tuple:
-    h_CSD, w_DV, targets_CS, temperature, count, lse_CS = residuals
+    h_CSD, w_DV, like, targets_CS, temperature, count, lse_CS = residuals
 
     def add_chunk(i: Array, chunk: Any, out: Any) -> Any:
         dw, dh_CSD = out
@@ -69,11 +71,11 @@ def _chunked_logp_backward(unused: int, residuals: tuple, gradients: Any) -> tup
         onehot = targets[:, None] == jnp.arange(probs.shape[-1])
         dlogits = ((onehot - probs) * (g / temperature)[:, None]).astype(h.dtype)
         dw = dw + jnp.dot(h.T, dlogits, preferred_element_type=jnp.float32)
-        return dw, dh_CSD.at[i].set(dlogits @ w_DV.astype(h.dtype).T)
+        return dw, dh_CSD.at[i].set(dlogits @ w_DV.T)
 
     start = jnp.zeros(w_DV.shape, jnp.float32), jnp.zeros_like(h_CSD)
     dw, dh = loops.fold((h_CSD, targets_CS, lse_CS, gradients[0]), count, add_chunk, start)
-    return dh, dw.astype(w_DV.dtype), None, None, None
+    return dh, dw.astype(like.dtype), None, None, None
 
 
 chunked_logp.defvjp(_chunked_logp_forward, _chunked_logp_backward)

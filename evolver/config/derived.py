@@ -1,5 +1,7 @@
 """Values that follow from several keys of a config."""
 
+import math
+
 from ml_collections import ConfigDict
 
 from envs.mixture import Mixture, problems
@@ -24,10 +26,19 @@ def worlds(config: ConfigDict) -> dict[str, str]:
 
 
 def xla_flags(config: ConfigDict, given: str = "") -> str:
-    """Return XLA's flags for GPUs: those that are given, and one that keeps what `model.remat`
-    keeps, of which XLA would recompute some."""
-    kept = config.model.remat in ("attention", "dots") and "disable_hlo_passes" not in given
-    return f"{given} {'--xla_disable_hlo_passes=rematerialization' * kept}".strip()
+    """Return XLA's flags for GPUs: those that are given, one that keeps what `model.remat` keeps,
+    of which XLA would recompute some, and one by which several devices compute while they send.
+
+    XLA sets the latter by itself for Hopper, not for Ampere: there 2 of the 26 collectives of an
+    update of 14B were asynchronous without it. Of the other flags that MaxText sets, those that
+    change the compiled program recompute more or hold more (docs/decisions.md).
+    """
+    flags = {
+        "--xla_disable_hlo_passes=rematerialization": config.model.remat in ("attention", "dots"),
+        "--xla_gpu_enable_latency_hiding_scheduler=true": math.prod(config.mesh.values()) > 1,
+    }
+    added = [flag for flag, wanted in flags.items() if wanted and flag.split("=")[0] not in given]
+    return " ".join([*given.split(), *added])
 
 
 def sleeps(config: ConfigDict) -> bool:

@@ -8,6 +8,7 @@ this machine before anything is loaded.
 import math
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -155,7 +156,7 @@ def lines(case: Case) -> list[str]:
             else f"share of a GPU  export {SHARE}={share_beside_vllm(c)}"
         )
         if flags := xla_flags(c):
-            result.append(f"flags of XLA    export {FLAGS}={flags}, so that what is kept stays")
+            result.append(f"flags of XLA    export {FLAGS}={shlex.quote(flags)}")
     return result
 
 

@@ -14,6 +14,7 @@ import pytest
 
 import run
 from evolver import plan
+from evolver.config.derived import xla_flags
 from evolver.plan import advice, estimate, preflight, report, targets
 from evolver.plan.targets import GIB
 from tests.evolver.test_plan import case_of
@@ -75,6 +76,7 @@ class TestVariables:
     def test_a_run_gets_those_that_its_plan_wants(self, case, roomy, monkeypatch, tmp_path, capsys):
         monkeypatch.delenv(preflight.POOL)
         monkeypatch.delenv(preflight.SHARE)
+        monkeypatch.delenv(preflight.FLAGS, raising=False)
         monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
         monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl")
         assert lacks(case, tmp_path)
@@ -95,6 +97,7 @@ class TestVariables:
     def test_what_the_user_has_set_stays(self, case, roomy, monkeypatch, capsys):
         monkeypatch.setenv("JAX_PLATFORMS", "cuda")
         monkeypatch.setattr(Path, "exists", lambda path: True)
+        monkeypatch.setenv(preflight.FLAGS, "--xla_gpu_enable_latency_hiding_scheduler=false")
         run.set_variables(case.config)
         assert os.environ[preflight.SHARE] == "0.7" and capsys.readouterr().out == ""
 
@@ -113,12 +116,24 @@ class TestVariables:
         monkeypatch.setenv("JAX_PLATFORMS", "cuda")
         monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl")
         monkeypatch.setenv("XLA_FLAGS", given)
-        case = advice.changed(case, {"model.remat": remat})
+        case = advice.changed(case, {"model.remat": remat, "mesh.fsdp": 1})
         run.set_variables(case.config)
         assert os.environ["XLA_FLAGS"] == then
         said = [line.partition("export ")[2] for line in preflight.lines(case)]
-        flag = "XLA_FLAGS=--xla_disable_hlo_passes=rematerialization, so that what is kept stays"
+        flag = "XLA_FLAGS=--xla_disable_hlo_passes=rematerialization"
         assert (flag in said) == (remat != "full")
+
+    @pytest.mark.parametrize(
+        ("fsdp", "given", "then"),
+        [
+            (1, "--a", "--a"),
+            (8, "--a", "--a --xla_gpu_enable_latency_hiding_scheduler=true"),
+            (8, *["--xla_gpu_enable_latency_hiding_scheduler=false"] * 2),
+        ],
+    )
+    def test_several_devices_compute_while_they_send(self, case, fsdp, given, then):
+        config = advice.changed(case, {"model.remat": "full", "mesh.fsdp": fsdp}).config
+        assert xla_flags(config, given) == then
 
     def test_its_newer_name_counts(self, case, roomy, monkeypatch, tmp_path):
         monkeypatch.setenv("JAX_PLATFORMS", "cuda")
