@@ -5,6 +5,7 @@ matter here. It needs what `make rehearsal` installs.
 """
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -20,6 +21,8 @@ from tests.faults.stage import command_of, descendants, isolate
 ROOT = Path(__file__).parents[2]
 SHARED = "all room in /dev/shm"
 BALLAST = Path("/dev/shm/ballast")
+LEARNER = "a learner process, while servers sleep"
+ASLEEP = ("log-probabilities", "update")  # phases in which they do
 # {what is killed after the step of its place: (process of the run that has it, words of its
 # command line)}; None: not killed, but taken until the next step is done
 PARTS = {
@@ -27,7 +30,7 @@ PARTS = {
     "the service of AppWorld": (0, "envs.service"),
     "a vLLM server": (1, "vllm.entrypoints"),
     "the judge": (0, "rl.engines.serve"),
-    "a learner process": (1, "run.py"),
+    LEARNER: (1, "run.py"),
 }
 # Then a start in which a vLLM server cannot start again, and may end the run; and one to the end.
 STARTS = (PARTS, {SHARED: None}, {})
@@ -89,7 +92,9 @@ def played(workdir, log, kills):
             BALLAST.unlink(missing_ok=True)
             learners = [pid for pid in descendants(run.pid) if "run.py" in command_of(pid)]
             started |= set(descendants(run.pid))
-            if run.poll() is not None or len(learners) < 2:
+            while name == LEARNER and steps_done(workdir) == step and not asleep(workdir):
+                time.sleep(0.2)
+            if run.poll() is not None or len(learners) < 2 or steps_done(workdir) > step:
                 break
             print(f"after step {step}: {name}", flush=True)
             if part is None:
@@ -104,6 +109,15 @@ def played(workdir, log, kills):
     while (left := [pid for pid in started if command_of(pid)]) and time.monotonic() < until:
         time.sleep(1.0)
     return code, [command_of(pid) for pid in left]
+
+
+def asleep(workdir):
+    """Return True if the run is in a phase in which vLLM's servers sleep."""
+    try:
+        phase = json.loads((workdir / "now.json").read_bytes())["phase"]
+    except FileNotFoundError:
+        return False
+    return any(name in phase for name in ASLEEP)
 
 
 def fill(path):
