@@ -133,8 +133,8 @@ def engine_programs(config: Any, shape: qwen.Config, where: Sharding, slots: int
 
 
 def compiled(trace: Callable[[], Any], platform: str, trips: float) -> Json:
-    """Compile a program. Return {"memory", "collectives", "loop", "seconds"}, or {"error",
-    "seconds"} if it is refused."""
+    """Compile a program. Return {"memory", "collectives", "seconds", "loop"}, the last of GPUs
+    only, or {"error", "seconds"} if it is refused."""
     began = time.monotonic()
     try:
         program = trace().lower(lowering_platforms=(platform,)).compile()
@@ -145,8 +145,8 @@ def compiled(trace: Callable[[], Any], platform: str, trips: float) -> Json:
     return {
         "memory": {kind: getattr(memory, f"{kind}_size_in_bytes") for kind in kinds},
         "collectives": hlo.collectives(text, trips=trips),
-        "loop": hlo.loop(text),
         "seconds": round(time.monotonic() - began, 1),
+        "loop": hlo.loop(text) if platform == "cuda" else {},
     }
 
 
@@ -168,12 +168,15 @@ def run(job: Json) -> Json:
     shape, devices = model_shape(config), devices_of(target)
     if target.chip.platform == "cuda":
         take_for_local(devices[0])
-    where, phases = SingleDeviceSharding(devices[0]), {}
+    where = SingleDeviceSharding(devices[0])
+    phases: dict[str, Json] = {}
     programs = engine_programs(config, shape, where, job["slots"])
     if set(LEARNER) & set(job["phases"]):  # the mesh of a config for the engine alone may not fit
         programs |= learner_programs(config, shape, devices)
     for phase in job["phases"]:
         phases[phase] = compiled(programs[phase], target.chip.platform, job["micro_batches"])
+        if phase != "decode":  # whose loop is a token
+            phases[phase].pop("loop", None)
         print(f"compiled {phase} in {phases[phase]['seconds']:.0f} s", flush=True)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     return {"jax": jax.__version__, "phases": phases, "gigabytes": round(peak, 1)}
