@@ -92,7 +92,8 @@ def _cut(z_BV: jax.Array, draw: Draw) -> jax.Array:
     """
     rows, vocab = z_BV.shape
     distance_BV = jax.lax.bitcast_convert_type(jnp.abs(z_BV), jnp.uint32)  # 0 = the likeliest
-    p_BV, top_p, ones_BV = jnp.exp(z_BV), draw.top_p, jnp.ones(z_BV.shape, jnp.int32)
+    p_BV, ones_BV = jnp.exp(z_BV), jnp.ones(z_BV.shape, jnp.int32)
+    top_p = jnp.asarray(draw.top_p)
 
     def within(weight_BV: jax.Array, most_B: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(distance_BV <= most_B[:, None], weight_BV, 0), axis=-1)
