@@ -4,6 +4,7 @@ dark and light."""
 import base64
 import itertools
 import json
+import os
 import re
 import urllib.parse
 from pathlib import Path
@@ -252,6 +253,36 @@ def harmless(page: Browser, base: str) -> None:
     assert "\\u202egnp.exe" in text and "\\ud800" in text and len(text) < 50_000
     page.run("document.querySelector('.text button').click()")  # show more of the long line
     assert 50_000 < len(page.text()) < 200_000
+
+
+def test_the_overview_shows_what_a_run_is_doing_and_that_it_was_killed(page, tmp_path):
+    folder, gib = a_run(tmp_path / "run"), 1 << 30
+    told = {
+        "host": "h", "phase": f"step 2/4 · {BAD[:-1]}", "tokens_per_s": 1234.0, "money": 2.5,
+        "tokens": 600, "workers": {"mode": "http", "processes": 4, "episodes": 3},
+        "servers": [{"name": "vllm 0", "state": "down", "running": 2, "waiting": 1, "restarts": 2}],
+        "queues": [{"name": "judge", "running": 5, "waiting": 0}],
+        "memory": [{"name": "GPU 0", "used": 7 * gib, "of": 80 * gib}],
+    }  # fmt: skip
+    (folder / "now.json").write_text(json.dumps(told))
+    with served(folder) as server:
+        visit(page, f"{server.url}#/overview")
+        page.until("document.querySelector('#now table')")
+        text = " ".join(page.text().split())
+        assert "on h" in text and "<script>pwned=1</script>" in text
+        assert page.run("typeof pwned") == "undefined"
+        for line in (
+            "tokens per second 1,234", "cost so far 2.5 money, 600 tokens of language models",
+            "workers 4 (http), 3 episodes", "memory, GPU 0 7.0 GiB of 80.0 GiB",
+            "server vllm 0 down, 2 running, 1 waiting, started again 2 times",
+            "queue of judge 5 running",
+        ):  # fmt: skip
+            assert line in text, line
+        assert "the run was killed" not in text
+        os.utime(folder / "now.json", (0, 0))
+        visit(page, f"{server.url}#/overview")
+        page.until("document.querySelector('#now p.warn')")
+        assert "the run was killed, or its machine stands still" in page.text()
 
 
 def test_pages_show_what_the_records_say_and_hostile_text_as_text(page, tmp_path):
