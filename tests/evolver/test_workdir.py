@@ -136,7 +136,7 @@ class TestLock:
     def test_a_workdir_that_is_deleted_during_a_write_is_one_message(
         self, tiny, tmp_path, capsys, monkeypatch
     ):
-        def deleted(self, tasks):
+        def deleted(self, *tasks_and_card):
             shutil.rmtree(self.path)
             raise FileNotFoundError(2, "No such file or directory", "tasks.jsonl.1a2b3c4d.tmp")
 
