@@ -153,6 +153,7 @@ def build(
     """Build the parts of a run, before anything is resumed. `closing` closes them, also if a later
     part fails."""
     c = config
+    check_memory(c, workdir.path)  # before worlds and servers take theirs
     opened = open_source(
         c, workdir.path, say=progress.say, check=stop.check, progress=lambda: progress.done
     )
@@ -163,7 +164,6 @@ def build(
 
     chat = open_chat(c, workdir, stop, progress, closing)
     originals, held_out, given = read_all_tasks(c, make_world)
-    check_memory(c, workdir.path)
     mesh = make_mesh(c.mesh.to_dict())
     shape, params = initial_policy(c, mesh)
     tokenizer = load_tokenizer(c)

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+from evolver import build, plan
 from evolver import learner as parts
-from evolver import plan
-from evolver.build import RunError, check_memory
+from evolver.build import RunError
 from evolver.config import plugs
 from evolver.llm.roles import prompts_of
 from evolver.plan import (
@@ -528,8 +528,10 @@ def test_too_little_memory_is_reported_before_anything_is_loaded(monkeypatch, tm
     assert preflight.limit_of(jax.devices()[0]) > 1e8
     monkeypatch.setattr(preflight, "limit_of", lambda device: 16e6)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
-    with pytest.raises(RunError) as error:
-        check_memory(config, tmp_path)
+    # Workers of a world can take all memory of a machine that is too small.
+    monkeypatch.setattr(build, "open_source", lambda *_, **__: pytest.fail("a world is opened"))
+    with pytest.raises(RunError) as error, build.open_run(config, tmp_path):
+        pass
     for words in (
         "too little memory", "16 MB", "optimizer", "KV cache", "--mode=plan", "checkpoints take up to",
     ):  # fmt: skip
