@@ -40,7 +40,7 @@ class Recorder:
         c, began = run.config, time.monotonic()
         before = run.workdir.config()
         planned = before["config"].get("steps", c.steps) if before else c.steps
-        states(run)  # a fault shows now
+        states(run, {})  # a fault shows now
         run.workdir.claim(c.to_dict())
         kept = arguments(Checkpoints, c.checkpoint)
         self.checkpoints = Checkpoints(run.workdir / "checkpoints", **kept)
@@ -49,6 +49,8 @@ class Recorder:
         self._updates = -1  # those of the last complete step
         self._saved_at = time.monotonic()
         self._listed: tuple[list[Task], str] = [], ""  # the tasks and the card of the files
+        self._plugs: Json = {}  # the states of plugs that were noted last
+        self._explored: Json | None = None  # the explorer's state that the pool keeps
         self._unsettled: Callable[[], None] | None = None  # the rest of `finish_step`
         if found := self.checkpoints.restore(arrays(run)):
             _, state, self.manifest = found
@@ -127,13 +129,14 @@ class Recorder:
         metrics = self.numbers(metrics)
         run.step = step
         questioning = pool.state() if pool else None
+        if questioning and questioning["explorer"] != self._explored:
+            self._explored = plain(questioning["explorer"])
         if questioning:
-            questioning["explorer"] = plain(questioning["explorer"])
+            questioning["explorer"] = self._explored
         self._updates = learner.updates(run.learner.state)
         noted = plain({
             "step": step,
             "pending_metrics": metrics,
-            "plugs": states(run),
             "alarm": run.learner.alarm.baseline,
             "wandb": self.sinks.id,
             "system": self.system,
@@ -141,7 +144,9 @@ class Recorder:
         })  # fmt: skip
         # JSON values already: to copy all tasks and experience would take longer than a step.
         navigating = run.navigating.pool.state() if run.navigating else None
-        self.manifest = noted | {"questioning": questioning, "navigating": navigating}
+        self._plugs = states(run, self._plugs)
+        own = {"plugs": self._plugs, "questioning": questioning, "navigating": navigating}
+        self.manifest = noted | own
 
     def numbers(self, metrics: Metrics) -> Metrics:
         """Return the metrics that are numbers, of which a file of metrics consists, and say which
@@ -283,12 +288,20 @@ def arrays(run: Run) -> learner.State:
     return run.learner.saved | ({"recipe": own} if own else {})
 
 
-def states(run: Run) -> Json:
+def states(run: Run, before: Json) -> Json:
     """Return {key: state} of the plugs that remember something. Raises RunError for a state that a
-    file of JSON would not give back as it is."""
+    file of JSON would not give back as it is.
+
+    before: what was returned for the step before. A state that is still equal is not copied, as
+    that of an explorer takes longer than all other records of a step.
+    """
     found = {}
     for key, plug in remembering(run).items():
-        state, kept = plug.state(), None
+        state, kept = plug.state(), before.get(key)
+        if kept is not None and kept == state:
+            found[key] = kept
+            continue
+        kept = None
         with contextlib.suppress(TypeError, ValueError, RecursionError):
             kept = json.loads(json.dumps(state))
         if kept != state:

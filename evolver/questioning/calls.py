@@ -70,7 +70,7 @@ class Event:
     changes: bool = False
     prose: bool = False  # the world answers in sentences, and its actions name things in them
 
-    @property
+    @functools.cached_property  # asked for many times
     def key(self) -> Key:
         """The call without its answer."""
         return key_of(self.name, self.arguments)
@@ -103,7 +103,7 @@ class Event:
         """The values of all arguments, as text."""
         return [str(leaf) for leaf in leaves(self.arguments)]
 
-    @property
+    @functools.cached_property
     def sentences(self) -> list[str]:
         """The answer without the call's values, as in "There is no room called …": without all of
         them, without the last one alone, and without the first one alone, because a value may also

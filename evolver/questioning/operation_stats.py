@@ -242,8 +242,9 @@ class OperationStats:
 
     def sentence_of(self, event: Event) -> str:
         """Return the sentence that was remembered for such an answer, or would be."""
-        known = (s for s in (event.result, *event.sentences) if s in self.sentences)
-        return next(known, event.sentences[0])
+        if event.result in self.sentences:
+            return event.result
+        return next((s for s in event.sentences if s in self.sentences), event.sentences[0])
 
     def refuses(self, event: Event) -> bool:
         """Return True if an answer in sentences means that the call was refused, although the world

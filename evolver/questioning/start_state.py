@@ -26,6 +26,7 @@ from evolver.questioning.calls import (
     Operation,
     Operations,
     has_digit,
+    key_of,
 )
 from evolver.questioning.operation_stats import GUESSED, NO_TRIALS, OperationStats, is_field
 from evolver.questioning.roles import count, tally
@@ -320,14 +321,16 @@ class StartState:
         return before_changes(events)
 
     def _others(self) -> list[Event]:
-        """Return calls of reading operations that no walk has made, with values that their
+        """Return calls of reading operations that were not offered yet, with values that their
         arguments accept."""
         calls = []
         for name, operation in self.operations.items():
             if self.stats.roles[name].reads and not self.stats.is_silent(name):
                 choices = [self._choices(operation, parameter) for parameter in operation.required]
                 for values in itertools.islice(itertools.product(*choices), _MOST_CALLS):
-                    calls.append(self.event(name, dict(zip(operation.required, values))))
+                    arguments = dict(zip(operation.required, values))
+                    if key_of(name, arguments) not in self._offered:  # as most are
+                        calls.append(self.event(name, arguments))
         return calls
 
     def _choices(self, operation: Operation, parameter: str) -> list[object]:
@@ -523,10 +526,16 @@ def with_needs(probes: Iterable[Probe]) -> list[Event]:
     """Return the calls of probes, each after those that it needs, without repetitions but of those
     that change something, which another one may have undone."""
     calls: list[Event] = []
+    keys: set[Key] = set()
+    last_change: Key | None = None
     for call in itertools.chain.from_iterable(probe.calls() for probe in probes):
-        known = changing(calls)[-1:] if call.changes else calls
-        if all(call.key != other.key for other in known):
-            calls.append(call)
+        key = call.key
+        if key == last_change if call.changes else key in keys:
+            continue
+        calls.append(call)
+        keys.add(key)
+        if call.changes:
+            last_change = key
     return calls
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from envs.toolcalls import call_text
 from envs.world import Evaluation, Task
+from evolver.build import RunError
 from evolver.files import rollout_files as files
 from evolver.files.rollout_files import (
     RolloutFile,
@@ -23,6 +24,7 @@ from evolver.files.rollout_files import (
     write_rollouts,
 )
 from evolver.files.workdir import Workdir
+from evolver.phases import record as record_phase
 from evolver.phases.learning import note_tokens
 from evolver.phases.record import Recorder
 from experiments.view.text import rollout_lines
@@ -185,6 +187,18 @@ def test_tasks_are_written_again_only_where_they_changed():
     pool.tasks = {"t1": replace(tasks[1], query="Find it again.")}
     Recorder.save(recorder)
     assert run.workdir.log_tasks.call_count == 2 and recorder.checkpoints.save.call_count == 3
+
+
+def test_a_state_that_is_still_equal_is_not_copied_again(monkeypatch):
+    """That of an explorer takes longer than all other records of a step."""
+    plug = mock.Mock()
+    plug.state.side_effect = lambda: {"seen": [1, 2]}
+    monkeypatch.setattr(record_phase, "remembering", lambda run: {"sampler": plug})
+    first = record_phase.states(None, {})
+    assert record_phase.states(None, first)["sampler"] is first["sampler"] == {"seen": [1, 2]}
+    plug.state.side_effect = lambda: {"seen": (1, 2)}  # which a file would give back as a list
+    with pytest.raises(RunError, match="sampler"):
+        record_phase.states(None, first)
 
 
 def test_each_turn_gets_the_gap_and_the_ratio_of_its_own_tokens():
