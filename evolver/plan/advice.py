@@ -90,6 +90,8 @@ def _more_devices(case: Case) -> str:
                 "no change of the config makes it fit on this target;"
                 f" {count} devices would be enough"
             )
+    if not case.on_jax:
+        return f"no change of the config makes it fit, nor do {count} such devices"
     weights = BYTES[case.config.model.dtype] * case.sizes["parameters"]
     return (
         f"no change of the config makes it fit: the engine alone needs {weights / GIB:.0f} GiB for"

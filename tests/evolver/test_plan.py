@@ -485,6 +485,14 @@ def test_what_does_not_fit_comes_with_a_value_that_does(dtype):
     assert estimate.fits(replace(case, config=changed(case.config, *flags)))
 
 
+def test_advice_on_a_run_with_servers_does_not_name_the_engine_of_the_process():
+    """Device memory that holds not even a part of the weights, as of a CPU without a mesh."""
+    case = case_of("appworld_14b", "a100-80g:8")
+    tiny = replace(case.target.chip, memory=1 << 30)
+    case = replace(case, target=replace(case.target, chip=tiny))
+    assert advice.advise(case) == ["no change of the config makes it fit, nor do 64 such devices"]
+
+
 def test_a_compiled_program_replaces_the_estimate_and_a_refused_one_does_not_fit():
     case = case_of("appworld_7b", "a100-80g:8", *JAX)
     memory = {"temp": case.state["gradients"] + 5e9}
