@@ -129,7 +129,7 @@ class Recorder:
         metrics = self.numbers(metrics)
         run.step = step
         questioning = pool.state() if pool else None
-        if questioning and questioning["explorer"] != self._explored:
+        if questioning and not equal(questioning["explorer"], self._explored):
             self._explored = plain(questioning["explorer"])
         if questioning:
             questioning["explorer"] = self._explored
@@ -297,11 +297,10 @@ def states(run: Run, before: Json) -> Json:
     """
     found = {}
     for key, plug in remembering(run).items():
-        state, kept = plug.state(), before.get(key)
-        if kept is not None and kept == state:
-            found[key] = kept
+        state, kept = plug.state(), None
+        if key in before and equal(before[key], state):
+            found[key] = before[key]
             continue
-        kept = None
         with contextlib.suppress(TypeError, ValueError, RecursionError):
             kept = json.loads(json.dumps(state))
         if kept != state:
@@ -312,6 +311,13 @@ def states(run: Run, before: Json) -> Json:
             )
         found[key] = kept
     return found
+
+
+def equal(state: Any, noted: Any) -> bool:
+    """Return True if a state is known to be what was noted, which those with arrays are not."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return bool(state == noted)
+    return False
 
 
 def system_of(trajectories: Iterable[Trajectory]) -> str:
