@@ -129,9 +129,9 @@ class Recorder:
         metrics = self.numbers(metrics)
         run.step = step
         questioning = pool.state() if pool else None
-        if questioning and not equal(questioning["explorer"], self._explored):
-            self._explored = plain(questioning["explorer"])
         if questioning:
+            if not equal(questioning["explorer"], self._explored):
+                self._explored = plain(questioning["explorer"])
             questioning["explorer"] = self._explored
         self._updates = learner.updates(run.learner.state)
         noted = plain({
