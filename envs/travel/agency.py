@@ -1,4 +1,4 @@
-"""The tools of the travel agency: their specifications, preconditions and effects on the database.
+"""The tools of the travel agency: their specifications, preconditions and effects on the orders.
 
 The specifications do not mention the preconditions; as in a real service, an error names the
 missing call:
@@ -17,14 +17,13 @@ the order or, before a booking, of the flight.
 
 from __future__ import annotations
 
-import base64
-import sqlite3
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from envs.desk import Family, House, Refused, Tools, tool
 from envs.desk.tools import names, required
-from envs.travel.data import Order, data, image
+from envs.travel.data import Order, changed, data, image, orders_in
 from envs.values import Json
 
 LOOKS = names("flights people quote orders order seats")  # tools that change nothing
@@ -55,8 +54,8 @@ _FLIGHT, _PASSENGER, _ORDER = "flight id, like F12", "passenger id, like P12", "
 
 
 class Agency(Tools):
-    """A database and a memory of what the episode has seen of it. The arguments of the tools are
-    arbitrary texts.
+    """The orders of an agency and a memory of what the episode has seen of its database. The
+    arguments of the tools are arbitrary texts.
 
     A row of an answer ends with the word by which it is usually chosen and its id, because a small
     policy copies an id most reliably from right after the word it looks for.
@@ -87,16 +86,14 @@ class Agency(Tools):
     def __init__(self, seed: int, house: House | None = None):
         super().__init__(seed, house)
         self.start = data(seed)
-        # A connection that is filled again would be six times as fast, but the unused bytes of its
-        # snapshots depend on what it held before.
-        self._connection = sqlite3.connect(
-            ":memory:", isolation_level=None, check_same_thread=False
-        )
-        self._connection.deserialize(image(seed))
+        self.orders = dict(self.start.orders)
+        # A snapshot is the image that the episode began with and what was written since. A
+        # connection to SQLite for each episode would take longer than all of its calls.
+        self._image, self._written = image(seed), ()
 
     def snapshot(self) -> Json:
-        database = base64.b64encode(self._connection.serialize()).decode()
         memory = {key: sorted(values) for key, values in self.memory.items()}
+        database = changed(self._image, self._written)
         return {"agency": {"seed": self.seed, "database": database, "memory": memory}}
 
     @classmethod
@@ -104,11 +101,9 @@ class Agency(Tools):
         state = snapshot["agency"]
         agency = cls(state["seed"], house)
         agency.memory = {key: set(values) for key, values in state["memory"].items()}
-        agency._connection.deserialize(base64.b64decode(state["database"]))
+        agency._image = state["database"]
+        agency.orders = {order.id: order for order in orders_in(agency._image)}
         return agency
-
-    def close(self) -> None:
-        self._connection.close()
 
     def check(self, name: str, arguments: Json) -> None:
         required = self.required[name]
@@ -129,7 +124,7 @@ class Agency(Tools):
         """
         rows: list[list[Any]] = []
         new: list[Order] = []
-        for order in map(Order._make, self._rows("SELECT * FROM orders")):
+        for _, order in sorted(self.orders.items()):
             before = self.start.orders.get(order.id)
             if before is None:
                 new.append(order)
@@ -148,18 +143,17 @@ class Agency(Tools):
     # --- look-ups ---------------------------------------------------------------------------------
 
     def _flights(self, to: str) -> str:
-        rows = self._rows(
-            "SELECT city, price, fare, time, day, id FROM flights WHERE city = ? ORDER BY price", to
-        )
-        self.memory["found"].update(row[-1] for row in rows)
-        return "\n".join(" ".join(map(str, row)) for row in rows) or "no flights"
+        flights = self.start.flights_to(to)
+        self.memory["found"].update(flight.id for flight in flights)
+        rows = (f"{f.city} {f.price} {f.fare} {f.time} {f.day} {f.id}" for f in flights)
+        return "\n".join(rows) or "no flights"
 
     def _people(self, name: str) -> str:
-        rows = self._rows("SELECT id, name, card FROM passengers WHERE name = ?", name)
-        if not rows:
+        passenger = self.start.named(name)
+        if passenger is None:
             raise Refused("nobody has that name")
-        self.memory["people"].add(rows[0][0])
-        return " ".join(rows[0])
+        self.memory["people"].add(passenger.id)
+        return " ".join(passenger)
 
     def _quote(self, flight: str) -> str:
         self._need("found", flight)
@@ -168,13 +162,13 @@ class Agency(Tools):
 
     def _orders(self, passenger: str) -> str:
         self._need("people", passenger)
-        return self._show("p.id = ? AND o.status = 'open' LIMIT 3", passenger) or "no orders"
+        theirs = [o for _, o in sorted(self.orders.items()) if o.passenger == passenger]
+        return self._show([o for o in theirs if o.status == "open"][:3]) or "no orders"
 
     def _order(self, id: str) -> str:
-        text = self._show("o.id = ?", id)
-        if not text:
+        if id not in self.orders:
             raise Refused("no such order")
-        return text
+        return self._show([self.orders[id]])
 
     def _seats(self, order: str) -> str:
         flight = self._open(order)
@@ -187,22 +181,21 @@ class Agency(Tools):
         self._need_quote(flight)
         self._need("people", passenger)
         self.need_desk("book", flight)
-        booked = self._rows("SELECT count(*) FROM orders")[0][0] - len(self.start.orders)
+        booked = len(self.orders) - len(self.start.orders)
         if booked >= len(self.start.spare):
             raise Refused("too many orders")
         id = self.start.spare[booked]
-        self._rows("INSERT INTO orders VALUES (?, ?, ?, 0, '', 'open')", id, passenger, flight)
-        return self._show("o.id = ?", id)
+        return self._show([self._write(Order(id, passenger, flight))])
 
     def _cancel(self, order: str) -> str:
         self._open(order)
-        self._set("cancel", order, "status = 'cancelled'")
+        self._set("cancel", order, status="cancelled")
         return f"{order} cancelled"
 
     def _refund(self, order: str) -> str:
         if self.start.flights[self._open(order)].fare != "flex":
             raise Refused("a basic fare is not refunded")
-        self._set("refund", order, "status = 'refunded'")
+        self._set("refund", order, status="refunded")
         return f"{order} refunded"
 
     def _seat(self, order: str, seat: str) -> str:
@@ -210,57 +203,52 @@ class Agency(Tools):
         self._need("seats", f"{order} {flight}")
         if seat not in [free for free, _ in self._free(flight)]:
             raise Refused("that seat is not free")
-        self._set("seat", order, "seat = ?", seat)
+        self._set("seat", order, seat=seat)
         return f"{order} {seat}"
 
     def _bag(self, order: str) -> str:
         self._open(order)
-        if self._rows("SELECT bag FROM orders WHERE id = ?", order)[0][0]:
+        if self.orders[order].bag:
             raise Refused("it has a bag")
-        self._set("bag", order, "bag = 1")
+        self._set("bag", order, bag=1)
         return f"{order} bag"
 
     def _move(self, order: str, flight: str) -> str:
         if self._open(order) == flight:
             raise Refused("it is on that flight")
         self._need_quote(flight)
-        self._set("move", order, "flight = ?, seat = ''", flight)
-        return self._show("o.id = ?", order)
+        return self._show([self._set("move", order, flight=flight, seat="")])
 
     # --- helpers ----------------------------------------------------------------------------------
 
     def find(self, id: str) -> None:
-        if id not in self.start.flights and not self._rows("SELECT 1 FROM orders WHERE id = ?", id):
+        if id not in self.start.flights and id not in self.orders:
             raise Refused("no such order or flight")
 
-    def _rows(self, sql: str, *values: Any) -> list[tuple]:
-        return self._connection.execute(sql, values).fetchall()
-
-    def _set(self, tool: str, order: str, change: str, *values: str) -> None:
+    def _set(self, tool: str, order: str, **change: Any) -> Order:
         self.need_desk(tool, order)
-        self._rows(f"UPDATE orders SET {change} WHERE id = ?", *values, order)
+        return self._write(self.orders[order]._replace(**change))
 
-    def _show(self, where: str, value: str) -> str:
-        rows = self._rows(
-            "SELECT o.id, f.city, p.name, f.day, f.fare, o.bag, o.seat, o.status FROM orders o "
-            "JOIN passengers p ON p.id = o.passenger JOIN flights f ON f.id = o.flight WHERE "
-            f"{where}",
-            value,
-        )
-        self.memory["orders"].update(row[0] for row in rows)
+    def _write(self, order: Order) -> Order:
+        self.orders[order.id] = order
+        self._written += (order,)
+        return order
+
+    def _show(self, orders: Iterable[Order]) -> str:
         lines = []
-        for id, city, *words, bag, seat, status in rows:
-            words += ["bag"] * bag + [seat] * bool(seat) + [status] * (status != "open")
-            lines.append(" ".join([*words, city, id]))
+        for order in orders:
+            self.memory["orders"].add(order.id)
+            flight, name = self.start.flights[order.flight], self.start.passengers[order.passenger]
+            words = [name.name, flight.day, flight.fare, "bag" * order.bag, order.seat]
+            words += [order.status * (order.status != "open"), flight.city, order.id]
+            lines.append(" ".join(word for word in words if word))
         return "\n".join(lines)
 
     def _free(self, flight: str) -> list[tuple[str, str]]:
-        return self._rows(
-            "SELECT seat, kind FROM seats WHERE flight = ? AND seat NOT IN "
-            "(SELECT seat FROM orders WHERE flight = seats.flight AND status = 'open') ORDER BY "
-            "seat LIMIT 3",
-            flight,
-        )
+        open_ = [o for o in self.orders.values() if o.flight == flight and o.status == "open"]
+        taken = {order.seat for order in open_}
+        free = [pair for pair in self.start.seats[flight].items() if pair[0] not in taken]
+        return sorted(free)[:3]
 
     def _need(self, key: str, value: str) -> None:
         if value not in self.memory[key]:
@@ -274,10 +262,9 @@ class Agency(Tools):
         """Return the flight of an order. Raises Refused unless the order was shown before and is
         open."""
         self._need("orders", order)
-        flight, status = self._rows("SELECT flight, status FROM orders WHERE id = ?", order)[0]
-        if status != "open":
+        if self.orders[order].status != "open":
             raise Refused("the order is closed")
-        return flight
+        return self.orders[order].flight
 
 
 ARGUMENTS = required(Agency.schemas)

@@ -1,5 +1,6 @@
 """The seeded data of one travel agency, as rows and as a SQLite image."""
 
+import base64
 import functools
 import itertools
 import random
@@ -38,6 +39,10 @@ CREATE TABLE orders (id TEXT PRIMARY KEY, passenger TEXT, flight TEXT, bag INTEG
 status TEXT)
   WITHOUT ROWID;
 """
+_WRITE = (
+    "INSERT INTO orders VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET flight = "
+    "excluded.flight, bag = excluded.bag, seat = excluded.seat, status = excluded.status"
+)
 
 
 class Passenger(NamedTuple):
@@ -86,7 +91,12 @@ class Data:
         return sorted({flight.city for flight in self.flights.values()})
 
     def flights_to(self, city: str) -> list[Flight]:
-        return [flight for flight in self.flights.values() if flight.city == city]
+        """Return the flights to a city, whatever its capitals are, cheapest first."""
+        return [flight for flight in self.flights.values() if folded(flight.city) == folded(city)]
+
+    def named(self, name: str) -> Passenger | None:
+        """Return the passenger of this first name, whatever its capitals are."""
+        return next((p for p in self.passengers.values() if folded(p.name) == folded(name)), None)
 
     def orders_of(self, passenger: str) -> list[Order]:
         return [order for order in self.orders.values() if order.passenger == passenger]
@@ -131,9 +141,14 @@ def data(seed: int) -> Data:
     return Data(passengers, flights, seats, orders, tuple(order_ids[N_ORDERS:]))
 
 
+def folded(text: str) -> bytes:
+    """Return a text without its capitals of ASCII, as the NOCASE of the database compares it."""
+    return text.encode("utf-8", "surrogatepass").lower()
+
+
 @functools.lru_cache(maxsize=1024)
-def image(seed: int) -> bytes:
-    """Return the serialized SQLite database of a world seed."""
+def image(seed: int) -> str:
+    """Return the SQLite database of a world seed, serialized and in base64."""
     agency = data(seed)
     seats: list[tuple[str, str, str]] = []
     for flight, kinds in agency.seats.items():
@@ -150,9 +165,42 @@ def image(seed: int) -> bytes:
         marks = ",".join("?" * len(rows[0]))
         connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
     connection.commit()
-    image = connection.serialize()
+    return _closed(connection)
+
+
+@functools.lru_cache(maxsize=1024)
+def changed(image: str, written: tuple[Order, ...]) -> str:
+    """Return the image of a database after these orders were written, each new or in the place of
+    the one with its id."""
+    if not written:
+        return image
+    connection = _opened(image)
+    for order in written:
+        connection.execute(_WRITE, order)
+    return _closed(connection)
+
+
+@functools.lru_cache(maxsize=1024)
+def orders_in(image: str) -> tuple[Order, ...]:
+    """Return the orders in the image of a database."""
+    connection = _opened(image)
+    orders = connection.execute("SELECT * FROM orders").fetchall()
     connection.close()
-    return image
+    return tuple(map(Order._make, orders))
+
+
+def _opened(image: str) -> sqlite3.Connection:
+    # A connection that is filled again would be faster, but the unused bytes of its images would
+    # depend on what it held before.
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.deserialize(base64.b64decode(image))
+    return connection
+
+
+def _closed(connection: sqlite3.Connection) -> str:
+    serialized = connection.serialize()
+    connection.close()
+    return base64.b64encode(serialized).decode()
 
 
 def _flights(rng: random.Random) -> dict[str, Flight]:
