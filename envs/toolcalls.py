@@ -21,7 +21,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from envs import values
 from envs.values import MAX_DEPTH, Json, NotJson, NotText, Repeated, TooDeep, Unsafe
@@ -31,6 +31,7 @@ CLOSE = "</tool_call>"
 ESCAPED_CLOSE = r"<\/tool_call>"
 REFUSED = "\ufdd0"  # the key of a call that a reader refused; Unicode keeps it out of all texts
 THINK, END_THINK = "<think>", "</think>"
+LONG = 4000  # characters of a turn whose parts are not kept, as it hardly comes again
 
 _TAG = re.compile("|".join((OPEN, THINK, END_THINK)))
 # The beginning of an object, and a string with what follows it. Without backslashes between strings
@@ -136,10 +137,34 @@ def _past_strings(text: str, position: int) -> int:
 
 def parse(text: str) -> ParsedTurn:
     """Parse an assistant turn. Never raises: each parsing problem becomes an entry of `errors`."""
+    split = _split if len(text) < LONG else _split.__wrapped__
+    thought, content, parts = split(text)
+    turn = ParsedTurn(content, thought=thought)
+    for part in parts:
+        try:
+            if part.error:
+                raise ValueError(part.text)
+            turn.calls.append(_call(part.text))
+        except ValueError as error:
+            turn.errors.append(str(error))
+    return turn
+
+
+class _Part(NamedTuple):
+    """The text of a call, or what is wrong where one should be."""
+
+    text: str
+    error: bool = False
+
+
+@functools.lru_cache(maxsize=4096)
+def _split(text: str) -> tuple[str, str, tuple[_Part, ...]]:
+    """Return the thought, the content and the calls of a turn. Worlds, checks and replays read the
+    same turns."""
     start, end = _spoken(text)
-    turn = ParsedTurn("", thought=text[:start])
+    thought, parts = text[:start], []
     if end < len(text):
-        turn.errors.append(f"{THINK} without {END_THINK}")
+        parts.append(_Part(f"{THINK} without {END_THINK}", True))
     text, start = text[start:end], 0
     outside: list[str] = []
     while True:
@@ -147,7 +172,7 @@ def parse(text: str) -> ParsedTurn:
         opened = text.find(OPEN, start)
         before = text[start:] if opened < 0 else text[start:opened]
         if CLOSE in before:
-            turn.errors.append(f"{CLOSE} without {OPEN}")
+            parts.append(_Part(f"{CLOSE} without {OPEN}", True))
             before = before.replace(CLOSE, "")
         outside.append(before.strip())
         if opened < 0:
@@ -155,15 +180,11 @@ def parse(text: str) -> ParsedTurn:
         opened += len(OPEN)
         closed = text.find(CLOSE, _past_strings(text, opened))
         if closed < 0:
-            turn.errors.append(f"{OPEN} without {CLOSE}")
+            parts.append(_Part(f"{OPEN} without {CLOSE}", True))
             break
-        try:
-            turn.calls.append(_call(text[opened:closed]))
-        except ValueError as error:
-            turn.errors.append(str(error))
+        parts.append(_Part(text[opened:closed]))
         start = closed + len(CLOSE)
-    turn.content = "\n".join(part for part in outside if part)
-    return turn
+    return thought, "\n".join(part for part in outside if part), tuple(parts)
 
 
 def loads(body: str) -> Any:

@@ -13,13 +13,15 @@ afterwards stays as it was, because tokens that train must be those that were sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from models.files import BrokenFile, read_text
 from models.jinja import ChatError, Message, Tool
 from models.tokenizer import Tokenizer
 
+SHORT, MOST_KEPT = 2000, 4096  # characters of a text whose ids are kept, and how many texts
 SYSTEM_FILE = "system_message.txt"  # of a checkpoint: that with which its model was trained
 
 
@@ -31,8 +33,7 @@ def opening(
     messages: {"role": "system"|"user"|"assistant"|"tool", "content": str}; an assistant message may
     have `tool_calls` and `reasoning_content`. Raises ChatError.
     """
-    text = tokenizer.template.opening(messages, tools, **tokenizer.switches)
-    return tokenizer.encode_marked(text)
+    return _ids(tokenizer, tokenizer.template.opening, messages, tools)
 
 
 def system_message(folder: str | Path) -> str:
@@ -60,8 +61,21 @@ def observation(
     id, or "", of each call of the generation, for templates that repeat them before an answer.
     Raises ChatError.
     """
-    text = tokenizer.template.following(messages, calls, **tokenizer.switches)
-    return tokenizer.encode_marked(text)[closed:]
+    return _ids(tokenizer, tokenizer.template.following, messages, calls)[closed:]
+
+
+def _ids(tokenizer: Tokenizer, write: Callable[..., str], *arguments: Any) -> list[int]:
+    """Return the ids of what the template writes. Those of short texts are kept, because rollouts
+    of one task are shown the same, and rendering it takes as long as a small model's turn."""
+    key = f"{write.__name__}{arguments}{tokenizer.switches}"
+    ids = tokenizer.kept.get(key)
+    if ids is None:
+        ids = tokenizer.encode_marked(write(*arguments, **tokenizer.switches))
+        if len(key) < SHORT:
+            if len(tokenizer.kept) >= MOST_KEPT:
+                tokenizer.kept.clear()
+            tokenizer.kept[key] = ids
+    return list(ids)
 
 
 def reply(tokenizer: Tokenizer, message: Message | str) -> list[int]:

@@ -83,6 +83,7 @@ class Tokenizer:
         self.vocab_size = 1 + max(actual.values())
         self._longest = max(map(len, actual))  # characters of a token, which spells bytes or text
         self._header: list[int] = []  # of a turn, if it has the same ids alone
+        self.kept: dict[str, list[int]] = {}  # by models/chat.py: ids of what the template writes
         self.calls: str = self._settings.get("call_format", "")
         if not missing:
             self.endoftext, self.im_start, self.im_end = (added[name] for name in REQUIRED)

@@ -89,7 +89,8 @@ class Agency(Tools):
         self.orders = dict(self.start.orders)
         # A snapshot is the image that the episode began with and what was written since. A
         # connection to SQLite for each episode would take longer than all of its calls.
-        self._image, self._written = image(seed), ()
+        self._image = image(seed)
+        self._written: tuple[Order, ...] = ()
 
     def snapshot(self) -> Json:
         memory = {key: sorted(values) for key, values in self.memory.items()}

@@ -275,6 +275,8 @@ class _Episodes:
             path = tuple(moves[: k + 1])
             if path not in self._nodes:
                 node, _ = self._continue(path[:k], path[k:])
+                if node.ended:  # here the world knows its evaluation already
+                    self._ends[path] = self._end([True] * len(path))
                 node.snapshot = snapshot_of(self.world)
                 self._nodes[path] = node
             yield self._nodes[path]
@@ -288,9 +290,12 @@ class _Episodes:
         if path not in self._ends:
             known = max(k for k in range(len(path) + 1) if path[:k] in self._nodes)
             _, taken = self._continue(path[:known], path[known:])
-            evaluation = self.world.evaluate()
-            self._ends[path] = _End(evaluation, self._value(evaluation), [True] * known + taken)
+            self._ends[path] = self._end([True] * known + taken)
         return self._ends[path]
+
+    def _end(self, taken: list[bool]) -> _End:
+        evaluation = self.world.evaluate()
+        return _End(evaluation, self._value(evaluation), taken)
 
     def _continue(self, known: _Moves, moves: _Moves) -> tuple[_Node, list[bool]]:
         """Play `moves` after a walked prefix. Return the node without snapshot, and which moves

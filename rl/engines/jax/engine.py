@@ -7,6 +7,7 @@ bit-identical results.
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -81,6 +82,7 @@ class JaxEngine:
         self._executor = ThreadPoolExecutor(1) if threaded else None
         self._waiting: Requests = []
         self._running: dict[int, Request] = {}  # by slot
+        self._in_flight: dict[str, Request] = {}  # by session
         self._swap: tuple[Any, int, asyncio.Future[None]] | None = None
         self._task: asyncio.Task[None] | None = None
         self._round = 0
@@ -112,11 +114,13 @@ class JaxEngine:
         without a guide. Raises RequestFault if the guide or the stream raises anything.
         """
         self.check(prompt_ids, sampling)
-        if any(r.session == session and not r.future.done() for r in self._requests):
+        if (last := self._in_flight.get(session)) and not last.future.done():
             raise ValueError(f"session {session!r} already has a request in flight")
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         prompt = np.asarray(prompt_ids, np.int32)
-        self._waiting.append(Request(session, prompt, sampling, future, stream, guide))
+        request = Request(session, prompt, sampling, future, stream, guide)
+        self._in_flight[session] = request
+        self._waiting.append(request)
         self._runner.count(requests=1)
         self._wake()
         try:
@@ -124,11 +128,12 @@ class JaxEngine:
         finally:
             if future.cancelled():
                 self._runner.count(cancelled=1)
+            if self._in_flight.get(session) is request:
+                del self._in_flight[session]
 
     async def release(self, session: str) -> None:
-        for request in self._requests:
-            if request.session == session:
-                request.future.cancel()
+        if request := self._in_flight.get(session):
+            request.future.cancel()
         self._slots.of_session.pop(session, None)
 
     async def load(self, params: Any, version: int) -> None:
@@ -224,7 +229,7 @@ class JaxEngine:
             self._accept(*result)
 
     def _accept(self, request: Request, tokens: list[int], logprobs: list[float]) -> None:
-        if not np.all(np.isfinite(logprobs)):
+        if not all(map(math.isfinite, logprobs)):
             raise FloatingPointError(
                 f"the weights of version {self.version} give logits that are not finite"
             )
