@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -62,6 +62,30 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
 def write_json(path: str | Path, value: Any) -> None:
     """Replace the content of a file by a JSON value, for people to read."""
     write_atomically(path, json.dumps(value, indent=2) + "\n")
+
+
+class Written:
+    """A list of JSON values that are written already, within a value for `dumps`."""
+
+    def __init__(self, values: Sequence[str]):
+        self.values = values
+
+
+def dumps(value: Any) -> str:
+    """Return the JSON text of a value in which lists may be `Written`."""
+    found: list[Written] = []
+    mark = secrets.token_hex()
+
+    def place(held: Any) -> str:
+        if not isinstance(held, Written):
+            raise TypeError(f"Object of type {type(held).__name__} is not JSON serializable")
+        found.append(held)
+        return f"{mark}{len(found) - 1}"
+
+    text = json.dumps(value, default=place)
+    for n, held in enumerate(found):
+        text = text.replace(f'"{mark}{n}"', f"[{', '.join(held.values)}]", 1)
+    return text
 
 
 def opened(path: str | Path) -> BinaryIO:

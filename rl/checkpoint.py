@@ -27,6 +27,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from envs.values import Json
+from models.files import dumps
 
 CHECKSUM_LIMIT = 1 << 30  # bytes; the checksums of larger states are computed on their devices
 
@@ -88,8 +89,8 @@ class Checkpoints:
         metric: float | None = None,
         replace: bool = False,
     ) -> None:
-        """Write `state` (a pytree of arrays) and `manifest` (JSON) as one unit, unless the step
-        exists already.
+        """Write `state` (a pytree of arrays) and `manifest` (JSON, its lists also `Written`) as one
+        unit, unless the step exists already.
 
         replace: write it again if it exists; the earlier one is deleted once the new one is on
         disk. Returns once the arrays are copied, so the caller may donate them. A save that fails
@@ -105,7 +106,7 @@ class Checkpoints:
             if step in self._manager.all_steps():
                 self._move(step, self.directory / "replaced" / str(step))
             record = {"step": step, "checksums": checksums(state), "manifest": manifest}
-            text = json.dumps(record)
+            text = dumps(record)
             best = None
             if metric is not None:
                 best = {"best": metric, "digest": _digest(repr(metric))}

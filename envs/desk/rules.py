@@ -48,7 +48,7 @@ class Family:
     id: str
     refusal: str = "not ready"
 
-    @property
+    @functools.cached_property
     def operations(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.tools.values()))
 

@@ -92,11 +92,22 @@ class Data:
 
     def flights_to(self, city: str) -> list[Flight]:
         """Return the flights to a city, whatever its capitals are, cheapest first."""
-        return [flight for flight in self.flights.values() if folded(flight.city) == folded(city)]
+        return self._by_city.get(folded(city), [])
 
     def named(self, name: str) -> Passenger | None:
         """Return the passenger of this first name, whatever its capitals are."""
-        return next((p for p in self.passengers.values() if folded(p.name) == folded(name)), None)
+        return self._by_name.get(folded(name))
+
+    @functools.cached_property
+    def _by_city(self) -> dict[bytes, list[Flight]]:
+        found: dict[bytes, list[Flight]] = {}
+        for flight in self.flights.values():
+            found.setdefault(folded(flight.city), []).append(flight)
+        return found
+
+    @functools.cached_property
+    def _by_name(self) -> dict[bytes, Passenger]:
+        return {folded(passenger.name): passenger for passenger in self.passengers.values()}
 
     def orders_of(self, passenger: str) -> list[Order]:
         return [order for order in self.orders.values() if order.passenger == passenger]

@@ -1,12 +1,34 @@
 """JSON-lines files that survive a crash, with errors that name the line."""
 
 import itertools
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from models.files import LONGEST, BrokenFile, loads, opened
+
+
+class KeptLines:
+    """The JSON of records that nobody changes, such as tasks. It is kept, because a run that holds
+    very many of them writes them again at each of its checkpoints."""
+
+    def __init__(self, *, ascii: bool = True):
+        """ascii: escape all other characters."""
+        self._ascii = ascii
+        # by the identity of a record, which nothing else has while it is held here
+        self._kept: dict[int, tuple[Any, str]] = {}
+
+    def of(self, records: Sequence[Any]) -> list[str]:
+        """Return the JSON of each record; that of others is forgotten, if they are many."""
+        if len(self._kept) > 2 * len(records):
+            self._kept = {id(r): self._kept[id(r)] for r in records if id(r) in self._kept}
+        for record in records:
+            if id(record) not in self._kept:
+                line = json.dumps(record, ensure_ascii=self._ascii)
+                self._kept[id(record)] = record, line
+        return [self._kept[id(record)][1] for record in records]
 
 
 def append_line(path: str | Path, line: str, *, sync: bool = False) -> None:

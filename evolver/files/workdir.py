@@ -33,7 +33,7 @@ from envs.values import text
 from envs.world import Task, repeated
 from evolver.files import formats
 from evolver.files.formats import Record
-from evolver.files.lines import append_line, read_jsonl
+from evolver.files.lines import KeptLines, append_line, read_jsonl
 from evolver.files.rollout_files import ENDING, write_rollouts
 from models.files import BrokenFile, loads, read_whole, write_atomically
 from rl.evaluation import Scores
@@ -58,6 +58,7 @@ class Workdir:
 
     def __init__(self, path: str | Path, *, writes: bool = True):
         self.path, self.writes, self._held = Path(path), writes, -1
+        self.task_lines = KeptLines(ascii=False)
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -224,7 +225,7 @@ class Workdir:
         tasks."""
         if card:
             self._write("tasks.md", card)
-        lines = (json.dumps(vars(task), ensure_ascii=False) for task in tasks)
+        lines = self.task_lines.of([vars(task) for task in tasks])
         self._write("tasks.jsonl", "".join(f"{line}\n" for line in lines))
 
     def rewind(self, step: int, *, finished: bool = True) -> None:

@@ -15,7 +15,7 @@ from usearch.index import MetricKind, search
 
 from envs.values import Json
 from evolver.files import formats
-from evolver.files.lines import read_jsonl
+from evolver.files.lines import KeptLines, read_jsonl
 from evolver.llm.embedders import Embedder
 from evolver.navigating import Experience
 from models.files import BrokenFile, write_atomically
@@ -40,6 +40,8 @@ class ExperiencePool:
         self.embedder = embedder
         self.splits: set[str] = set()  # of all tasks that experience was extracted from
         self._experiences: dict[str, Experience] = {}  # by their ids, in the order of arrival
+        self._records: dict[str, Json] = {}  # what `state` returned last
+        self.lines = KeptLines()  # of these records
         # their vectors, in the same order, and room for more
         self._rows_ND = np.zeros((0, embedder.dims), np.float32)
 
@@ -85,6 +87,8 @@ class ExperiencePool:
 
     def remove(self, ids: Sequence[str]) -> None:
         """Remove experiences. Raises KeyError for an id that is not in the pool."""
+        if not ids:  # to copy the vectors of a large pool takes long
+            return
         gone = {id: self._experiences[id] for id in ids}
         self._rows_ND = self._vectors_ND[[id not in gone for id in self._experiences]]
         for id in gone:
@@ -121,9 +125,13 @@ class ExperiencePool:
         return useless
 
     def state(self) -> Json:
-        """Return everything as JSON values."""
-        experiences = [e.to_dict() for e in self.all()]
-        return {"splits": sorted(self.splits), "experiences": experiences}
+        """Return everything as JSON values. The record of an experience that did not change since
+        the last call is the same object."""
+        last, self._records = self._records, {}
+        for id, experience in self._experiences.items():
+            record = last.get(id, {})
+            self._records[id] = record if record == vars(experience) else experience.to_dict()
+        return {"splits": sorted(self.splits), "experiences": [*self._records.values()]}
 
     def load_state(self, state: Json) -> None:
         """Replace the pool by the one that `state` was taken from."""
@@ -139,8 +147,8 @@ class ExperiencePool:
         state = self.state()
         records = state.pop("experiences")
         header = {"format": formats.POOL_FORMAT, "size": len(self), **state}
-        lines = [json.dumps(line) + "\n" for line in (header, *records)]
-        write_atomically(folder / "experiences.jsonl", "".join(lines))
+        lines = [json.dumps(header), *self.lines.of(records), ""]
+        write_atomically(folder / "experiences.jsonl", "\n".join(lines))
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote. Raises what `read_pool` does."""

@@ -21,6 +21,7 @@ from evolver.metrics import Metrics, faults_of, timed
 from evolver.phases import learning
 from evolver.phases.evaluation import begun
 from evolver.processes import hosts
+from models.files import Written
 from rl import learner
 from rl.checkpoint import CheckpointError, Checkpoints
 from rl.evaluation import Scores, measures
@@ -258,8 +259,22 @@ class Recorder:
         if listed != self._listed:  # most steps change none of the tasks, which may be very many
             run.workdir.log_tasks(*listed)
             self._listed = listed
-        self.checkpoints.save(run.step, arrays(run), self.manifest, metric=metric, replace=replace)
+        written = self._written()
+        self.checkpoints.save(run.step, arrays(run), written, metric=metric, replace=replace)
         self._saved_at = time.monotonic()
+
+    def _written(self) -> Json:
+        """Return the manifest with its tasks and experience as JSON, of which most is kept since
+        the last checkpoint."""
+        manifest, run = dict(self.manifest), self.run
+        if tasks := manifest.get("questioning"):
+            lines = run.workdir.task_lines.of(tasks["tasks"])
+            manifest["questioning"] = tasks | {"tasks": Written(lines)}
+        experience = manifest.get("navigating")
+        if experience and run.navigating:
+            lines = run.navigating.pool.lines.of(experience["experiences"])
+            manifest["navigating"] = experience | {"experiences": Written(lines)}
+        return manifest
 
     def write_rollouts(
         self,

@@ -72,6 +72,10 @@ class TaskPool:
         # template -> the answers of its tasks, and the sums of their results
         self._answers: defaultdict[str, list[str]] = defaultdict(list)
         self._by_template: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+        # numbers of tasks: by difficulty and kind of answer, by world, by goal with hidden calls
+        self._kinds: Counter[str] = Counter()
+        self._worlds: Counter[str] = Counter()
+        self._rules: Counter[str] = Counter()
         self.duplicates = Duplicates(self.overlap, self.seeds)
         for task in tasks:
             self._add(task)
@@ -82,6 +86,10 @@ class TaskPool:
     def _add(self, task: Task) -> None:
         self.tasks[task.id] = task
         self.duplicates.add(task)
+        self._kinds.update((f"difficulty/{task.difficulty}", f"answers/{answer_kind(task)}"))
+        self._worlds[task.env] += 1
+        if calls := task.meta.get("prerequisites"):
+            self._rules[f"{_template(task)} after {', '.join(calls)}"] += 1
         answer = answer_of(task)
         if answer is not None:
             self._answers[_template(task)].append(answer)
@@ -256,27 +264,16 @@ class TaskPool:
         rates = [won / tried for won, tried in self.results.values() if tried]
         figures["pool"] = len(self.tasks)
         figures["learnable_rate"] = sum(0 < rate < 1 for rate in rates) / max(len(rates), 1)
-        figures["hidden_rule_rate"] = self._hidden_rules().total() / max(len(self.tasks), 1)
+        figures["hidden_rule_rate"] = self._rules.total() / max(len(self.tasks), 1)
         figures["guessable_rate"] = guessable / max(tried, 1)
-        worlds = Counter(task.env for task in self.tasks.values())
-        figures |= {f"pool/world_{world}": n for world, n in worlds.items() if len(worlds) > 1}
-        for task in self.tasks.values():
-            for name in (f"difficulty/{task.difficulty}", f"answers/{answer_kind(task)}"):
-                figures[name] = figures.get(name, 0.0) + 1
+        worlds = self._worlds if len(self._worlds) > 1 else {}
+        figures |= {f"pool/world_{world}": n for world, n in worlds.items()}
+        figures |= self._kinds
         return {f"questioning/{name}": float(figure) for name, figure in figures.items()}
-
-    def _hidden_rules(self) -> Counter[str]:
-        """Return the goals that need calls which the query does not name: {"lend after pay": its
-        tasks}."""
-        rules: Counter[str] = Counter()
-        for task in self.tasks.values():
-            if task.meta.get("prerequisites"):
-                rules[f"{_template(task)} after {', '.join(task.meta['prerequisites'])}"] += 1
-        return rules
 
     def card(self) -> str:
         """Return a description of the tasks, in Markdown."""
-        tasks, rules = list(self.tasks.values()), self._hidden_rules()
+        tasks, rules = list(self.tasks.values()), self._rules
         guessable, tried = self._guessed
         rows = {
             "tasks": len(tasks),

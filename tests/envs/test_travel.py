@@ -1,11 +1,13 @@
 """The travel agency: success depends on the final state and the answer only, and inaction never
 succeeds. What it shares with other worlds is in test_desk.py."""
 
+import base64
 import collections
 import functools
 import json
 import random
 import re
+import sqlite3
 import string
 
 import pytest
@@ -19,7 +21,7 @@ from envs.hints import when_text
 from envs.toolcalls import call_text
 from envs.travel import Travel, demos, plain
 from envs.travel.agency import Agency
-from envs.travel.data import data, image
+from envs.travel.data import Order, changed, data, image, orders_in
 from envs.travel.demos import compositions, demonstrate, reserved
 from envs.travel.profile import (
     PHRASES,
@@ -371,6 +373,22 @@ def test_worlds_are_seeded_and_unambiguous():
     assert image(1) != image(2)
     data.cache_clear()
     assert data(199) == agency
+
+
+def test_snapshots_are_those_of_a_database_that_was_changed_by_statements():
+    first, second = list(data(3).orders.values())[:2]
+    new = Order(data(3).spare[0], first.passenger, second.flight)
+    bag, cancelled = first._replace(bag=1), second._replace(status="cancelled")
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.deserialize(base64.b64decode(image(3)))
+    connection.execute("UPDATE orders SET bag = 1 WHERE id = ?", [first.id])
+    connection.execute("INSERT INTO orders VALUES (?, ?, ?, 0, '', 'open')", new[:3])
+    connection.execute("UPDATE orders SET status = 'cancelled' WHERE id = ?", [second.id])
+    assert base64.b64decode(changed(image(3), (bag, new, cancelled))) == connection.serialize()
+    expected = data(3).orders | {order.id: order for order in (bag, new, cancelled)}
+    assert {order.id: order for order in orders_in(changed(image(3), (bag, new, cancelled)))} == (
+        expected
+    )
 
 
 # Answers.

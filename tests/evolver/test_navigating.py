@@ -60,6 +60,14 @@ def loaded(folder) -> ExperiencePool:
     return pool
 
 
+def test_records_of_experience_that_did_not_change_are_the_same_objects():
+    pool = pool_of(lesson("look"), lesson("lend"))
+    first, second = pool.state()["experiences"]
+    pool.all()[0].sources.append("another")  # whoever changes one
+    changed, same = pool.state()["experiences"]
+    assert same is second and first["sources"] == ["t"] and changed["sources"] == ["t", "another"]
+
+
 def nearest(pool: ExperiencePool, query: str, k: int = 1, **options) -> list:
     return pool.search([query], k, **options)[0]
 

@@ -15,6 +15,7 @@ from envs.toolcalls import call_text
 from envs.world import Evaluation, Task
 from evolver.build import RunError
 from evolver.files import rollout_files as files
+from evolver.files.lines import KeptLines
 from evolver.files.rollout_files import (
     RolloutFile,
     index_path,
@@ -28,7 +29,7 @@ from evolver.phases import record as record_phase
 from evolver.phases.learning import note_tokens
 from evolver.phases.record import Recorder
 from experiments.view.text import rollout_lines
-from models.files import BrokenFile
+from models.files import BrokenFile, Written, dumps
 from rl.packing import pack
 from rl.samples import samples
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
@@ -187,6 +188,17 @@ def test_tasks_are_written_again_only_where_they_changed():
     pool.tasks = {"t1": replace(tasks[1], query="Find it again.")}
     Recorder.save(recorder)
     assert run.workdir.log_tasks.call_count == 2 and recorder.checkpoints.save.call_count == 3
+
+
+def test_kept_lines_are_written_like_the_records_themselves():
+    lines, records = KeptLines(), [{"text": HOSTILE, "n": n, "of": {"deep": [n]}} for n in range(9)]
+    for _ in range(6):
+        value = {"a": [records, "0"], "b": HOSTILE}
+        assert dumps(value | {"a": [Written(lines.of(records)), "0"]}) == json.dumps(value)
+        assert dumps([Written([])]) == "[[]]"
+        records = [{"text": "new", "n": -1, "of": {}}, *records[2:]]  # the first was forgotten
+    with pytest.raises(TypeError, match="object is not JSON serializable"):
+        dumps({"a": object()})
 
 
 def test_a_state_that_is_still_equal_is_not_copied_again(monkeypatch):
