@@ -12,7 +12,7 @@ from envs.values import Json
 
 
 class Travel(DeskWorld):
-    """A small travel agency over SQLite. In dev and test a third of the tasks above level 1 have
+    """A small travel agency. In dev and test a third of the tasks above level 1 have
     held-out templates."""
 
     desk = Desk(
