@@ -14,6 +14,7 @@ interface:
 import functools
 import importlib
 import inspect
+import itertools
 import operator
 import os
 import sys
@@ -227,6 +228,11 @@ def problems(key: str, name: str, args: Args) -> list[str]:
         found.append(f"it takes no positional argument; the run gives it {kind.given}")
     call = f"The call is {signature(name, target)}"
     return [f"config.{key}.args: {'; '.join(found)}. {call}"] if found else []
+
+
+def problems_in(config: Any) -> list[str]:
+    """Return what is wrong with the plugs of a config, a message each."""
+    return [*itertools.chain.from_iterable(itertools.starmap(problems, in_config(config)))]
 
 
 def lacks(target: type, kind: Kind) -> list[str]:

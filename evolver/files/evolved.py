@@ -1,7 +1,7 @@
 """The report of --mode=evolve: what the policy could do before and after each stage."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,10 @@ def rule_lines(folder: Path, rules: Mapping[tuple[str, str], int], solutions: in
         f"Rules that solutions of the explorer need ({solutions} were played without a call):",
     ]
     for (call, later), count in Counter(dict(rules)).most_common(5):
-        kept = [sum(in_order(record, call, later) for record in part) for part in (first, last)]
+        before, after = in_order(first, call, later), in_order(last, call, later)
         lines.append(
             f"  {call} before {later}: {count} solutions; of {len(last)} greedy held-out rollouts"
-            f" {kept[0]} do both in this order before training, {kept[1]} after"
+            f" {before} do both in this order before training, {after} after"
         )
     return lines
 
@@ -68,15 +68,16 @@ def greedy(folder: Path, which: Any) -> list[Record]:
     return [record for record in records if record["fate"] == "greedy"]
 
 
-def in_order(record: Record, first: str, later: str) -> bool:
-    """Return True if a rollout called one tool and then the other, both without an error."""
-    names = [
-        call["name"]
-        for turn in record["turns"]
-        if not turn["info"].get("errors")
-        for call in turn["info"].get("calls", ())
-    ]
-    return first in names and later in names[names.index(first) :]
+def in_order(records: Sequence[Record], first: str, later: str) -> int:
+    """Return how many rollouts called one tool and then the other, both without an error."""
+    count = 0
+    for record in records:
+        names: list[str] = []
+        for turn in record["turns"]:
+            if not turn["info"].get("errors"):
+                names += [call["name"] for call in turn["info"].get("calls", ())]
+        count += first in names and later in names[names.index(first) :]
+    return count
 
 
 def written_rollouts(folder: Path) -> str:

@@ -354,14 +354,17 @@ def plot_fates(axes: Any, metrics: Sequence[Metrics]) -> None:
     if not lines:
         axes.set_visible(False)
         return
-    count_FS = [[line.get(f"ledger/{fate}", 0) for line in lines] for fate in FATES]
-    share_FS = np.array(count_FS) / [line["ledger/rollouts"] for line in lines]
-    share_FS[-1] = np.clip(1 - share_FS.sum(axis=0), 0, None)  # "other" is no key of the ledger
-    there = share_FS.max(axis=1) > 1e-6
-    names = np.array([fate.replace("_", " ") for fate in FATES])[there]
+    shares, rest_S = {}, np.ones(len(lines))
+    for fate in FATES:
+        share_S = np.array(
+            [line.get(f"ledger/{fate}", 0) / line["ledger/rollouts"] for line in lines]
+        )
+        shares[fate], rest_S = 100 * share_S, rest_S - share_S
+    shares["other"] = 100 * np.clip(rest_S, 0, None)  # which is no key of the ledger
+    shown = {fate: share_S for fate, share_S in shares.items() if share_S.max() > 1e-4}
     axes.stackplot(
-        [line["step"] for line in lines], 100 * share_FS[there], labels=names,
-        colors=np.array([*FATES.values()])[there], linewidth=0,
+        [line["step"] for line in lines], *shown.values(), linewidth=0,
+        labels=[fate.replace("_", " ") for fate in shown], colors=[FATES[fate] for fate in shown],
     )  # fmt: skip
     axes.set(ylim=(0, 100), ylabel="rollouts, %")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)

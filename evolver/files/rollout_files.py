@@ -14,6 +14,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO
 
@@ -169,7 +170,8 @@ def index_of(records: Sequence[Record]) -> Record:
     """Return {"format", "count", "columns": {name: one value per record}, "queries": {task: its
     words}}."""
     rows = [_row(record) for record in records]
-    columns = {name: [row[name] for row in rows] for name in formats.Columns.__annotations__}
+    names = formats.Columns.__annotations__
+    columns = {name: [*map(itemgetter(name), rows)] for name in names}
     queries = {record["task"]: record["query"][:MAX_CHARS] for record in records}
     return {"format": FORMAT, "count": len(records), "columns": columns, "queries": queries}
 

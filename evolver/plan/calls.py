@@ -51,11 +51,10 @@ def bill(config: Any, originals: int = 0, held_out: int = 0) -> dict[str, Calls]
     and ValueError if config.llm.prices cannot be read.
     """
     prices = read_prices(config.llm.prices)
-    chosen = {key: name for key, name, _ in plugs.in_config(config)}
     counts, result = _counts(config, originals, held_out), {}
     for role, asked in role_settings(config).items():
         key, names, episodes = COUNTED[role]
-        least, most = counts[role] if chosen[key] in names else (0, math.inf)
+        least, most = counts[role] if plugs.chosen(config, key)[1] in names else (0, math.inf)
         number = least if math.isinf(most) else most
         tokens, answer = episodes * EPISODE * config.rollout.context, min(ANSWER, asked.max_tokens)
         if role == "reranker":
@@ -100,8 +99,8 @@ def grading(config: Any) -> tuple[int, float]:
     q, rollouts = config.questioning, config.rollout.tasks * config.rollout.group
     judged = round(q.share * config.rollout.tasks) * config.rollout.group
     roles = {"judge": judged, "step_judge": rollouts}
-    asked = [role for role, settings in role_settings(config).items() if not settings.is_policy]
-    count = sum(roles.get(role, 0) for role in asked)
+    asked = role_settings(config).items()
+    count = sum(roles.get(role, 0) for role, settings in asked if not settings.is_policy)
     return count, math.ceil(count / config.llm.concurrency) * SECONDS
 
 

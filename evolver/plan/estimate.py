@@ -300,9 +300,8 @@ def step_seconds(case: Case) -> float:
 
 def halves(case: Case) -> tuple[float, float]:
     """Return the expected seconds of the rollouts and of the learner in a step."""
-    parts = (rollout_phases(case), learner_phases(case))
-    rollouts, learner = (sum(phase.expected for phase in part.values()) for part in parts)
-    return rollouts, learner
+    rollouts = sum(phase.expected for phase in rollout_phases(case).values())
+    return rollouts, sum(phase.expected for phase in learner_phases(case).values())
 
 
 def overheads(case: Case) -> dict[str, float]:
@@ -317,7 +316,7 @@ def overheads(case: Case) -> dict[str, float]:
     sent, rate = weight_sync(case)
     between = c.checkpoint.every * step_seconds(case)
     late = max(0.0, case.sizes["checkpoint"] / DISK - between)
-    rollouts = sum(phase.expected for phase in rollout_phases(case).values())
+    rollouts, _ = halves(case)
     return {
         "offload": c.steps * moved / case.target.chip.bus,
         "weight sync": c.steps * sent / rate,

@@ -84,12 +84,11 @@ def device_shortage(case: Case) -> list[str]:
     counted = ["parameters", "optimizer", "reference", "gradients"]
     if case.on_jax:  # a server allocates its own memory
         counted += ["engine weights", "KV cache"]
-    rows = [{kind: row[kind] for kind in counted if row[kind]} for row in memory(case).values()]
-    worst = max(rows, key=lambda row: sum(row.values()))
-    needed = sum(worst.values())
+    worst = max(memory(case).values(), key=lambda row: sum(row[kind] for kind in counted))
+    needed = sum(worst[kind] for kind in counted)
     if needed <= chip.memory:
         return []
-    held = ", ".join(f"{kind} {size(count)}" for kind, count in worst.items())
+    held = ", ".join(f"{kind} {size(worst[kind])}" for kind in counted if worst[kind])
     whole = chip.memory / USUAL_SHARE * (1 - SPARE)
     hints = advise(case)
     if chip.platform == "cuda" and not own_share() and needed <= whole:

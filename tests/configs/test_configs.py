@@ -25,7 +25,7 @@ from rl.losses import AGGREGATES
 from tests.configs import config_of, mistakes
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("__init__", "base", "keys", "meshes")
+PARTS = ("__init__", "base", "keys", "language_models", "meshes")
 # configs of imitation, which have keys of their own (tests/experiments/test_imitation.py)
 IMITATION = ("imitation", "base_policy")
 FILES = [
@@ -45,9 +45,8 @@ ARGUMENTS = {
 }
 ARGUMENTS |= dict.fromkeys(PAPER, ("original", "q", "hybrid", "qn", "qa", "all"))
 VARIANTS = [p.stem for p in FILES]
-VARIANTS += [
-    f"{name}:{argument}" for name, arguments in ARGUMENTS.items() for argument in arguments
-]
+for name, arguments in ARGUMENTS.items():
+    VARIANTS += [f"{name}:{argument}" for argument in arguments]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -75,12 +74,10 @@ def attributes(path: Path) -> set[str]:
     are replaced by what they stand for. What `arguments(target, a.b)` passes by name is "a.b" with
     each parameter of the target, and `plugged(config, "a.b")` reads "a.b"."""
     tree, found = ast.parse(path.read_text()), set()
-    origins = {
-        alias.name: node.module
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    origins = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            origins |= {alias.name: node.module for alias in node.names}
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, functions))):
         names = {}

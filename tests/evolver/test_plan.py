@@ -40,13 +40,27 @@ from rl import learner
 from tests.configs import changed, config_of
 
 ROOT = Path(__file__).parents[2]
-
-
 JAX = ("engine.name=jax", "engine.slots=4")
 
 
 def case_of(name: str, target: str, *overrides: str) -> cases.Case:
     return cases.case_of(config_of(name, *overrides), target)
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    """As on a machine where none is installed."""
+    monkeypatch.setenv("EVOLVER_PLAN_PYTHON", "/nowhere/python")
+
+
+def flagship(*overrides: str) -> cases.Case:
+    """The paper's main config on its eight devices."""
+    return case_of("appworld_14b", "a100-80g:8", *overrides)
+
+
+def small(*overrides: str) -> cases.Case:
+    """Its smaller model there, with the engine of the process."""
+    return case_of("appworld_7b", "a100-80g:8", *JAX, *overrides)
 
 
 # --- targets --------------------------------------------------------------------------------------
@@ -146,7 +160,7 @@ def test_attention_within_samples_takes_memory_for_each_of_them():
 
 
 def test_the_state_is_spread_over_the_mesh():
-    case = case_of("appworld_14b", "a100-80g:8", "optim.offload=False")
+    case = flagship("optim.offload=False")
     held, count = case.state["parameters"], qwen.parameter_count(case.shape)
     assert held == pytest.approx(4 * count / 8, rel=1e-3)  # biases are not spread
     assert case.state["optimizer"] == pytest.approx(2 * held)
@@ -434,8 +448,7 @@ def test_a_plan_shows_the_prompts_of_the_plugs_in_use(paid):
     assert "\nprompt " not in plan.plan(config_of("quickstart"), "runs/x")
 
 
-def test_a_plan_has_one_bill_with_and_without_a_target(paid, monkeypatch):
-    monkeypatch.setenv("EVOLVER_PLAN_PYTHON", str(ROOT / "no" / "python"))
+def test_a_plan_has_one_bill_with_and_without_a_target(paid, no_compiler):
     bill = "\n  ".join(calls.lines(paid, *facts.task_counts(paid)[:2]))
     for target in ("", "a100-80g:8"):
         text = plan.plan(paid, "runs/x", target)
@@ -446,39 +459,37 @@ def test_a_plan_has_one_bill_with_and_without_a_target(paid, monkeypatch):
 
 
 def test_7b_fits_eight_devices_of_80_gb_beside_the_engine():
-    case = case_of("appworld_7b", "a100-80g:8", *JAX)
+    case = small()
     assert estimate.fits(case) and estimate.sequences(case) >= 4
 
 
 def test_14b_fits_eight_devices_of_80_gb_beside_vllm_with_its_moments_on_the_host():
-    case = case_of("appworld_14b", "a100-80g:8")
+    case = flagship()
     assert case.engine.shared and estimate.fits(case)
-    kept = ("optim.offload=False", "loss.reference=device")
-    assert not estimate.fits(case_of("appworld_14b", "a100-80g:8", *kept))
+    assert not estimate.fits(flagship("optim.offload=False", "loss.reference=device"))
 
 
 def test_learner_and_servers_that_take_turns_have_the_memory_one_after_the_other():
     flags = "engine.vllm.flags=--gpu-memory-utilization 0.6"
-    beside = case_of("appworld_14b", "a100-80g:8", flags)
+    beside = flagship(flags)
     assert not estimate.fits(beside)
     assert "--config.engine.vllm.sleep=True" in advice.advise(beside)[0]
-    nccl = case_of("appworld_14b", "a100-80g:8", flags, "engine.vllm.transfer=nccl")
+    nccl = flagship(flags, "engine.vllm.transfer=nccl")
     assert not any("sleep" in line for line in advice.advise(nccl))  # a run would refuse it
-    case = case_of("appworld_14b", "a100-80g:8", flags, "engine.vllm.sleep=True")
+    case = flagship(flags, "engine.vllm.sleep=True")
     assert estimate.fits(case) and estimate.sleep_seconds(case)
     assert "learner and servers take turns" in report.render(case)
     for phase, row in estimate.memory(case).items():
         servers = row["engine weights"] + row["KV cache"]
         assert bool(servers) == (phase in ("prefill", "decode"))
     elsewhere = "engine.vllm.urls=('http://10.0.0.1:8000',)"
-    moved = case_of("appworld_14b", "a100-80g:8", "engine.vllm.sleep=True", elsewhere)
+    moved = flagship("engine.vllm.sleep=True", elsewhere)
     assert not estimate.sleep_seconds(moved)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_what_does_not_fit_comes_with_a_value_that_does(dtype):
-    values = (*JAX, "engine.slots=400", f"engine.cache_dtype={dtype}")
-    case = case_of("appworld_7b", "a100-80g:8", *values)
+    case = small("engine.slots=400", f"engine.cache_dtype={dtype}")
     (line,) = advice.advise(case)
     assert "would fit" in line and "--config.engine" in line
     flags = re.findall(r"--config\.(\S+)", line)
@@ -487,14 +498,14 @@ def test_what_does_not_fit_comes_with_a_value_that_does(dtype):
 
 def test_advice_on_a_run_with_servers_does_not_name_the_engine_of_the_process():
     """Device memory that holds not even a part of the weights, as of a CPU without a mesh."""
-    case = case_of("appworld_14b", "a100-80g:8")
+    case = flagship()
     tiny = replace(case.target.chip, memory=1 << 30)
     case = replace(case, target=replace(case.target, chip=tiny))
     assert advice.advise(case) == ["no change of the config makes it fit, nor do 64 such devices"]
 
 
 def test_a_compiled_program_replaces_the_estimate_and_a_refused_one_does_not_fit():
-    case = case_of("appworld_7b", "a100-80g:8", *JAX)
+    case = small()
     memory = {"temp": case.state["gradients"] + 5e9}
     update = {"memory": memory, "collectives": {"all-gather": (10, 45e9)}, "seconds": 1.0}
     compiled = replace(case, compiled={"jax": "0", "phases": {"update": update}})
@@ -507,8 +518,7 @@ def test_a_compiled_program_replaces_the_estimate_and_a_refused_one_does_not_fit
     assert not estimate.fits(case) and "RESOURCE_EXHAUSTED" in report.render(case)
 
 
-def test_without_a_compiler_the_plan_is_arithmetic_and_says_so(monkeypatch):
-    monkeypatch.setenv("EVOLVER_PLAN_PYTHON", str(ROOT / "no" / "python"))
+def test_without_a_compiler_the_plan_is_arithmetic_and_says_so(no_compiler):
     case = case_of("appworld_7b", "v5p:8", *JAX)
     text = plan.plan(case.config, "runs/x", "v5p:8")
     for words in ("arithmetic only", "make plan-tpu", "memory of the fullest device", "verdict"):

@@ -17,7 +17,7 @@ from evolver import plan
 from evolver.config.derived import xla_flags
 from evolver.plan import advice, estimate, preflight, report, targets
 from evolver.plan.targets import GIB
-from tests.evolver.test_plan import case_of
+from tests.evolver.test_plan import case_of, flagship
 
 TARGET = "a100-80g:8"
 # learner and servers in turns, each with most of a GPU
@@ -41,50 +41,49 @@ def roomy(monkeypatch):
     return have
 
 
+@pytest.fixture
+def gpus(roomy, monkeypatch):
+    """Such a machine with NVIDIA GPUs, and nothing said about them."""
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl")
+    for name in (preflight.SHARE, preflight.ALLOCATOR, preflight.FLAGS):
+        monkeypatch.setenv(name, "")  # so that what the test sets does not stay
+        monkeypatch.delenv(name)
+
+
 @pytest.fixture(scope="module")
 def case():
-    return case_of("appworld_14b", TARGET)
+    return flagship()
 
 
 class TestVariables:
-    def test_who_takes_turns_with_servers_returns_what_it_frees(
-        self, roomy, monkeypatch, tmp_path, capsys
+    @pytest.mark.parametrize(
+        ("changes", "lacking"),
+        [
+            ((), "in pinned host memory, and XLA's pool holds 64 GiB"),
+            (TURNS, f"{preflight.ALLOCATOR}=default keeps what it once had"),
+        ],
+    )
+    def test_a_run_gets_those_that_its_plan_wants(
+        self, gpus, monkeypatch, tmp_path, capsys, changes, lacking
     ):
-        case = case_of("appworld_14b", TARGET, *TURNS)
-        monkeypatch.delenv(preflight.ALLOCATOR, raising=False)
-        monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-        monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl")
-        (problem,) = lacks(case, tmp_path)
-        assert f"{preflight.ALLOCATOR}=default keeps what it once had" in problem
-        run.set_variables(case.config)
-        assert lacks(case, tmp_path) == [] and os.environ[preflight.ALLOCATOR] == "platform"
-        (said,) = (line for line in capsys.readouterr().out.splitlines() if "ALLOCATOR" in line)
-        assert f"export {said.split()[0]}" in plan.plan(case.config, str(tmp_path), TARGET)
-
-    def test_a_sleeping_server_keeps_what_adapters_do_not_bring_on_the_host(self):
-        values = ("lora.rank=32", "engine.vllm.transfer=lora")
-        asleep, awake = (
-            case_of("appworld_14b", TARGET, *values, f"engine.vllm.sleep={on}")
-            for on in (True, False)
-        )
-        ram = [preflight.needs(case, 8)["ram"] for case in (asleep, awake)]
-        assert ram[0] - ram[1] == asleep.sizes["sync"]
-        copied = 2 * asleep.engine.weights / asleep.target.chip.bus
-        assert estimate.sleep_seconds(asleep) == estimate.SLEEP + copied
-        assert estimate.sleep_seconds(awake) == 0.0
-
-    def test_a_run_gets_those_that_its_plan_wants(self, case, roomy, monkeypatch, tmp_path, capsys):
         monkeypatch.delenv(preflight.POOL)
-        monkeypatch.delenv(preflight.SHARE)
-        monkeypatch.delenv(preflight.FLAGS, raising=False)
-        monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
-        monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl")
-        assert lacks(case, tmp_path)
+        case = flagship(*changes)
+        assert lacking in lacks(case, tmp_path)[-1]
         run.set_variables(case.config)
         assert lacks(case, tmp_path) == []
         text = plan.plan(case.config, str(tmp_path), TARGET)
         for line in capsys.readouterr().out.splitlines():  # what the plan says to export
             assert f"export {line.split()[0]}" in text
+
+    def test_a_sleeping_server_keeps_what_adapters_do_not_bring_on_the_host(self):
+        values = ("lora.rank=32", "engine.vllm.transfer=lora")
+        asleep, awake = (flagship(*values, f"engine.vllm.sleep={on}") for on in (True, False))
+        ram = [preflight.needs(case, 8)["ram"] for case in (asleep, awake)]
+        assert ram[0] - ram[1] == asleep.sizes["sync"]
+        copied = 2 * asleep.engine.weights / asleep.target.chip.bus
+        assert estimate.sleep_seconds(asleep) == estimate.SLEEP + copied
+        assert estimate.sleep_seconds(awake) == 0.0
 
     @pytest.mark.parametrize(("platforms", "gpu"), [("cpu", True), ("cuda", False)])
     def test_without_a_gpu_nothing_is_set(self, case, roomy, monkeypatch, platforms, gpu):
@@ -94,9 +93,8 @@ class TestVariables:
         run.set_variables(case.config)
         assert preflight.SHARE not in os.environ
 
-    def test_what_the_user_has_set_stays(self, case, roomy, monkeypatch, capsys):
-        monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-        monkeypatch.setattr(Path, "exists", lambda path: True)
+    def test_what_the_user_has_set_stays(self, case, gpus, monkeypatch, capsys):
+        monkeypatch.setenv(preflight.SHARE, "0.7")
         monkeypatch.setenv(preflight.FLAGS, "--xla_gpu_enable_latency_hiding_scheduler=false")
         run.set_variables(case.config)
         assert os.environ[preflight.SHARE] == "0.7" and capsys.readouterr().out == ""
@@ -111,10 +109,8 @@ class TestVariables:
         ],
     )
     def test_xla_recomputes_nothing_that_remat_keeps(
-        self, case, roomy, monkeypatch, remat, given, then
+        self, case, gpus, monkeypatch, remat, given, then
     ):
-        monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-        monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl")
         monkeypatch.setenv("XLA_FLAGS", given)
         case = advice.changed(case, {"model.remat": remat, "mesh.fsdp": 1})
         run.set_variables(case.config)
@@ -135,10 +131,7 @@ class TestVariables:
         config = advice.changed(case, {"model.remat": "full", "mesh.fsdp": fsdp}).config
         assert xla_flags(config, given) == then
 
-    def test_its_newer_name_counts(self, case, roomy, monkeypatch, tmp_path):
-        monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-        monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl")
-        monkeypatch.delenv(preflight.SHARE)
+    def test_its_newer_name_counts(self, case, gpus, monkeypatch, tmp_path):
         monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.9")
         run.set_variables(case.config)
         assert preflight.SHARE not in os.environ, "jax refuses both together"
@@ -146,16 +139,13 @@ class TestVariables:
 
     @pytest.mark.parametrize("program", ["run.py", "/usr/bin/evolver", "pytest"])
     def test_where_jax_was_used_before_the_program_is_executed_again(
-        self, case, roomy, monkeypatch, program
+        self, case, gpus, monkeypatch, program
     ):
         jax.devices()
         executed = []
-        monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-        monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl")
         monkeypatch.setattr(sys, "argv", [program, "--config=x"])
         monkeypatch.setattr(sys, "orig_argv", ["python", "-u", program, "--config=x"])
         monkeypatch.setattr(os, "execv", lambda *words: executed.append((words, {**os.environ})))
-        monkeypatch.delenv(preflight.SHARE)
         for _ in range(2):
             run.set_variables(case.config)
         if program == "pytest":  # it has work of its own
@@ -175,9 +165,6 @@ class TestVariables:
 
 
 class TestStart:
-    def test_a_machine_with_everything_lacks_nothing(self, case, roomy, tmp_path):
-        assert lacks(case, tmp_path) == []
-
     def test_the_pool_of_pinned_memory(self, case, roomy, monkeypatch, tmp_path):
         monkeypatch.delenv(preflight.POOL)
         (problem,) = lacks(case, tmp_path)
@@ -198,8 +185,7 @@ class TestStart:
         assert lacks(case, tmp_path) == []
 
     def test_servers_on_other_gpus_may_take_all_of_them(self, roomy, monkeypatch, tmp_path):
-        values = ("engine.vllm.devices=('4,5,6,7',)", "engine.vllm.flags=")
-        case = case_of("appworld_14b", TARGET, *values)
+        case = flagship("engine.vllm.devices=('4,5,6,7',)", "engine.vllm.flags=")
         assert "vLLM 90%" in lacks(case, tmp_path)[0]
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
         assert lacks(case, tmp_path) == []
@@ -211,8 +197,7 @@ class TestStart:
             "config.engine.vllm.shared=/dev/shm has 0.06 GiB left, and the weights take 27.51 GiB"
         )
         assert left in problem and "--shm-size=29g" in problem
-        case = case_of("appworld_14b", TARGET, "engine.vllm.transfer=nccl")
-        assert lacks(case, tmp_path) == []
+        assert lacks(flagship("engine.vllm.transfer=nccl"), tmp_path) == []
 
     def test_host_memory(self, case, roomy, tmp_path):
         roomy.memory = 128 * GIB
@@ -251,12 +236,11 @@ class TestPlan:
         assert spent["weight sync"] == pytest.approx(100 * sync)
         once, twice = (estimate.overheads(replace(case, held_out=tasks)) for tasks in (57, 114))
         assert once["evaluation"] == pytest.approx(twice["evaluation"] / 2)
-        kept = ("optim.offload=False", "loss.reference=device", "eval.every=0")
-        spent = estimate.overheads(case_of("appworld_14b", TARGET, *kept))
+        kept = flagship("optim.offload=False", "loss.reference=device", "eval.every=0")
+        spent = estimate.overheads(kept)
         assert spent["offload"] == spent["evaluation"] == 0
-        often = ("checkpoint.every=1", "rollout.tasks=1", "learner.updates=1")
-        spent = estimate.overheads(case_of("appworld_14b", TARGET, *often))
-        assert spent["checkpoints"] > 100, "each takes longer than a step"
+        often = flagship("checkpoint.every=1", "rollout.tasks=1", "learner.updates=1")
+        assert estimate.overheads(often)["checkpoints"] > 100, "each takes longer than a step"
 
     def test_a_weight_update_takes_what_was_measured_or_the_hardware_allows(self, case):
         sent, rate = estimate.weight_sync(case)
@@ -293,9 +277,6 @@ class TestPlan:
     def test_engines_that_cannot_be_are_refused(self, name, target, override, words):
         with pytest.raises(plan.PlanError, match=words):
             case_of(name, target, override)
-
-    def test_servers_elsewhere_need_no_devices_here(self):
-        assert case_of("bfcl_7b", "h200:1", "engine.vllm.urls=('http://10.0.0.1:8000',)")
 
     def test_a_model_that_no_device_holds_trains_beside_servers_elsewhere(self, capsys):
         urls = [f"http://gpu-{number}:8000" for number in range(16)]

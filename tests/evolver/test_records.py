@@ -4,6 +4,7 @@ or a crash cut."""
 import gzip
 import json
 from dataclasses import replace
+from itertools import chain
 from unittest import mock
 
 import numpy as np
@@ -68,7 +69,7 @@ def test_records_come_back_whole_and_by_member(tmp_path_factory, texts, member):
     assert (file.kind, file.step, index["count"]) == ("step", 1, len(written))
     parts = [file.lines(offset, length) for offset, length, _ in index["members"]]
     assert [lines for _, _, lines in index["members"]] == [len(part) for part in parts]
-    assert [line for part in parts for line in part] == read_rollouts(path) == written
+    assert [*chain.from_iterable(parts)] == read_rollouts(path) == written
     text = gzip.decompress(path.read_bytes()).decode("utf-8", "surrogatepass")
     assert [json.loads(line) for line in text.split("\n") if line] == written
 
@@ -205,11 +206,11 @@ def test_a_state_that_is_still_equal_is_not_copied_again(monkeypatch):
 
 def test_each_turn_gets_the_gap_and_the_ratio_of_its_own_tokens():
     trajectories = [rollout(i, turns=i + 1) for i in range(4)]
-    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    turns = [*chain.from_iterable(trajectory.turns for trajectory in trajectories)]
     for turn in turns:
         turn.completion.logprobs = list(-np.random.default_rng(len(turn.prompt)).random(2))
     trajectories[2].turns[1].prompt = [50, 51]  # the context was rewritten: another sample starts
-    batch = pack([sample for t in trajectories for sample in samples(t)], 24)
+    batch = pack([*chain.from_iterable(map(samples, trajectories))], 24)
     batch.turns = tuple(turns)
     # Each token's values say which token it is.
     positions = np.where(batch.mask_RT, batch.tokens_RT, 0).astype(np.float32)

@@ -157,21 +157,26 @@ def test_files_and_their_folder_are_flushed_before_a_write_returns(tmp_path, mon
     assert kinds == [stat.S_IFREG, stat.S_IFDIR]
 
 
-def refused(capsys, *words):
-    """Return the message of a command that must start nothing."""
-    assert run.main(list(words)) == 2
-    err = capsys.readouterr().err
-    assert "1 problem; nothing was started" in err and "Traceback" not in err
-    return err
+@pytest.fixture
+def refused(tiny, capsys):
+    """Return the message of a run in a workdir that must not start."""
+
+    def said(workdir, *words):
+        assert run.main(command(tiny, workdir, *words)) == 2
+        err = capsys.readouterr().err
+        assert "1 problem; nothing was started" in err and "Traceback" not in err
+        return err
+
+    return said
 
 
 class TestFiles:
-    def test_metrics_without_checkpoints_are_never_erased(self, tiny, workdir, capsys):
+    def test_metrics_without_checkpoints_are_never_erased(self, workdir, refused):
         before = (workdir / "metrics.jsonl").read_bytes()
         shutil.rmtree(workdir / "checkpoints")
-        assert "holds the metrics of 2 steps, but" in refused(capsys, *command(tiny, workdir))
+        assert "holds the metrics of 2 steps, but" in refused(workdir)
         (workdir / "checkpoints").mkdir()
-        assert "has no checkpoint" in refused(capsys, *command(tiny, workdir))
+        assert "has no checkpoint" in refused(workdir)
         assert (workdir / "metrics.jsonl").read_bytes() == before
 
     def test_a_run_that_died_before_its_first_checkpoint_starts_over(self, tiny, tmp_path):
@@ -189,12 +194,12 @@ class TestFiles:
             ('{"step": -1}', "-1"), ('{"step": 1, "loss": "low"}', "loss is not a number"), ("\x00", "line 2"),
         ],
     )  # fmt: skip
-    def test_a_damaged_line_of_metrics_is_one_message(self, tiny, workdir, capsys, line, words):
+    def test_a_damaged_line_of_metrics_is_one_message(self, workdir, refused, capsys, line, words):
         first, *rest = (workdir / "metrics.jsonl").read_text().splitlines()
         (workdir / "metrics.jsonl").write_text("\n".join([first, line, *rest]) + "\n")
         with pytest.raises(BrokenFile, match="line 2"):
             Workdir(workdir).metrics()
-        err = refused(capsys, *command(tiny, workdir))
+        err = refused(workdir)
         assert "metrics.jsonl, line 2" in err and words in err
         assert report([str(workdir)]) == 1 and "line 2" in capsys.readouterr().err
 
@@ -209,15 +214,15 @@ class TestFiles:
         assert report([str(workdir)]) == 0
 
     @pytest.mark.parametrize("text", ["{", "[" * 100_000, "\x00"])
-    def test_a_damaged_config_is_one_message(self, tiny, workdir, capsys, text):
+    def test_a_damaged_config_is_one_message(self, workdir, refused, text):
         (workdir / "config.json").write_text(text)
-        assert "config.json there is damaged" in refused(capsys, *command(tiny, workdir))
+        assert "config.json there is damaged" in refused(workdir)
 
     @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
-    def test_a_pipe_is_no_file_of_a_run_and_is_not_waited_for(self, tiny, workdir, capsys, name):
+    def test_a_pipe_is_no_file_of_a_run_and_is_not_waited_for(self, workdir, refused, name):
         (workdir / name).unlink()
         os.mkfifo(workdir / name)
-        said = refused(capsys, *command(tiny, workdir))
+        said = refused(workdir)
         assert f"{workdir / name} is not a regular file" in said and "that line" not in said
 
     def test_scores_of_another_shape_are_damaged(self, tmp_path):
@@ -241,9 +246,8 @@ class TestSteps:
         assert told in capsys.readouterr().out
         assert [line["step"] for line in Workdir(tmp_path / "run").metrics()] == [0, 1, 2, 3]
 
-    def test_fewer_steps_than_are_done_are_refused(self, tiny, workdir, capsys):
-        words = command(tiny, workdir, "--config.steps=1")
-        assert "config.steps=1 is less than the 2 steps" in refused(capsys, *words)
+    def test_fewer_steps_than_are_done_are_refused(self, workdir, refused):
+        assert "config.steps=1 is less than the 2 steps" in refused(workdir, "--config.steps=1")
 
 
 class TestPaths:
@@ -252,9 +256,9 @@ class TestPaths:
         assert cli.parse(command(tiny, "~/runs/a")).workdir == "/some/home/runs/a"
 
     @pytest.mark.parametrize("url", ["gs://bucket/run", "s3://bucket/run"])
-    def test_remote_storage_is_refused(self, tiny, capsys, url, tmp_path, monkeypatch):
+    def test_remote_storage_is_refused(self, refused, url, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        assert f"{url} is not a directory of this machine" in refused(capsys, *command(tiny, url))
+        assert f"{url} is not a directory of this machine" in refused(url)
         assert not list(tmp_path.iterdir())
 
 
