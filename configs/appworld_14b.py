@@ -109,7 +109,8 @@ def with_row(config: ConfigDict, row: str, share: float) -> ConfigDict:
     for mechanism in ROWS[row]:
         config[mechanism].enabled = True
     if row.startswith("hybrid"):
-        config.questioning.share, config.advantage.synthetic = share, 0.5
+        config.questioning.share = share
+        config.advantage.synthetic = 0.5
     if "attributing" in ROWS[row]:
         # equation 18, which has no bound; the default is the reference's
         use(config.advantage, "adca", norm="trajectory")

@@ -36,8 +36,9 @@ def load(path: str, *argument: str) -> ConfigDict:
         lines = [getattr(error, "lineno", None)]
         lines += [frame.lineno for frame in frames if frame.filename == file]
         where = f", line {lines[-1]}" if lines[-1] else ""
-        endless = isinstance(error, RecursionError)
-        why = "the config contains itself" if endless else reason(error)
+        why = reason(error)
+        if isinstance(error, RecursionError):
+            why = "the config contains itself"
         raise ConfigError(f"{path}{where}: {why}") from error
     return config
 

@@ -186,7 +186,8 @@ def valid(kind: pydantic.TypeAdapter[Any], value: Any) -> Any:
         return kind.validate_python(value)
     except pydantic.ValidationError as error:
         faults = error.errors(include_url=False, include_context=False)
-    first, more = faults[0], len(faults) - 1
+    first = faults[0]
+    more = len(faults) - 1
     text = f"{'.'.join(map(str, first['loc'][:5]))}: {first['msg']}"
     if first["type"] != "missing":
         text += f" (given: {reprlib.repr(first['input'])})"

@@ -69,11 +69,12 @@ def test_lists_are_not_used_because_flags_cannot_override_them():
     assert not [name for name, key in KEYS.items() if isinstance(key.default, list)]
 
 
-def attributes(path: Path) -> set[str]:
+def attributes(path):
     """Every "a.b.c" of a module; names that a function gives to parts (`c = run.config.rollout`)
     are replaced by what they stand for. What `arguments(target, a.b)` passes by name is "a.b" with
     each parameter of the target, and `plugged(config, "a.b")` reads "a.b"."""
-    tree, found = ast.parse(path.read_text()), set()
+    tree = ast.parse(path.read_text())
+    found = set()
     origins = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -100,12 +101,12 @@ def attributes(path: Path) -> set[str]:
     return found
 
 
-def written_out(node: ast.AST, names: dict[str, str]) -> str:
+def written_out(node, names):
     head, *rest = ast.unparse(node).split(".")
     return ".".join([names.get(head, head), *rest])
 
 
-def parameters_of(target: ast.AST, origins: dict[str, str]) -> list[str]:
+def parameters_of(target, origins):
     """The parameters of a callable that a module has imported."""
     name = ast.unparse(target)
     # `from rl import optim` gives a module that nobody may have imported yet.

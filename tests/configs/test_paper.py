@@ -28,11 +28,11 @@ def module(table):
 
 
 @functools.cache
-def values(run: str) -> dict:
+def values(run):
     return expanded(runs.get_config(run))
 
 
-def changed(ours: dict, other: dict) -> dict:
+def changed(ours, other):
     keys = ours.keys() | other.keys()
     return {key: ours.get(key) for key in keys if ours.get(key) != other.get(key)}
 

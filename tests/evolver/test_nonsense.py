@@ -3,6 +3,7 @@ is computed."""
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -18,10 +19,9 @@ from tests.evolver.test_llm import client
 LABELS = "attributing.enabled=True; advantage.name=adca"
 LLM = f"{LABELS}; attributing.judge.name=llm; llm.model=tiny; llm.url=http://127.0.0.1:9/v1"
 VLLM = "engine.name=vllm; engine.vllm.python=python3"
-URLS = "engine.name=vllm; engine.vllm.urls=('{}',)"
 
 
-def found(tiny, overrides: str = "") -> list[str]:
+def found(tiny, overrides=""):
     """Return all problems of the tiny config with overrides such as "steps=1; seed=2"."""
     words = [f"--config.{override}" for override in overrides.split("; ") if override]
     command = cli.parse(["run.py", f"--config={tiny}", *words])
@@ -146,7 +146,7 @@ def test_a_value_out_of_bounds_is_one_message_with_its_key_and_bounds(tiny, over
             "needs exactly one of config.engine.vllm.urls (servers that are running) and config.engine.vllm.python",
         ),
         (
-            f"{VLLM}; {URLS.format('http://127.0.0.1:1')}",
+            f"{VLLM}; engine.vllm.urls=('http://127.0.0.1:1',)",
             "needs exactly one of config.engine.vllm.urls",
         ),
         (f"{VLLM}; engine.vllm.python=/nowhere/python", "/nowhere/python is not an executable"),
@@ -166,8 +166,14 @@ def test_a_value_out_of_bounds_is_one_message_with_its_key_and_bounds(tiny, over
             "config.engine.vllm.transfer=nccl for servers on others",
         ),
         (f"{VLLM}; rollout.top_p=0.9", "set config.rollout.top_p=1.0 and top_k=0"),
-        (URLS.format("localhost:8000"), "is not a URL such as http://127.0.0.1:8000"),
-        (URLS.format("http://[::1/v1"), "config.engine.vllm.urls: 'http://[::1/v1' is not a URL"),
+        (
+            "engine.name=vllm; engine.vllm.urls=('localhost:8000',)",
+            "is not a URL such as http://127.0.0.1:8000",
+        ),
+        (
+            "engine.name=vllm; engine.vllm.urls=('http://[::1/v1',)",
+            "config.engine.vllm.urls: 'http://[::1/v1' is not a URL",
+        ),
         (
             f"{VLLM}; engine.vllm.devices=(1,)",
             "config.engine.vllm.devices must be of type str; it is (1,)",
@@ -255,15 +261,10 @@ def test_a_tokenizer_with_a_hole_is_one_message(tiny, checkpoint):
 @pytest.mark.parametrize("value", [0.0, 1e30])
 def test_weights_that_nobody_trained_are_refused(tmp_path, value):
     shape = qwen.Config(40, 16, 2, 4, 2, 4, 24)
-    hf.save(tmp_path, shape, {**params_of(shape, value)})
+    filled = lambda weight: np.full(weight.shape, value, np.float32)
+    hf.save(tmp_path, shape, jax.tree.map(filled, qwen.shapes(shape)))
     with pytest.raises(hf.ModelError, match=r"\.weight is corrupt: it holds (only zeros|.*1e\+30)"):
         hf.load(tmp_path)
-
-
-def params_of(shape: qwen.Config, value: float):
-    import jax
-
-    return jax.tree.map(lambda s: np.full(s.shape, value, np.float32), qwen.shapes(shape))
 
 
 def test_an_index_that_names_no_files_is_one_message(checkpoint):
@@ -276,20 +277,12 @@ def test_an_index_that_names_no_files_is_one_message(checkpoint):
 
 
 def test_a_list_of_models_that_is_nested_too_deeply_is_no_list():
+    models = []
+    for _ in range(900):
+        models = [models]
     with client(lambda body, n: Answer({}, 400)) as chat:
-        chat.server.models = Nested()
+        chat.server.models = models
         assert chat.server_problems() == [] and "lists no models" in chat.lines[0]
-
-
-class Nested(list):
-    """What the scripted server sends as JSON that no parser can read."""
-
-    def __init__(self):
-        super().__init__([[]])
-        inner = self
-        for _ in range(900):
-            inner[0] = [[]]
-            inner = inner[0]
 
 
 HEAD = "from configs import base\ndef get_config():\n    c = base.get_config()\n"

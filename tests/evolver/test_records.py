@@ -38,14 +38,16 @@ HOSTILE = "<script>alert(1)</script>\x00\x1b[31m\u202eabc\u2028\ud800" + "x" * 5
 
 
 def rollout(number=0, *, turns=2, text="look", label=1):
-    found, prompt = [], [1, 2]
+    found = []
+    prompt = [1, 2]
     for k in range(turns):
         completion = Completion([3 + k, 4 + k], [-0.25, -0.00001], "stop", 7)
         answer = [{"role": "tool", "content": text}]
         found.append(Turn([*prompt], completion, text, answer, label=label, advantage=0.5))
         prompt += [*completion.tokens, 9]
     task = Task(f"t{number % 3}", "toy", "Book it.", difficulty=2)
-    opening, score = [{"role": "user", "content": "Book it."}], Evaluation(1.0, True)
+    opening = [{"role": "user", "content": "Book it."}]
+    score = Evaluation(1.0, True)
     return Trajectory(task, number, 11, opening, found, StopReason.DONE, score)
 
 
@@ -87,7 +89,8 @@ def test_an_index_says_what_the_rollouts_say_and_a_stale_one_is_not_believed(tmp
     found = [record(i, turns=i + 1, label=i - 1) for i in range(3)]
     found[1]["turns"][0]["reason"] = "nothing shows it"
     write_rollouts(path, found)
-    index, made = json.loads(RolloutFile(path).index_text()), RolloutFile(path).make_index()
+    index = json.loads(RolloutFile(path).index_text())
+    made = RolloutFile(path).make_index()
     columns = index["columns"]
     assert columns == made["columns"] and columns["advantage"] == [0.5] * 3
     assert columns["tokens"] == [2, 4, 6] and columns["turns"] == [1, 2, 3]
@@ -158,7 +161,8 @@ def test_an_advantage_that_is_not_finite_is_kept_as_unknown(tmp_path):
     trajectory.turns[0].advantage = trajectory.turns[0].outcome_advantage = float("inf")
     Workdir(tmp_path).log_trajectories(3, [record_of(trajectory, fate="trained")])
     (path,) = tmp_path.rglob("*.jsonl.gz")
-    index, made = json.loads(RolloutFile(path).index_text()), RolloutFile(path).make_index()
+    index = json.loads(RolloutFile(path).index_text())
+    made = RolloutFile(path).make_index()
     assert index["columns"]["advantage"] == made["columns"]["advantage"] == [None]
     (read,) = read_rollouts(path)
     first, second = (line for line in rollout_lines(read, 80) if line.startswith("turn "))
@@ -180,8 +184,11 @@ def test_tasks_are_written_again_only_where_they_changed():
     pool.card.return_value = "card"
     recorder = mock.MagicMock(_listed=([], ""))
     run = recorder.run
-    run.tasks.originals, run.tasks.pool, run.navigating = tasks[:1], pool, None
-    run.recipe.arrays.return_value, run.learner.saved = {}, {}
+    run.tasks.originals = tasks[:1]
+    run.tasks.pool = pool
+    run.navigating = None
+    run.recipe.arrays.return_value = {}
+    run.learner.saved = {}
     for _ in range(2):
         Recorder.save(recorder)
     run.workdir.log_tasks.assert_called_once_with(tasks, "card")

@@ -26,7 +26,8 @@ READ_FLAGS = {
 
 def engine_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     """Yield the problems that can be found without contacting a server."""
-    c, v = config.engine, config.engine.vllm
+    c = config.engine
+    v = c.vllm
     if c.name != "vllm":
         if v.urls or v.python:
             yield (

@@ -27,7 +27,8 @@ def install_problems(config: ConfigDict, mode: str) -> Iterator[str]:
             yield f"config.log needs {package}, which is not installed: {how}"
     if config.env.url == SERVED and is_missing("starlette"):
         yield f"config.env.url={SERVED} needs starlette: {how_to_install('service')}"
-    pool, python = config.navigating.pool, config.env.python
+    pool = config.navigating.pool
+    python = config.env.python
     if pool and not resolve(pool).is_dir():
         yield f"config.navigating.pool={pool}: there is no such directory"
     if python and not (resolve(python).exists() or shutil.which(python)):
@@ -70,7 +71,8 @@ def mesh_problems(config: ConfigDict) -> Iterator[str]:
                 )
     if not known or math.prod(config.mesh.values()) == 1:
         return
-    learner, pieces = config.learner, config.mesh.sequence
+    learner = config.learner
+    pieces = config.mesh.sequence
     if learner.widths > 1 and pieces > 1:
         yield (
             f"config.learner.widths={learner.widths} trims rows to their tokens, which"
@@ -100,7 +102,8 @@ def mesh_error(config: ConfigDict, shape: Any) -> str:
     from models import mesh, qwen
 
     sizes = tuple(config.mesh[axis] for axis in mesh.AXES)
-    weights, over = qwen.weights(shape), AbstractMesh(sizes, mesh.AXES)
+    weights = qwen.weights(shape)
+    over = AbstractMesh(sizes, mesh.AXES)
     try:
         mesh.places(weights, over, config.sharding.to_dict())
     except mesh.MeshError as error:
