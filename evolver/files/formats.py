@@ -13,7 +13,8 @@ import pydantic
 from pydantic import Field, JsonValue
 from typing_extensions import TypedDict
 
-STRICT = pydantic.ConfigDict(strict=True, allow_inf_nan=False)
+from evolver.config.values import STRICT
+
 POOL_FORMAT = "evolver-experience-pool-3"
 LARGEST = 2**53  # of the whole numbers that every reader of JSON takes for what they are
 

@@ -21,7 +21,7 @@ from evolver.files.workdir import Workdir
 from evolver.llm.store import accounts, ledger_lines
 from evolver.metrics import Metrics
 from models.files import BrokenFile, write_atomically
-from rl.evaluation import Scores, interval, paired_difference
+from rl.evaluation import Scores, interval
 
 EVAL = "#1b4f72"
 ORIGINAL = "#d35400"
@@ -122,18 +122,18 @@ def told_gain(
 ) -> str:
     """Return how much of a gain in success, from `start_N` to `end_N`, is sharpening: what the
     policy before has at its best temperature, `best_N`. at, best: words for both."""
-    new, low, high = (100 * value for value in paired_difference(best_N, end_N))
+    new_N = end_N - best_N
     gain = 100 * (end_N.mean() - start_N.mean())
     sharper = 100 * (best_N.mean() - start_N.mean())
-    if new <= 0:  # parts of a gain would be negative, or more than the whole
+    if new_N.mean() <= 0:  # parts of a gain would be negative, or more than the whole
         return (
             f"The change {at} is {gain:+.1f} points, and nothing of it is new: sharpening alone"
             f" gives {sharper:+.1f} (the policy before, at {best}), and the policy after is"
-            f" {new:+.1f} [{low:+.1f}, {high:+.1f}] points from that."
+            f" {with_interval(new_N, '+')} points from that."
         )
     return (
         f"Of the gain of {gain:+.1f} points {at}, {sharper:.1f} are sharpening (the policy before,"
-        f" at {best}) and {new:.1f} [{low:.1f}, {high:.1f}] are new."
+        f" at {best}) and {with_interval(new_N)} are new."
     )
 
 
@@ -145,9 +145,9 @@ def paired_rows(evaluations: Sequence[Scores]) -> Rows:
     for name, after_N in columns[-1].items():
         before_N = columns[0].get(name)
         if before_N is not None and len(before_N) == len(after_N):
-            mean, low, high = (100 * x for x in paired_difference(before_N, after_N))
             cells = [with_interval(column[name]) if name in column else "" for column in columns]
-            rows.append((name, *cells, f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"))
+            # Paired, so that the interval is not widened by the spread of the tasks.
+            rows.append((name, *cells, with_interval(after_N - before_N, "+")))
     return rows
 
 

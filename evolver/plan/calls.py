@@ -4,6 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 from evolver.config import plugs
+from evolver.config.derived import synthetic_tasks
 from evolver.config.paths import resolve
 from evolver.llm.questions import POLICY_URLS
 from evolver.llm.roles import paid, read_prices, role_settings
@@ -100,7 +101,7 @@ def grading(config: Any) -> tuple[int, float]:
     """Return the questions about outcomes and turns of one step, and the seconds that their answers
     take, as many at a time as `llm.concurrency` allows."""
     r = config.rollout
-    judged = round(config.questioning.share * r.tasks) * r.group
+    judged = synthetic_tasks(config) * r.group
     roles = {"judge": judged, "step_judge": r.tasks * r.group}
     asked = role_settings(config).items()
     count = sum(roles.get(role, 0) for role, settings in asked if not settings.is_policy)
@@ -131,11 +132,10 @@ def forecast(config: Any, originals: int, held_out: int) -> str:
 def _counts(config: Any, originals: int, held_out: int) -> dict[str, Count]:
     """Return {role: the least and the most calls in one training run}, of the plugs in COUNTED."""
     n = config.navigating
-    share = config.questioning.share
     # Each of these draws tasks for a step, or replacements for groups without signal.
     draws = config.steps * (1 + config.rollout.refill)
     groups = draws * config.rollout.tasks
-    judged = draws * round(share * config.rollout.tasks) * config.rollout.group
+    judged = draws * synthetic_tasks(config) * config.rollout.group
     first = learnt = first_tasks(config, originals)  # groups that experience is extracted from
     if n.every:
         learnt += config.steps // n.every * (1 + config.rollout.refill) * config.rollout.tasks
