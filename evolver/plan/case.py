@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from evolver.config.checks.machine import KERNELS, mesh_error
-from evolver.config.derived import needs_reference, networks, weight_dtype
+from evolver.config.derived import mesh_devices, needs_reference, networks, weight_dtype
 from evolver.config.paths import model_folder
 from evolver.learner import make_layout
 from evolver.llm.questions import INITIAL_POLICY
@@ -216,10 +216,10 @@ def model_shape(config: Any) -> qwen.Config:
 def adapted(config: Any, target: Target) -> tuple[Any, str]:
     """Return (config, note): the config with a mesh for the target's devices if its own is for
     another number."""
-    before = config.mesh.to_dict()
-    devices = math.prod(before.values())
+    devices = mesh_devices(config)
     if devices == target.count:
         return config, ""
+    rows = config.mesh.data * config.mesh.fsdp
     config = config.copy_and_resolve_references()
     mesh = config.mesh
     learner = config.learner
@@ -228,7 +228,6 @@ def adapted(config: Any, target: Target) -> tuple[Any, str]:
         mesh.data = mesh.tensor = mesh.sequence = others = 1
     mesh.fsdp = target.count // others
     old = learner.micro
-    rows = before["data"] * before["fsdp"]
     learner.micro = mesh.data * mesh.fsdp * max(1, old // rows)
     chosen = [f"{axis}={mesh[axis]}" for axis in meshes.AXES if mesh[axis] > 1]
     words = " * ".join(chosen) or "one device"

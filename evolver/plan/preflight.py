@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from evolver.config.derived import sleeps, xla_flags
+from evolver.config.derived import mesh_devices, sleeps, xla_flags
 from evolver.plan.advice import advise, changed
 from evolver.plan.case import Case, model_shape, servers_of, utilisation
 from evolver.plan.estimate import memory
@@ -41,7 +41,7 @@ IN_FLIGHT = 1.1  # pinned buffers of copies under way, on top of what is kept
 
 def shortages(config: Any, workdir: Path) -> list[str]:
     """Return everything that this machine lacks for the run; [] if nothing."""
-    devices = jax.devices()[: math.prod(config.mesh.values())]
+    devices = jax.devices()[: mesh_devices(config)]
     here = sum(device.process_index == jax.process_index() for device in devices)
     platform = {"gpu": "cuda"}.get(devices[0].platform, devices[0].platform)
     memory = int(limit_of(devices[0]))
@@ -53,7 +53,7 @@ def shortages(config: Any, workdir: Path) -> list[str]:
 def variables(config: Any) -> dict[str, str]:
     """Return the environment variables of XLA that a run on NVIDIA GPUs needs. They count once jax
     looks for devices, so that nothing here asks for those."""
-    devices = max(1, math.prod(config.mesh.values()) // max(1, config.hosts.count))
+    devices = max(1, mesh_devices(config) // max(1, config.hosts.count))
     pinned = needs(Case(config, model_shape(config), Target(ANY_GPU, devices)), devices)["pinned"]
     if sleeps(config):
         chosen = {ALLOCATOR: SHARING}

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from envs.remote import Connections
 from evolver.config import plugs
-from evolver.config.derived import needs_reference, replaces_outcome, synthetic_tasks
+from evolver.config.derived import mesh_devices, needs_reference, replaces_outcome, synthetic_tasks
 from evolver.llm.questions import CURRENT_POLICY, SERVED
 
 TRAINING = ("train", "plan")  # a plan is of a training run, and refuses what that would refuse
@@ -160,7 +160,7 @@ def machine_contradictions(c: ConfigDict) -> Iterator[str]:
             f"config.model.attention={kernel} needs config.learner.most_segments, the most"
             " samples of a row, such as 8"
         )
-    if c.engine.devices > (devices := math.prod(c.mesh.values())):
+    if c.engine.devices > (devices := mesh_devices(c)):
         yield f"config.engine.devices={c.engine.devices}, but config.mesh has {devices}"
     if c.learner.share_prompts and c.learner.most_segments:
         yield (

@@ -1,6 +1,5 @@
 """Checks of what this machine has: packages, files, kernels and devices."""
 
-import math
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from envs.packages import how_to_install, is_missing
+from evolver.config.derived import mesh_devices
 from evolver.config.paths import model_folder, resolve
 from evolver.llm.questions import SERVED
 
@@ -35,7 +35,7 @@ def install_problems(config: ConfigDict, mode: str) -> Iterator[str]:
         yield f"config.env.python={python}: there is no such program"
     attention = config.model.attention
     kernel = KERNELS.get(attention)
-    devices = math.prod(config.mesh.values())
+    devices = mesh_devices(config)
     if not kernel and (devices == 1 or config.hosts.count != 1):
         return
     import jax
@@ -69,7 +69,7 @@ def mesh_problems(config: ConfigDict) -> Iterator[str]:
                     f"config.sharding.{name}={rule}: {axis} is not a mesh axis; the axes are"
                     f" {', '.join(config.mesh)}"
                 )
-    if not known or math.prod(config.mesh.values()) == 1:
+    if not known or mesh_devices(config) == 1:
         return
     learner = config.learner
     pieces = config.mesh.sequence
