@@ -100,12 +100,18 @@ def get_config(arg: str | None = None) -> ConfigDict:
         raise ValueError(f"argument {arg}: choose one of {', '.join(ROWS)}, rehearsal")
     # the defaults of base.py are the paper's hyper-parameters
     config = change(base.get_config(), SETTINGS)
-    for mechanism in ROWS[arg]:
+    return with_row(config, arg, share=500 / 590)  # all of both sets, equally likely
+
+
+def with_row(config: ConfigDict, row: str, share: float) -> ConfigDict:
+    """Switch on the mechanisms of a row and return the config. share: of synthetic tasks, where the
+    row has both kinds."""
+    for mechanism in ROWS[row]:
         config[mechanism].enabled = True
-    if arg.startswith("hybrid"):
-        config.questioning.share = 500 / 590  # all of both sets, equally likely
+    if row.startswith("hybrid"):
+        config.questioning.share = share
         config.advantage.synthetic = 0.5
-    if "attributing" in ROWS[arg]:
+    if "attributing" in ROWS[row]:
         # equation 18, which has no bound; the default is the reference's
         use(config.advantage, "adca", norm="trajectory")
     return config

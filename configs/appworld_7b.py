@@ -9,23 +9,15 @@ The paper's scores, which nobody has reproduced here (test_normal, avg@8 / best@
 Time: not measured; about half of the 14B's.
 """
 
-from ml_collections import ConfigDict
-
 from configs import appworld_14b
+from configs.keys import variant
 
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    return with_7b(appworld_14b.get_config(arg))
-
-
-def with_7b(config: ConfigDict) -> ConfigDict:
-    """Change a 14B config for the 7B model, whose training state fits on the devices, and return
-    it."""
-    config.model.preset = "7b"
-    config.engine.vllm.devices = (
-        "0,1,2,3",
-        "4,5,6,7",
-    )  # 4 key/value heads do not divide among 8 devices
-    config.optim.offload = False
-    config.loss.reference = "device"
-    return config
+# of a 14B config, for the 7B model, whose training state fits on the devices
+SMALLER = {
+    "model.preset": "7b",
+    # 4 key/value heads do not divide among 8 devices
+    "engine.vllm.devices": ("0,1,2,3", "4,5,6,7"),
+    "optim.offload": False,
+    "loss.reference": "device",
+}
+get_config = variant(appworld_14b, SMALLER)

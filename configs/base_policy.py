@@ -9,10 +9,8 @@ in percent: avg@8 21.9, 24.3 at the best temperature, greedy 14.6. Time: 34 minu
 cores.
 """
 
-from ml_collections import ConfigDict
-
 from configs import imitation
-from configs.keys import change
+from configs.keys import variant
 
 SETTINGS = {
     "env.args.houses": True,
@@ -24,7 +22,4 @@ SETTINGS = {
     "rows": 16,
     "micro": 16,
 }
-
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    return change(imitation.get_config(arg), SETTINGS)
+get_config = variant(imitation, SETTINGS)

@@ -10,11 +10,7 @@ The paper's scores, which nobody has reproduced here (tasks 100-199, avg@8 / bes
 Time: not measured; about half of the 14B's.
 """
 
-from ml_collections import ConfigDict
+from configs import appworld_7b, bfcl_14b
+from configs.keys import variant
 
-from configs import bfcl_14b
-from configs.appworld_7b import with_7b
-
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    return with_7b(bfcl_14b.get_config(arg))
+get_config = variant(bfcl_14b, appworld_7b.SMALLER)

@@ -10,10 +10,8 @@ measures how carefully the policy works and
 is not a BFCL score. Expected on the 12: avg@8 from 22.9 to 45.8 percent. Time: 6 and 4 minutes.
 """
 
-from ml_collections import ConfigDict
-
 from configs import base
-from configs.keys import change
+from configs.keys import variant
 
 WORLD = {"tools": "oracle+1", "docs": "brief", "splits": "100/100", "max_calls": 3}
 SETTINGS = {
@@ -38,7 +36,4 @@ SETTINGS = {
     "eval.temperatures": (0.2, 0.4, 0.6, 0.8),
     "checkpoint.every": 5,
 }
-
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    return change(base.get_config(arg), SETTINGS)
+get_config = variant(base, SETTINGS)

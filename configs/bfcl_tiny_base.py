@@ -8,10 +8,8 @@ writes runs/bfcl_tiny_base/policy. Expected on the 12 held-out conversations, in
 Time: 6 minutes on two cores.
 """
 
-from ml_collections import ConfigDict
-
 from configs import bfcl_tiny, imitation
-from configs.keys import change
+from configs.keys import variant
 
 SETTINGS = {
     "steps": 300,
@@ -26,7 +24,4 @@ SETTINGS = {
     "row": 640,
     "micro": 16,
 }
-
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    return change(imitation.get_config(arg), SETTINGS)
+get_config = variant(imitation, SETTINGS)

@@ -9,10 +9,8 @@ Larger batches than those of configs/evolve.py, in bfloat16. docs/results.md and
 what was measured with the default policy; no whole run of a pretrained one was seen.
 """
 
-from ml_collections import ConfigDict
-
 from configs import evolve
-from configs.keys import change
+from configs.keys import variant
 
 SETTINGS = {
     "model.dtype": "bfloat16",
@@ -25,7 +23,4 @@ SETTINGS = {
     "learner.micro": 8,
     "evolve.rows": 16,
 }
-
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    return change(evolve.get_config(arg), SETTINGS)
+get_config = variant(evolve, SETTINGS)

@@ -8,10 +8,8 @@
 Everything but the settings below is that of configs/evolve.py.
 """
 
-from ml_collections import ConfigDict
-
 from configs import evolve
-from configs.keys import change
+from configs.keys import variant
 from configs.pretrained import SMOL
 
 SETTINGS = {
@@ -32,7 +30,4 @@ SETTINGS = {
     "evolve.rows": 4,
     "evolve.lr": 1e-4,
 }
-
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    return change(evolve.get_config(arg), SETTINGS)
+get_config = variant(evolve, SETTINGS)

@@ -11,15 +11,13 @@ policy at its best temperature at most 40, after training greedy and avg@8 at le
 held-out tasks with other words, homes and pairs of changes. All are met (docs/results.md).
 """
 
-from ml_collections import ConfigDict
-
 from configs import quickstart
+from configs.keys import variant
 
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    config = quickstart.get_config(arg)
-    config.env.name = "home"
-    config.model.path = "runs/home_base/policy"
-    config.steps = 80
-    config.questioning.budget = 400
-    return config
+SETTINGS = {
+    "env.name": "home",
+    "env.args.rules": 0,
+    "model.path": "runs/home_base/policy",
+    "questioning.budget": 400,
+}
+get_config = variant(quickstart, SETTINGS)

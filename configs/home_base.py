@@ -8,15 +8,15 @@ that are trained and
 evaluated in. Time: 18 minutes on two cores.
 """
 
-from ml_collections import ConfigDict
-
 from configs import base_policy
-from configs.keys import change
+from configs.keys import variant
 
-SETTINGS = {"steps": 2600, "careful": 0.6, "demonstrations": 12000, "pairs": 0.15}
-
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    config = change(base_policy.get_config(arg), SETTINGS)
-    config.env.name = "home"
-    return config
+SETTINGS = {
+    "env.name": "home",
+    "env.args.houses": True,
+    "steps": 2600,
+    "careful": 0.6,
+    "demonstrations": 12000,
+    "pairs": 0.15,
+}
+get_config = variant(base_policy, SETTINGS)

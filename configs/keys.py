@@ -11,6 +11,8 @@ config with all defaults.
 import contextlib
 import functools
 import operator
+from collections.abc import Callable
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -82,3 +84,13 @@ def change(config: ConfigDict, values: dict[str, Any]) -> ConfigDict:
             with group.ignore_type() if "args" in groups else contextlib.nullcontext():
                 group[last] = value
     return config
+
+
+def variant(other: ModuleType, values: dict[str, Any]) -> Callable[..., ConfigDict]:
+    """Return the `get_config` of a file that changes keys of another file's config, and takes the
+    same argument."""
+
+    def get_config(arg: str | None = None) -> ConfigDict:
+        return change(other.get_config(arg), values)
+
+    return get_config

@@ -9,10 +9,8 @@ it has not learned. It solves 29.7% of training tasks of two calls at temperatur
 greedily (docs/results.md).
 """
 
-from ml_collections import ConfigDict
-
 from configs import imitation
-from configs.keys import change
+from configs.keys import variant
 
 SETTINGS = {
     "model.path": ".cache/smollm2-135m-instruct",
@@ -26,7 +24,4 @@ SETTINGS = {
     "lr": 1e-4,
     "warmup": 5,
 }
-
-
-def get_config(arg: str | None = None) -> ConfigDict:
-    return change(imitation.get_config(arg), SETTINGS)
+get_config = variant(imitation, SETTINGS)

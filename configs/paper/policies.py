@@ -33,7 +33,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config = WORLDS[world].get_config()
     config.model.preset = PRESETS[size]
     if world == "bfcl":
-        config.env.args, config.row = runs.BFCL, 896
+        config.env.args = runs.BFCL
+        config.row = 896
         config.explored = "runs/explored/*/tasks.jsonl"
-        config.steps, config.demonstrations = 600, 5000
+        config.steps = 600
+        config.demonstrations = 5000
     return config

@@ -20,7 +20,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from configs import appworld_7b, appworld_14b, bfcl_7b, bfcl_14b, bfcl_tiny, quickstart
-from configs.keys import change, use
+from configs.keys import change
 
 FULL = {
     "7b": {"appworld": appworld_7b, "bfcl": bfcl_7b},
@@ -167,10 +167,4 @@ def tiny(size: str, world: str, kind: str) -> ConfigDict:
     change(config, TINY)
     config.model.path = tiny_policy(size, world)
     config.eval.tasks = 24 if world == "appworld" else 0
-    for mechanism in appworld_14b.ROWS[kind]:
-        config[mechanism].enabled = True
-    if kind.startswith("hybrid"):
-        config.questioning.share, config.advantage.synthetic = 0.85, 0.5
-    if config.attributing.enabled:
-        use(config.advantage, "adca", norm="trajectory")
-    return config
+    return appworld_14b.with_row(config, kind, share=0.85)

@@ -103,7 +103,8 @@ def override(config: ConfigDict, word: str) -> str:
         return f"config.{key} is a group of keys; give one a value: --config.{key}.KEY=VALUE"
     if key not in known:
         return unknown_key(key, known)
-    before, kind = known[key], type(known[key])
+    before = known[key]
+    kind = type(before)
     value = text if kind is str else read(text if equals else "true", kind)
     if kind is tuple:
         value = tuple(value) if isinstance(value, list | tuple) else (value,)

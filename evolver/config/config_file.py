@@ -19,8 +19,9 @@ def load(path: str, *argument: str) -> ConfigDict:
     """Return the config that a file makes, with an argument or without one. Raises ConfigError."""
     file = str(resolve(path))
     if not Path(file).is_file():
-        known = [p.name for folder in (Path(), ROOT) for p in folder.glob("configs/*.py")]
-        near = hint(Path(path).name, known).replace("mean ", "mean configs/")
+        known = (*Path().glob("configs/*.py"), *ROOT.glob("configs/*.py"))
+        near = hint(Path(path).name, [file.name for file in known])
+        near = near.replace("mean ", "mean configs/")
         raise ConfigError(f"--config={path}: there is no such file{near}")
     try:
         get_config = runpy.run_path(file).get("get_config")
@@ -35,8 +36,9 @@ def load(path: str, *argument: str) -> ConfigDict:
         lines = [getattr(error, "lineno", None)]
         lines += [frame.lineno for frame in frames if frame.filename == file]
         where = f", line {lines[-1]}" if lines[-1] else ""
-        endless = isinstance(error, RecursionError)
-        why = "the config contains itself" if endless else reason(error)
+        why = reason(error)
+        if isinstance(error, RecursionError):
+            why = "the config contains itself"
         raise ConfigError(f"{path}{where}: {why}") from error
     return config
 

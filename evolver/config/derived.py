@@ -25,6 +25,11 @@ def worlds(config: ConfigDict) -> dict[str, str]:
     return {} if problems(given) else {name: own.get("name", name) for name, own in given.items()}
 
 
+def mesh_devices(config: ConfigDict) -> int:
+    """Return the number of devices that a run uses: those of its mesh."""
+    return math.prod(config.mesh.values())
+
+
 def xla_flags(config: ConfigDict, given: str = "") -> str:
     """Return XLA's flags for GPUs: those that are given, one that keeps what `model.remat` keeps,
     of which XLA would recompute some, and one by which several devices compute while they send.
@@ -35,7 +40,7 @@ def xla_flags(config: ConfigDict, given: str = "") -> str:
     """
     flags = {
         "--xla_disable_hlo_passes=rematerialization": config.model.remat in ("attention", "dots"),
-        "--xla_gpu_enable_latency_hiding_scheduler=true": math.prod(config.mesh.values()) > 1,
+        "--xla_gpu_enable_latency_hiding_scheduler=true": mesh_devices(config) > 1,
     }
     added = [flag for flag, wanted in flags.items() if wanted and flag.split("=")[0] not in given]
     return " ".join([*given.split(), *added])

@@ -59,7 +59,8 @@ _ENTRY = r"[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*: "  # "limit, keep: ..." in a docstri
 def meaning_of(argument: str, text: str) -> str:
     """Return what a docstring says of an argument: its entry "ARGUMENT: ...", or the sentences that
     name it."""
-    sentences, entries = [], []
+    sentences = []
+    entries = []
     for paragraph in re.split(r"\n\s*\n", text.partition("\n\n")[2]):
         words = " ".join(paragraph.split()).removeprefix("Args: ")
         for part in re.split(rf"(?:^|(?<=[.;]) )(?={_ENTRY})", words):

@@ -72,7 +72,8 @@ def arguments(target: Callable[..., Any], group: ConfigDict) -> Json:
 def key_problems(config: ConfigDict, schema: type[BaseModel]) -> dict[str, str]:
     """Return {key: a sentence} for each key that does not exist, is missing, or has a value that
     its annotation does not allow."""
-    keys, values = keys_of(schema), flat(config)
+    keys = keys_of(schema)
+    values = flat(config)
     found = {name: unknown_key(name, keys) for name in values if name not in keys}
     for name, key in keys.items():
         if name not in values:
@@ -104,7 +105,8 @@ def unknown_key(name: str, known: Iterable[str]) -> str:
 def fitted(config: ConfigDict, schema: type[BaseModel]) -> ConfigDict:
     """Return the config with the default of each key that is missing or whose value is not
     allowed, and without unknown keys."""
-    values, wrong = flat(config), key_problems(config, schema)
+    values = flat(config)
+    wrong = key_problems(config, schema)
     result = ConfigDict(schema().model_dump())
     for name in keys_of(schema):
         if name not in wrong:

@@ -10,7 +10,8 @@ def resolve(path: str) -> Path:
     """Return a path relative to the working directory, or else to the root of this code, where
     configs/assets is."""
     # an unknown user's home directory is left as it is
-    here, there = Path(os.path.expanduser(path)), ROOT / path
+    here = Path(os.path.expanduser(path))
+    there = ROOT / path
     return there if there.exists() and not here.exists() else here
 
 

@@ -14,6 +14,7 @@ interface:
 import functools
 import importlib
 import inspect
+import itertools
 import operator
 import os
 import sys
@@ -182,10 +183,13 @@ def misfits(target: Target, args: Args) -> dict[str, str]:
 def problems(key: str, name: str, args: Args) -> list[str]:
     """Return [one message with everything that is wrong with a plug, and its signature]; [] if
     nothing is."""
-    kind, place, said = kind_of(key), key.partition(".worlds.")[0], f"config.{key}.name={name!r}"
+    kind = kind_of(key)
+    place = key.partition(".worlds.")[0]
+    said = f"config.{key}.name={name!r}"
     try:
         target: Any = load(key, name)
-        takes, first = settable(target), positional(target)
+        takes = settable(target)
+        first = positional(target)
     except (PlugError, TypeError, ValueError) as error:
         return [str(error)]
     is_class = inspect.isclass(target)
@@ -202,13 +206,13 @@ def problems(key: str, name: str, args: Args) -> list[str]:
         ]
     found = [f"{n}={args[n]!r} {why}" for n, why in misfits(target, args).items() if n in takes]
     free = any(p.kind is p.VAR_KEYWORD for p in parameters(target).values())
-    for argument in [name for name in args if name not in takes]:
+    for argument in args:
         if argument in first:
             found.append(
                 f"{argument} is positional: put it after `*` in the signature, so that the config"
                 " may set it"
             )
-        elif not free:
+        elif not free and argument not in takes:
             found.append(f"there is no argument {argument!r}{hint(argument, takes)}")
     for argument in [n for n, p in parameters(target).items() if p.default is p.empty]:
         if argument in takes and argument not in args:
@@ -229,13 +233,19 @@ def problems(key: str, name: str, args: Args) -> list[str]:
     return [f"config.{key}.args: {'; '.join(found)}. {call}"] if found else []
 
 
+def problems_in(config: Any) -> list[str]:
+    """Return what is wrong with the plugs of a config, a message each."""
+    return [*itertools.chain.from_iterable(itertools.starmap(problems, in_config(config)))]
+
+
 def lacks(target: type, kind: Kind) -> list[str]:
     """Return the methods of its kind that a class neither defines nor inherits.
 
     The protocol has defaults for all but the first. `extend` of a template must be a coroutine
     function.
     """
-    missing, base = [], attribute(kind.protocol)
+    missing = []
+    base = attribute(kind.protocol)
     methods: dict[str, Any] = {
         name: value
         for name, value in functools.reduce(operator.or_, map(vars, base.__mro__)).items()

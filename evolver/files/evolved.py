@@ -1,7 +1,7 @@
 """The report of --mode=evolve: what the policy could do before and after each stage."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ def summary(folder: Path, rules: Mapping[tuple[str, str], int], solutions: int) 
     rules: {(first call, later call): solutions that need this order}, of so many `solutions`.
     """
     runs = Workdir(folder / "trained").scores()
-    before, after = runs[min(runs)], runs[max(runs)]
+    before = runs[min(runs)]
+    after = runs[max(runs)]
     columns = {"pretrained": before}
     if evaluated := Workdir(folder / "pretrained").evaluations():
         columns = {"pretrained": Scores(**evaluated[-1]["scores"][0]), "imitated": before}
-    head, values = ["success, %"], []
+    head = ["success, %"]
+    values = []
     for name, scores in columns.items():
         head += [f"{name}, greedy", f"at T={scores.temperature:g}"]
         values += [scores.per_task("greedy"), scores.per_task("avg@")]
@@ -38,7 +40,8 @@ def summary(folder: Path, rules: Mapping[tuple[str, str], int], solutions: int) 
             rows.append((f"  difficulty {level} ({chosen_N.sum()})", *cells))
     *_, greedy_N, sampled_N, trained_N = values
     best_N = max(greedy_N, sampled_N, key=np.mean)
-    at, best = "by training, greedily", "its best temperature"
+    at = "by training, greedily"
+    best = "its best temperature"
     gain = told_gain(greedy_N, best_N, trained_N, at, best)
     return "\n".join([aligned(head, rows), "", gain, *rule_lines(folder, rules, solutions)])
 
@@ -47,16 +50,18 @@ def rule_lines(folder: Path, rules: Mapping[tuple[str, str], int], solutions: in
     """Return a line per hidden rule: who needs it, and who follows it."""
     if not rules:
         return ["", "No call was refused for want of an earlier one."]
-    first, last = greedy(folder, min), greedy(folder, max)
+    first = greedy(folder, min)
+    last = greedy(folder, max)
     lines = [
         "",
         f"Rules that solutions of the explorer need ({solutions} were played without a call):",
     ]
     for (call, later), count in Counter(dict(rules)).most_common(5):
-        kept = [sum(in_order(record, call, later) for record in part) for part in (first, last)]
+        before = in_order(first, call, later)
+        after = in_order(last, call, later)
         lines.append(
             f"  {call} before {later}: {count} solutions; of {len(last)} greedy held-out rollouts"
-            f" {kept[0]} do both in this order before training, {kept[1]} after"
+            f" {before} do both in this order before training, {after} after"
         )
     return lines
 
@@ -68,15 +73,16 @@ def greedy(folder: Path, which: Any) -> list[Record]:
     return [record for record in records if record["fate"] == "greedy"]
 
 
-def in_order(record: Record, first: str, later: str) -> bool:
-    """Return True if a rollout called one tool and then the other, both without an error."""
-    names = [
-        call["name"]
-        for turn in record["turns"]
-        if not turn["info"].get("errors")
-        for call in turn["info"].get("calls", ())
-    ]
-    return first in names and later in names[names.index(first) :]
+def in_order(records: Sequence[Record], first: str, later: str) -> int:
+    """Return how many rollouts called one tool and then the other, both without an error."""
+    count = 0
+    for record in records:
+        names: list[str] = []
+        for turn in record["turns"]:
+            if not turn["info"].get("errors"):
+                names += [call["name"] for call in turn["info"].get("calls", ())]
+        count += first in names and later in names[names.index(first) :]
+    return count
 
 
 def written_rollouts(folder: Path) -> str:

@@ -13,7 +13,8 @@ import pydantic
 from pydantic import Field, JsonValue
 from typing_extensions import TypedDict
 
-STRICT = pydantic.ConfigDict(strict=True, allow_inf_nan=False)
+from evolver.config.values import STRICT
+
 POOL_FORMAT = "evolver-experience-pool-3"
 LARGEST = 2**53  # of the whole numbers that every reader of JSON takes for what they are
 
@@ -186,7 +187,8 @@ def valid(kind: pydantic.TypeAdapter[Any], value: Any) -> Any:
         return kind.validate_python(value)
     except pydantic.ValidationError as error:
         faults = error.errors(include_url=False, include_context=False)
-    first, more = faults[0], len(faults) - 1
+    first = faults[0]
+    more = len(faults) - 1
     text = f"{'.'.join(map(str, first['loc'][:5]))}: {first['msg']}"
     if first["type"] != "missing":
         text += f" (given: {reprlib.repr(first['input'])})"

@@ -88,7 +88,8 @@ class Progress:
         self.console = _Console(file=file, highlight=False, markup=False, soft_wrap=True)
         self.console.leaving = leaving
         self.live = Live(console=self.console, refresh_per_second=5, transient=True)
-        self.steps, self.figures = steps, ""
+        self.steps = steps
+        self.figures = ""
         self.faults: Counter[str] = Counter()  # of all steps
         # Steps so far. -1: what comes before training, which is step 0, is not complete. None while
         # there are no steps to count, as in an evaluation.
@@ -96,7 +97,8 @@ class Progress:
         # When the steps of this process ended: the first one compiles, so the pace is measured from
         # its end.
         self.ends: list[float] = []
-        self._said_at, self._said = time.monotonic(), set[str]()
+        self._said_at = time.monotonic()
+        self._said = set[str]()
         self._count = ""  # of the present phase
         self._closed = threading.Event()
         self._reminder: threading.Thread | None = None

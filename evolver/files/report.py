@@ -21,9 +21,11 @@ from evolver.files.workdir import Workdir
 from evolver.llm.store import accounts, ledger_lines
 from evolver.metrics import Metrics
 from models.files import BrokenFile, write_atomically
-from rl.evaluation import Scores, interval, paired_difference
+from rl.evaluation import Scores, interval
 
-EVAL, ORIGINAL, SYNTHETIC = "#1b4f72", "#d35400", "#16a085"
+EVAL = "#1b4f72"
+ORIGINAL = "#d35400"
+SYNTHETIC = "#16a085"
 FATES = {  # colours in the plot, from bottom to top
     "trained": "#5b8db8",
     "no_signal": "#d5d8dc",
@@ -55,8 +57,10 @@ def evaluation_table(workdir: Workdir) -> str:
     scores = workdir.scores()
     if not scores:
         return "there is no evaluation (config.eval.every=0)"
-    first, last = min(scores), max(scores)
-    before, after = scores[first], scores[last]
+    first = min(scores)
+    last = max(scores)
+    before = scores[first]
+    after = scores[last]
     split = found(workdir.config(), "config.eval.split") or "held-out"
     title = (
         f"{len(after.tasks)} {split} tasks, {len(after.success_NR[0])} rollouts each at temperature"
@@ -79,7 +83,8 @@ def scores_table(scores: Sequence[Scores], name: str) -> str:
     scores: of one evaluation, or of several that differ in their seeds: then cells are means over
     the seeds, with the standard deviation (n - 1) beside them.
     """
-    by_seed, rows = [values_by_name(s) for s in scores], []
+    by_seed = [values_by_name(s) for s in scores]
+    rows = []
     for measure in by_seed[0]:
         value_SN = np.stack([values[measure] for values in by_seed if measure in values])
         cells = [measure, with_interval(value_SN.mean(axis=0))]
@@ -105,8 +110,10 @@ def sharpening(before: Scores, after: Scores) -> list[str]:
     if not before.sweep:
         return []
     temperature, best_N = before.best_temperature()
-    start_N, end_N = before.per_task("avg@"), after.per_task("avg@")
-    at, best = f"at temperature {after.temperature:g}", f"its best temperature of {temperature:g}"
+    start_N = before.per_task("avg@")
+    end_N = after.per_task("avg@")
+    at = f"at temperature {after.temperature:g}"
+    best = f"its best temperature of {temperature:g}"
     return ["", told_gain(start_N, best_N, end_N, at, best)]
 
 
@@ -115,17 +122,18 @@ def told_gain(
 ) -> str:
     """Return how much of a gain in success, from `start_N` to `end_N`, is sharpening: what the
     policy before has at its best temperature, `best_N`. at, best: words for both."""
-    new, low, high = (100 * value for value in paired_difference(best_N, end_N))
-    gain, sharper = 100 * (end_N.mean() - start_N.mean()), 100 * (best_N.mean() - start_N.mean())
-    if new <= 0:  # parts of a gain would be negative, or more than the whole
+    new_N = end_N - best_N
+    gain = 100 * (end_N.mean() - start_N.mean())
+    sharper = 100 * (best_N.mean() - start_N.mean())
+    if new_N.mean() <= 0:  # parts of a gain would be negative, or more than the whole
         return (
             f"The change {at} is {gain:+.1f} points, and nothing of it is new: sharpening alone"
             f" gives {sharper:+.1f} (the policy before, at {best}), and the policy after is"
-            f" {new:+.1f} [{low:+.1f}, {high:+.1f}] points from that."
+            f" {with_interval(new_N, '+')} points from that."
         )
     return (
         f"Of the gain of {gain:+.1f} points {at}, {sharper:.1f} are sharpening (the policy before,"
-        f" at {best}) and {new:.1f} [{low:.1f}, {high:.1f}] are new."
+        f" at {best}) and {with_interval(new_N)} are new."
     )
 
 
@@ -137,9 +145,9 @@ def paired_rows(evaluations: Sequence[Scores]) -> Rows:
     for name, after_N in columns[-1].items():
         before_N = columns[0].get(name)
         if before_N is not None and len(before_N) == len(after_N):
-            mean, low, high = (100 * x for x in paired_difference(before_N, after_N))
             cells = [with_interval(column[name]) if name in column else "" for column in columns]
-            rows.append((name, *cells, f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"))
+            # Paired, so that the interval is not widened by the spread of the tasks.
+            rows.append((name, *cells, with_interval(after_N - before_N, "+")))
     return rows
 
 
@@ -189,7 +197,8 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]], style: str = "si
 
 def summary(workdir: Workdir, table: str) -> str:
     """Return the text of `summary.md`. table: that of the evaluations."""
-    metrics, ledger = workdir.metrics(), Counter[str]()
+    metrics = workdir.metrics()
+    ledger = Counter[str]()
     for line in metrics:
         ledger.update({name: n for name, n in line.items() if name.startswith("ledger/")})
     total = ledger["ledger/rollouts"]
@@ -219,10 +228,13 @@ def facts(workdir: Workdir, metrics: Sequence[Metrics], rollouts: float) -> list
     claimed = workdir.config()
     if not (claimed and metrics):
         return []
-    config, last = claimed["config"], metrics[-1]
+    config = claimed["config"]
+    last = metrics[-1]
     enabled = [name for name in MECHANISMS if found(config, f"{name}.enabled")]
-    took, path = last.get("time/elapsed"), found(config, "model.path")
-    name, mixed = found(config, "env.name"), found(config, "env.args.worlds")
+    took = last.get("time/elapsed")
+    path = found(config, "model.path")
+    name = found(config, "env.name")
+    mixed = found(config, "env.args.worlds")
     policy = path or f"random {found(config, 'model.preset') or 'unknown'}"
     return [
         f"- environment: {', '.join(mixed) if isinstance(mixed, dict) else name or 'unknown'}",
@@ -301,7 +313,8 @@ def plot_curves(workdir: Workdir, path: Path) -> None:
 
 def plot_success(axes: Any, scores: dict[int, Scores], metrics: Sequence[Metrics]) -> None:
     """Plot success in percent over steps."""
-    ends, half = [], WINDOW // 2
+    ends = []
+    half = WINDOW // 2
     for origin, colour in (("original", ORIGINAL), ("synthetic", SYNTHETIC)):
         key = f"rollout/success/{origin}"
         points = [(line["step"], line[key]) for line in metrics if line.get(key) is not None]
@@ -354,14 +367,19 @@ def plot_fates(axes: Any, metrics: Sequence[Metrics]) -> None:
     if not lines:
         axes.set_visible(False)
         return
-    count_FS = [[line.get(f"ledger/{fate}", 0) for line in lines] for fate in FATES]
-    share_FS = np.array(count_FS) / [line["ledger/rollouts"] for line in lines]
-    share_FS[-1] = np.clip(1 - share_FS.sum(axis=0), 0, None)  # "other" is no key of the ledger
-    there = share_FS.max(axis=1) > 1e-6
-    names = np.array([fate.replace("_", " ") for fate in FATES])[there]
+    shares = {}
+    rest_S = np.ones(len(lines))
+    for fate in FATES:
+        share_S = np.array(
+            [line.get(f"ledger/{fate}", 0) / line["ledger/rollouts"] for line in lines]
+        )
+        shares[fate] = 100 * share_S
+        rest_S -= share_S
+    shares["other"] = 100 * np.clip(rest_S, 0, None)  # which is no key of the ledger
+    shown = {fate: share_S for fate, share_S in shares.items() if share_S.max() > 1e-4}
     axes.stackplot(
-        [line["step"] for line in lines], 100 * share_FS[there], labels=names,
-        colors=np.array([*FATES.values()])[there], linewidth=0,
+        [line["step"] for line in lines], *shown.values(), linewidth=0,
+        labels=[fate.replace("_", " ") for fate in shown], colors=[FATES[fate] for fate in shown],
     )  # fmt: skip
     axes.set(ylim=(0, 100), ylabel="rollouts, %")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)

@@ -14,6 +14,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,7 +30,9 @@ FORMAT = "evolver-rollouts-1"  # changes with the columns of an index
 MEMBER = 1 << 18  # bytes of text after which another gzip member starts
 LEVEL = 6  # of the compression: level 9 takes three times as long and saves 2%
 MAX_CHARS = 300  # of a query, an error and an abstention's reason in the index
-MOST_TEXT, MOST_LINES = 1 << 30, 1 << 20  # of a file; an archive of 1 MB can hold 1 GB of text
+# Of a file; an archive of 1 MB can hold 1 GB of text.
+MOST_TEXT = 1 << 30
+MOST_LINES = 1 << 20
 MOST_TOLD = 20  # faults of a file that are told one by one
 MOST_BROKEN = 1000  # lines that cannot be read, after which a file is none of rollouts
 
@@ -51,7 +54,8 @@ def record_of(trajectory: Trajectory, *, fate: str) -> Record:
     for turn in trajectory.turns:
         turns.append(_turn_record(turn, seen))
         seen = turn.prompt + turn.completion.tokens
-    task, evaluation = trajectory.task, trajectory.evaluation
+    task = trajectory.task
+    evaluation = trajectory.evaluation
     expected = expected_answer(task)
     injected = zip(trajectory.experience, trajectory.injected, strict=True)
     shaped = {} if trajectory.reward is None else {"reward": trajectory.reward}
@@ -155,7 +159,8 @@ def write_rollouts(path: Path, records: Sequence[Record]) -> None:
         if sum(map(len, parts[-1])) >= MEMBER:
             parts.append([])
         parts[-1].append(line.encode("utf-8", "surrogatepass"))
-    members, body = [], b""
+    members = []
+    body = b""
     for part in parts:
         data = gzip.compress(b"".join(part), LEVEL, mtime=0)
         members.append((len(body), len(data), len(part)))
@@ -169,14 +174,15 @@ def index_of(records: Sequence[Record]) -> Record:
     """Return {"format", "count", "columns": {name: one value per record}, "queries": {task: its
     words}}."""
     rows = [_row(record) for record in records]
-    columns = {name: [row[name] for row in rows] for name in formats.Columns.__annotations__}
+    columns = {name: [*map(itemgetter(name), rows)] for name in formats.Columns.__annotations__}
     queries = {record["task"]: record["query"][:MAX_CHARS] for record in records}
     return {"format": FORMAT, "count": len(records), "columns": columns, "queries": queries}
 
 
 def _row(record: Record) -> Record:
     """Return the values of a record in the columns of an index."""
-    turns, components = record["turns"], record["components"]
+    turns = record["turns"]
+    components = record["components"]
     labels = [turn["label"] for turn in turns]
     advantages = [turn["advantage"] for turn in turns]
     known = turns and None not in advantages  # an infinite one is null in a record
@@ -216,8 +222,7 @@ class RolloutFile:
         Raises BrokenFile if there is one that is no index."""
         path = index_path(self.path)
         try:
-            reader = zlib.decompressobj(wbits=31)
-            text = reader.decompress(read_whole(path), LONGEST)
+            text = zlib.decompressobj(wbits=31).decompress(read_whole(path), LONGEST)
             size = self.path.stat().st_size
         except (OSError, zlib.error, BrokenFile):
             return None
@@ -266,7 +271,9 @@ class RolloutFile:
 def _records(file: BinaryIO, first: int = 1) -> Iterator[Record | str]:
     """Yield the record of each line of gzip members, or what is wrong with the line. Ends where
     they cannot be unpacked, or hold more than a file of rollouts does."""
-    text, size, broken = gzip.GzipFile(fileobj=file), 0, 0
+    text = gzip.GzipFile(fileobj=file)
+    size = 0
+    broken = 0
     for number in itertools.count(first):
         try:
             line = text.readline(LONGEST + 1)

@@ -57,7 +57,9 @@ class Workdir:
     """
 
     def __init__(self, path: str | Path, *, writes: bool = True):
-        self.path, self.writes, self._held = Path(path), writes, -1
+        self.path = Path(path)
+        self.writes = writes
+        self._held = -1
         self.task_lines = KeptLines(ascii=False)
 
     def __truediv__(self, name: str) -> Path:
@@ -151,7 +153,8 @@ class Workdir:
         """Write `config.json`. A resumed run replaces the config, whose resumable keys may differ,
         keeps the first revision and adds its own. Other modes, which may share the workdir of a
         run, write `config.<mode>.json`."""
-        now, given = provenance(), {"config": plain(config)}
+        now = provenance()
+        given = {"config": plain(config)}
         record = given | {"seed": config.get("seed")} | now
         if mode == "train" and (before := self.config()):
             if before | now | given == before:
@@ -276,7 +279,8 @@ def _metrics_line(metrics: Record) -> str:
 def _scores_of(record: Any) -> Scores:
     """Return the scores of a file in `eval/`. Raises ValueError and TypeError if it holds none."""
     scores = Scores(**record)
-    tasks, difficulties = range(len(scores.tasks)), scores.difficulty_N
+    tasks = range(len(scores.tasks))
+    difficulties = scores.difficulty_N
     success_N = [sum(success_R) for success_R in scores.success_NR]
     # numpy refuses to make an array of lists whose shapes differ
     np.asarray([tasks, success_N, difficulties, scores.greedy_N or tasks], np.float64)
@@ -312,7 +316,9 @@ def plain(value: Any) -> Any:
 def provenance() -> Record:
     """Return the git revision of this code (None if it is not in a clone), versions and
     platform."""
-    root, revision, versions = Path(__file__).parents[2], None, {}
+    root = Path(__file__).parents[2]
+    revision = None
+    versions = {}
     git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     if (root / ".git").exists():  # an installed package may lie inside a clone of something else
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):

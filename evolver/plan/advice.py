@@ -53,7 +53,8 @@ def changed(case: Case, values: Json) -> Case:
 
 def advise(case: Case) -> list[str]:
     """Return a line of advice for the verdict on a case; [] if there is none."""
-    limit, asked = case.target.chip.usable, case.config.engine.slots
+    limit = case.target.chip.usable
+    asked = case.config.engine.slots
     slots = sequences(case) * case.engine.used
     if fits(case):
         more = min(slots, case.config.rollout.concurrency)
@@ -79,7 +80,8 @@ def advise(case: Case) -> list[str]:
 def _more_devices(case: Case) -> str:
     """Return how many devices of this kind would hold the run, with all changes except those that
     make another run of it."""
-    target, limit = case.target, case.target.chip.usable
+    target = case.target
+    limit = target.chip.usable
     least = {key: value for key, value in changes(case).items() if key not in OTHER_RUN}
     smallest = changed(case, least | {"engine.slots": 1}).config
     for count in (2, 4, 8, 16, 32, 64):

@@ -27,7 +27,8 @@ def evaluated_tasks(config: Any, held_out: int) -> int:
 def evaluated_episodes(config: Any, held_out: int) -> int:
     """Return the number of episodes of all evaluations; that of step 0 sweeps
     `eval.temperatures`."""
-    c, rounds = config.eval, evaluations(config)
+    c = config.eval
+    rounds = evaluations(config)
     others = [t for t in c.temperatures if t != c.temperature] if rounds else []
     of_a_task = rounds * (c.rollouts + c.greedy) + len(others) * c.rollouts
     return evaluated_tasks(config, held_out) * of_a_task
@@ -36,7 +37,8 @@ def evaluated_episodes(config: Any, held_out: int) -> int:
 def first_tasks(config: Any, originals: int) -> float:
     """Return the most tasks that are attempted for the first pool of experience, inf = unknown.
     originals: the number of original tasks, 0 = unknown."""
-    q, n = config.questioning, config.navigating
+    q = config.questioning
+    n = config.navigating
     if not n.enabled or not n.rollouts or n.pool:
         return 0
     share = q.share if q.enabled else 0.0

@@ -4,6 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 from evolver.config import plugs
+from evolver.config.derived import synthetic_tasks
 from evolver.config.paths import resolve
 from evolver.llm.questions import POLICY_URLS
 from evolver.llm.roles import paid, read_prices, role_settings
@@ -51,17 +52,19 @@ def bill(config: Any, originals: int = 0, held_out: int = 0) -> dict[str, Calls]
     and ValueError if config.llm.prices cannot be read.
     """
     prices = read_prices(config.llm.prices)
-    chosen = {key: name for key, name, _ in plugs.in_config(config)}
-    counts, result = _counts(config, originals, held_out), {}
+    counts = _counts(config, originals, held_out)
+    result = {}
     for role, asked in role_settings(config).items():
         key, names, episodes = COUNTED[role]
-        least, most = counts[role] if chosen[key] in names else (0, math.inf)
+        least, most = counts[role] if plugs.chosen(config, key)[1] in names else (0, math.inf)
         number = least if math.isinf(most) else most
-        tokens, answer = episodes * EPISODE * config.rollout.context, min(ANSWER, asked.max_tokens)
+        tokens = episodes * EPISODE * config.rollout.context
+        answer = min(ANSWER, asked.max_tokens)
         if role == "reranker":
             tokens = EXPERIENCE * (1 + Reranker.candidates * config.navigating.top_k)
         if role == "embedder":
-            tokens, answer = EXPERIENCE, 0
+            tokens = EXPERIENCE
+            answer = 0
         price = (0.0, 0.0) if asked.is_policy else prices.get(asked.model)
         cost = price and number * (tokens * price[0] + answer * price[1]) / 1e6
         result[role] = Calls(asked.model, least, most, number * tokens, number * answer, cost)
@@ -97,22 +100,24 @@ def lines(config: Any, originals: int = 0, held_out: int = 0) -> list[str]:
 def grading(config: Any) -> tuple[int, float]:
     """Return the questions about outcomes and turns of one step, and the seconds that their answers
     take, as many at a time as `llm.concurrency` allows."""
-    q, rollouts = config.questioning, config.rollout.tasks * config.rollout.group
-    judged = round(q.share * config.rollout.tasks) * config.rollout.group
-    roles = {"judge": judged, "step_judge": rollouts}
-    asked = [role for role, settings in role_settings(config).items() if not settings.is_policy]
-    count = sum(roles.get(role, 0) for role in asked)
+    r = config.rollout
+    judged = synthetic_tasks(config) * r.group
+    roles = {"judge": judged, "step_judge": r.tasks * r.group}
+    asked = role_settings(config).items()
+    count = sum(roles.get(role, 0) for role, settings in asked if not settings.is_policy)
     return count, math.ceil(count / config.llm.concurrency) * SECONDS
 
 
 def forecast(config: Any, originals: int, held_out: int) -> str:
     """Return what language models are expected to take, in one line; "" if none may cost money."""
-    roles, prices = role_settings(config), read_prices(config.llm.prices)
+    roles = role_settings(config)
+    prices = read_prices(config.llm.prices)
     if not (bought := paid(roles, prices)):
         return ""
     made = [calls for role, calls in bill(config, originals, held_out).items() if role in bought]
     read, written, cost = _spent(*made)
-    least, most = sum(calls.least for calls in made), sum(calls.most for calls in made)
+    least = sum(calls.least for calls in made)
+    most = sum(calls.most for calls in made)
     c = config.llm
     ends = [f"{c.budget_tokens:,} tokens"] * (c.budget_tokens > 0)
     ends += [f"{c.budget_money:g} of money"] * bool(c.budget_money)
@@ -126,26 +131,26 @@ def forecast(config: Any, originals: int, held_out: int) -> str:
 
 def _counts(config: Any, originals: int, held_out: int) -> dict[str, Count]:
     """Return {role: the least and the most calls in one training run}, of the plugs in COUNTED."""
-    c, q, n = config, config.questioning, config.navigating
+    n = config.navigating
     # Each of these draws tasks for a step, or replacements for groups without signal.
-    draws = c.steps * (1 + c.rollout.refill)
-    groups = draws * c.rollout.tasks
-    judged = draws * round(q.share * c.rollout.tasks) * c.rollout.group
-    first = learnt = first_tasks(c, originals)  # groups that experience is extracted from
+    draws = config.steps * (1 + config.rollout.refill)
+    groups = draws * config.rollout.tasks
+    judged = draws * synthetic_tasks(config) * config.rollout.group
+    first = learnt = first_tasks(config, originals)  # groups that experience is extracted from
     if n.every:
-        learnt += c.steps // n.every * (1 + c.rollout.refill) * c.rollout.tasks
-    given = plugs.values(*plugs.chosen(c, "navigating.extractor"))
-    labelled = first if plugs.trait(c, "navigating.extractor", "reads_labels", True) else 0
-    queries = _retrievals(c, groups, held_out)
+        learnt += config.steps // n.every * (1 + config.rollout.refill) * config.rollout.tasks
+    given = plugs.values(*plugs.chosen(config, "navigating.extractor"))
+    labelled = first if plugs.trait(config, "navigating.extractor", "reads_labels", True) else 0
+    queries = _retrievals(config, groups, held_out)
     # The embedder gets one text to learn the length of vectors, then queries and experiences.
     folder = resolve(n.pool)
     given_texts = len(read_pool(folder)["experiences"]) if n.pool and folder.is_dir() else 0
     texts = 1 + given_texts + learnt * (1 if n.extractor.name == "contrast" else MOST)
     return {
-        "explorer": _exploration(c, "explorer", originals),
-        "writer": _exploration(c, "writer", originals),
+        "explorer": _exploration(config, "explorer", originals),
+        "writer": _exploration(config, "writer", originals),
         "judge": (0, judged + first * n.rollouts),
-        "step_judge": (0, groups * c.rollout.group + labelled * n.rollouts),
+        "step_judge": (0, groups * config.rollout.group + labelled * n.rollouts),
         "summariser": (0, learnt * (1 + bool(given.get("valid")))),
         "reranker": (0, queries),
         "embedder": (0, texts + queries),
@@ -156,7 +161,8 @@ def _retrievals(config: Any, groups: int, held_out: int) -> float:
     """Return the number of retrievals of experience: one a group, and one a task of an
     evaluation. inf = unknown."""
     found = groups if round(config.navigating.share * config.rollout.group) else 0
-    rounds, tasks = evaluations(config), evaluated_tasks(config, held_out)
+    rounds = evaluations(config)
+    tasks = evaluated_tasks(config, held_out)
     if not config.eval.experience or not rounds:
         return found
     return found + rounds * tasks if tasks else math.inf
@@ -187,7 +193,8 @@ def _range(least: int, most: float) -> str:
 def _spent(*made: Calls) -> list[str]:
     """Return the tokens and the cost of calls as cells: millions read, millions written, money. "?"
     = unknown."""
-    read, written = sum(calls.read for calls in made), sum(calls.written for calls in made)
+    read = sum(calls.read for calls in made)
+    written = sum(calls.written for calls in made)
     costs = [calls.cost for calls in made if calls.cost is not None]
     cells = [f"{read / 1e6:,.1f}", f"{written / 1e6:,.1f}", f"{sum(costs):,.2f}"]
     if len(costs) < len(made):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from evolver.config.checks.machine import KERNELS, mesh_error
-from evolver.config.derived import needs_reference, networks, weight_dtype
+from evolver.config.derived import mesh_devices, needs_reference, networks, weight_dtype
 from evolver.config.paths import model_folder
 from evolver.learner import make_layout
 from evolver.llm.questions import INITIAL_POLICY
@@ -126,7 +126,9 @@ class Case:
 
     def bytes_of(self, weights: Any, size: int) -> float:
         """Return the bytes of a tree of `qwen.Weight`s, at `size` bytes per entry."""
-        rules, mesh, total = self.config.sharding.to_dict(), self.config.mesh, 0.0
+        rules = self.config.sharding.to_dict()
+        mesh = self.config.mesh
+        total = 0.0
         for weight in jax.tree.leaves(weights):
             split = ",".join(rules.get(name, "") for name in weight.axes)
             over = [mesh[axis] for axis in split.split(",") if axis]
@@ -163,7 +165,8 @@ class Case:
     @cached_property
     def engine(self) -> Engine:
         """The engine of the config on the target."""
-        c, vllm = self.config, self.config.engine.vllm
+        c = self.config
+        vllm = c.engine.vllm
         weights = qwen.parameter_count(self.shape) * BYTES[weight_dtype(c)]
         context = engine_context(c) * analytic.kv_bytes(self.shape, c.engine.cache_dtype)
         if self.on_jax:
@@ -213,17 +216,18 @@ def model_shape(config: Any) -> qwen.Config:
 def adapted(config: Any, target: Target) -> tuple[Any, str]:
     """Return (config, note): the config with a mesh for the target's devices if its own is for
     another number."""
-    before = config.mesh.to_dict()
-    devices = math.prod(before.values())
+    devices = mesh_devices(config)
     if devices == target.count:
         return config, ""
+    rows = config.mesh.data * config.mesh.fsdp
     config = config.copy_and_resolve_references()
-    mesh, learner = config.mesh, config.learner
+    mesh = config.mesh
+    learner = config.learner
     others = mesh.data * mesh.tensor * mesh.sequence
     if target.count % others:
         mesh.data = mesh.tensor = mesh.sequence = others = 1
     mesh.fsdp = target.count // others
-    old, rows = learner.micro, before["data"] * before["fsdp"]
+    old = learner.micro
     learner.micro = mesh.data * mesh.fsdp * max(1, old // rows)
     chosen = [f"{axis}={mesh[axis]}" for axis in meshes.AXES if mesh[axis] > 1]
     words = " * ".join(chosen) or "one device"
@@ -233,8 +237,12 @@ def adapted(config: Any, target: Target) -> tuple[Any, str]:
 
 def problems(case: Case) -> Iterator[str]:
     """Yield why the config's engine, kernels and mesh cannot run on the target."""
-    c, chip, target = case.config, case.target.chip, case.target
-    kernel, urls, local = c.model.attention, c.engine.vllm.urls, target.per_host
+    c = case.config
+    target = case.target
+    chip = target.chip
+    kernel = c.model.attention
+    urls = c.engine.vllm.urls
+    local = target.per_host
     replicas, devices = servers_of(c)
     backend = chip.platform.replace("cuda", "gpu")
     starts_servers = not case.on_jax and not urls
@@ -271,19 +279,22 @@ def trained_weights(config: Any, shape: qwen.Config) -> Any:
 
 def kept(config: Any, shape: qwen.Config) -> Iterator[Kept]:
     """Yield the parts of the training state, those on the host last."""
-    c, rank, master = config, config.lora.rank, config.optim.master
-    weights, trained = qwen.weights(shape), trained_weights(config, shape)
-    dtype = c.model.dtype if rank else master
+    rank = config.lora.rank
+    master = config.optim.master
+    weights = qwen.weights(shape)
+    trained = trained_weights(config, shape)
+    dtype = config.model.dtype if rank else master
     yield Kept("parameters", f"{dtype} weights", weights, BYTES[dtype])
     if rank:
         yield Kept("parameters", f"{master} adapters", trained, BYTES[master])
-    yield Kept("optimizer", "two float32 moments", trained, 8, c.optim.offload)
-    for _ in range(networks(c) - 1):
+    yield Kept("optimizer", "two float32 moments", trained, 8, config.optim.offload)
+    for _ in range(networks(config) - 1):
         yield Kept("parameters", f"{master} weights of another network", trained, BYTES[master])
-        yield Kept("optimizer", "its two float32 moments", trained, 8, c.optim.offload)
+        yield Kept("optimizer", "its two float32 moments", trained, 8, config.optim.offload)
     # With adapters, the unchanged weights are the initial policy.
-    if needs_reference(c) and (not rank or c.loss.renew_reference):
-        words, on_host = f"{master} reference policy", c.loss.reference == "host"
+    if needs_reference(config) and (not rank or config.loss.renew_reference):
+        words = f"{master} reference policy"
+        on_host = config.loss.reference == "host"
         yield Kept("reference", words, trained, BYTES[master], on_host)
 
 
@@ -291,7 +302,8 @@ def sizes(config: Any, shape: qwen.Config) -> dict[str, int]:
     """Return the numbers of parameters and of trained ones, and the bytes of a checkpoint (trained
     parameters and their moments), of the trained parameters alone (`adapters`), of a weight sync
     and of the exported policy."""
-    count, master = qwen.parameter_count(shape), BYTES[config.optim.master]
+    count = qwen.parameter_count(shape)
+    master = BYTES[config.optim.master]
     trained = entries(trained_weights(config, shape))
     return {
         "parameters": count,

@@ -69,7 +69,8 @@ def compile_programs(
 ) -> dict[str, Any]:
     """Return the result of `programs.run` in the plan environment; {"error": why} if there is none
     or it failed. Each program is reported on stderr when it is compiled."""
-    chip, python = target.chip.name, interpreter(target)
+    chip = target.chip.name
+    python = interpreter(target)
     if python is None:
         return {"error": f"no compiler for {chip}: {how_to_install(target)}"}
     job = {"config": plain(config.to_dict()), "target": target.name, "phases": phases}

@@ -56,7 +56,8 @@ def temporaries(case: Case) -> dict[str, float]:
     What cuDNN's packed kernel takes in its backward pass is in no compiled program: two float32
     copies of the queries for each of the most samples of a row.
     """
-    c, shape = case.config, case.shape
+    c = case.config
+    shape = case.shape
     found = estimated_temporaries(case)
     found |= {phase: program["memory"]["temp"] for phase, program in case.programs.items()}
     if kernel(case) == "cudnn_packed":
@@ -80,7 +81,9 @@ def estimated_temporaries(case: Case) -> dict[str, float]:
     linear in the length of a row; a kernel with each sample apart holds a row of queries, keys,
     values and outputs for each of the most samples of a row, and saves as many outputs.
     """
-    c, shape, tensor = case.config, case.shape, case.config.mesh.tensor
+    c = case.config
+    shape = case.shape
+    tensor = c.mesh.tensor
     size = BYTES[c.model.dtype]
     tokens = c.learner.micro / case.row_shards * c.learner.row / c.mesh.sequence
     working = analytic.layer_activations(shape, tokens, c.model.dtype, tensor)
@@ -112,7 +115,8 @@ def estimated_temporaries(case: Case) -> dict[str, float]:
 
 def kernel(case: Case) -> str:
     """Return the kernel that attends within the samples of a row on the target, "" if none does."""
-    c, chip = case.config, case.target.chip
+    c = case.config
+    chip = case.target.chip
     if not c.learner.most_segments or chip.platform != "cuda":
         return ""
     if c.model.attention != "auto":
@@ -125,7 +129,9 @@ def kernel(case: Case) -> str:
 def memory(case: Case) -> Memory:
     """Return the memory of the fullest device, with the cache that the config asks for. That of
     servers elsewhere is not of the target."""
-    state, scratch, engine = case.state, temporaries(case), case.engine
+    state = case.state
+    scratch = temporaries(case)
+    engine = case.engine
     table = {}
     for phase in PHASES:
         learns = phase in LEARNER
@@ -171,9 +177,10 @@ def sequences(case: Case) -> int:
     if not case.on_jax:
         return case.engine.sequences
     others = max(sum(row.values()) - row["KV cache"] for row in memory(case).values())
-    context, dtype = engine_context(case.config), case.config.engine.cache_dtype
     room = case.target.chip.usable - others
-    return analytic.sequences_that_fit(room, case.shape, context, dtype)
+    return analytic.sequences_that_fit(
+        room, case.shape, engine_context(case.config), case.config.engine.cache_dtype
+    )
 
 
 # --- time -----------------------------------------------------------------------------------------
@@ -209,7 +216,8 @@ def phase(
     and from memory are assumed to overlap with compute.
     """
     chip = target.chip
-    compute, memory = flops / chip.flops, moved / chip.bandwidth
+    compute = flops / chip.flops
+    memory = moved / chip.bandwidth
     links = (sent or 0.0) / target.link
     roofline, bound = max((compute, "compute"), (memory, "memory"), (links, "links"))
     expected = max(compute / chip.mfu, roofline / reach, links / REACHED)
@@ -231,7 +239,10 @@ def phases(case: Case) -> dict[str, Phase]:
 
 def learner_phases(case: Case) -> dict[str, Phase]:
     """Return {phase: figures} of the updates and passes of log-probabilities of one step."""
-    c, shape, devices, tensor = case.config, case.shape, case.target.count, case.config.mesh.tensor
+    c = case.config
+    shape = case.shape
+    devices = case.target.count
+    tensor = c.mesh.tensor
     tokens = case.trajectories * case.episode / c.learner.updates  # of one update
     # A kernel that masks what lies between the samples of a row computes it all the same.
     batch = (shape, tokens, case.episode if kernel(case) else c.learner.row, GENERATED * tokens)
@@ -264,9 +275,13 @@ def learner_phases(case: Case) -> dict[str, Phase]:
 
 def rollout_phases(case: Case) -> dict[str, Phase]:
     """Return {phase: figures} of prefill and decoding, spread over the engine's replicas."""
-    c, shape, engine, episode = case.config, case.shape, case.engine, case.episode
+    c = case.config
+    shape = case.shape
+    engine = case.engine
+    episode = case.episode
     tokens = case.trajectories * episode / engine.replicas
-    read, written = (1 - GENERATED) * tokens, GENERATED * tokens
+    read = (1 - GENERATED) * tokens
+    written = GENERATED * tokens
     fit = min(engine.sequences, sequences(case)) if case.on_jax else sequences(case)
     at_once = max(1, min(fit, c.rollout.concurrency * case.processes // engine.replicas))
     sizes = {"dtype": weight_dtype(c), "cache_dtype": c.engine.cache_dtype}
@@ -300,9 +315,8 @@ def step_seconds(case: Case) -> float:
 
 def halves(case: Case) -> tuple[float, float]:
     """Return the expected seconds of the rollouts and of the learner in a step."""
-    parts = (rollout_phases(case), learner_phases(case))
-    rollouts, learner = (sum(phase.expected for phase in part.values()) for part in parts)
-    return rollouts, learner
+    rollouts = sum(phase.expected for phase in rollout_phases(case).values())
+    return rollouts, sum(phase.expected for phase in learner_phases(case).values())
 
 
 def overheads(case: Case) -> dict[str, float]:
@@ -312,12 +326,14 @@ def overheads(case: Case) -> dict[str, float]:
     Checkpoints are written while the run goes on: they count as far as one takes longer than the
     steps until the next.
     """
-    c, updates, host = case.config, case.config.learner.updates, case.on_host
+    c = case.config
+    updates = c.learner.updates
+    host = case.on_host
     moved = 2 * host["optimizer"] * updates * c.learner.epochs + host["reference"] * updates
     sent, rate = weight_sync(case)
     between = c.checkpoint.every * step_seconds(case)
     late = max(0.0, case.sizes["checkpoint"] / DISK - between)
-    rollouts = sum(phase.expected for phase in rollout_phases(case).values())
+    rollouts, _ = halves(case)
     return {
         "offload": c.steps * moved / case.target.chip.bus,
         "weight sync": c.steps * sent / rate,
@@ -342,7 +358,8 @@ def weight_sync(case: Case) -> tuple[float, float]:
     That of vLLM servers is measured. The jax engine copies on its device, which gets what the
     others hold over its link: these two rates are those of the hardware.
     """
-    whole, transfer = case.sizes["sync"], case.config.engine.vllm.transfer
+    whole = case.sizes["sync"]
+    transfer = case.config.engine.vllm.transfer
     if case.on_jax:
         copied = case.target.chip.bandwidth / 2
         return whole, copied if case.target.count == 1 else min(copied, case.target.link)

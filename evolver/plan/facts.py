@@ -30,17 +30,17 @@ def task_counts(config: Any) -> tuple[int, int, str]:
 
     Held-out tasks that are never evaluated count as 0.
     """
-    c = config
+    env = config.env
     try:
-        world = make(c.env.name, **c.env.args.to_dict())
-        original = read_tasks(resolve(c.env.tasks)) if c.env.tasks else world.tasks(c.env.split)
-        held_out = held_out_tasks(world, c.eval.split) if c.eval.every else []
-        held_out = evaluated(held_out, c.eval)
+        world = make(env.name, **env.args.to_dict())
+        original = read_tasks(resolve(env.tasks)) if env.tasks else world.tasks(env.split)
+        held_out = held_out_tasks(world, config.eval.split) if config.eval.every else []
+        held_out = evaluated(held_out, config.eval)
         world.close()
     except Exception as error:  # an adapter may raise anything; the user reads the message
-        if c.env.mode == "inprocess":
+        if env.mode == "inprocess":
             raise
-        return 0, 0, f"known where {c.env.name} runs; here: {error}"
+        return 0, 0, f"known where {env.name} runs; here: {error}"
     return len(original), len(held_out), ""
 
 
@@ -49,34 +49,37 @@ def work(config: Any, originals: int, held_out: int, unknown: str = "") -> dict[
 
     originals, held_out: number of original and of held-out tasks. unknown: why these are not known.
     """
-    c, r = config, config.rollout
+    r = config.rollout
     a_step = r.tasks * r.group
-    rollouts, tokens = c.steps * a_step, min(r.max_turns * r.max_tokens, r.context)
-    source = c.env.tasks or f"split {c.env.split}"
-    shorter = f", of which {warmup(c)} warm up" if warmup(c) < c.optim.warmup else ""
+    rollouts = config.steps * a_step
+    tokens = min(r.max_turns * r.max_tokens, r.context)
+    source = config.env.tasks or f"split {config.env.split}"
+    shorter = f", of which {warmup(config)} warm up" if warmup(config) < config.optim.warmup else ""
     found = {
-        "mechanisms": ", ".join(mechanisms_of(c)) or "none",
+        "mechanisms": ", ".join(mechanisms_of(config)) or "none",
         "training tasks": unknown or f"{originals} original, {source}",
-        "steps": f"{c.steps:,} of {r.tasks} tasks x {r.group} = {a_step:,} rollouts",
+        "steps": f"{config.steps:,} of {r.tasks} tasks x {r.group} = {a_step:,} rollouts",
         "rollouts": f"{rollouts:,} of at most {r.max_turns} turns and {r.context:,} tokens",
         "tokens generated": f"at most {rollouts * tokens:,}",
-        "updates": f"{updates(c):,}{shorter}",
-        "evaluation": evaluation(c, held_out),
-        "checkpoints": f"{checkpoints(c)}, {c.checkpoint.keep} kept and the best",
+        "updates": f"{updates(config):,}{shorter}",
+        "evaluation": evaluation(config, held_out),
+        "checkpoints": f"{checkpoints(config)}, {config.checkpoint.keep} kept and the best",
     }
     if r.refill:
         found["refills"] = f"at most {r.refill} rounds a step, for groups without signal"
-    if first := first_tasks(c, originals):
+    if first := first_tasks(config, originals):
         count = "all" if math.isinf(first) else first
-        found["first pool"] = f"{count} tasks x {c.navigating.rollouts} rollouts"
-    if c.questioning.enabled and not c.questioning.tasks:
-        found["exploration"] = f"until {c.questioning.budget:,} tasks are found"
+        found["first pool"] = f"{count} tasks x {config.navigating.rollouts} rollouts"
+    if config.questioning.enabled and not config.questioning.tasks:
+        found["exploration"] = f"until {config.questioning.budget:,} tasks are found"
     return found
 
 
 def evaluation(config: Any, held_out: int) -> str:
     """Return the number of evaluations and of their episodes, in words."""
-    c, rounds, tasks = config.eval, evaluations(config), evaluated_tasks(config, held_out)
+    c = config.eval
+    rounds = evaluations(config)
+    tasks = evaluated_tasks(config, held_out)
     if not rounds:
         return "none"
     amount = f"{c.rollouts + c.greedy} episodes each"
@@ -87,28 +90,32 @@ def evaluation(config: Any, held_out: int) -> str:
 
 def sizes(config: Any) -> dict[str, str]:
     """Return the facts on parameters, training state, checkpoint and KV cache. Raises PlanError."""
-    c, shape = config, case.model_shape(config)
-    counts, weights = case.sizes(c, shape), BYTES[weight_dtype(c)]
+    shape = case.model_shape(config)
+    counts = case.sizes(config, shape)
+    weights = BYTES[weight_dtype(config)]
     parameters = f"{counts['parameters']:,}"
-    if c.lora.rank:
+    if config.lora.rank:
         parameters += f", and {counts['trained']:,} of adapters, which alone are trained"
     # The jax engine holds as many sequences as it has slots; what a vLLM server holds depends on
     # its device.
-    slots, context = c.engine.slots if c.engine.name == "jax" else 1, engine_context(c)
-    cache = kv_bytes(shape, c.engine.cache_dtype) * slots * context
+    slots = config.engine.slots if config.engine.name == "jax" else 1
+    context = engine_context(config)
+    cache = kv_bytes(shape, config.engine.cache_dtype) * slots * context
     return {
         "parameters": parameters,
-        "training state": training_state(c, shape),
+        "training state": training_state(config, shape),
         "checkpoint": size(counts["checkpoint"]),
         "engine weights": size(counts["parameters"] * weights),
         "KV cache": f"{size(cache)} for {slots} x {context:,} tokens",
-    } | vocabulary(c)
+    } | vocabulary(config)
 
 
 def vocabulary(config: Any) -> dict[str, str]:
     """Return what of the vocabulary can be sampled and what ends a turn, {} without a checkpoint or
     a tokenizer. Raises PlanError."""
-    c, path, name = config.template, config.model.path, config.model.tokenizer or config.model.path
+    c = config.template
+    path = config.model.path
+    name = config.model.tokenizer or config.model.path
     if not name:
         return {}
     try:

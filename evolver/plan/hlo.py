@@ -58,7 +58,8 @@ def loop(text: str) -> dict[str, float]:
     body: list[str] = max((bodies[name] for name in looped), key=len, default=[])
     found = [match.groups() for line in body if (match := _INSTRUCTION.match(line))]
     results = {name: result for name, result, *_ in found}
-    kernels, moved = 0, 0.0
+    kernels = 0
+    moved = 0.0
     for name, result, kind, rest in found:
         if kind not in KERNELS:
             continue

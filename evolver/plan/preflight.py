@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from evolver.config.derived import sleeps, xla_flags
+from evolver.config.derived import mesh_devices, sleeps, xla_flags
 from evolver.plan.advice import advise, changed
 from evolver.plan.case import Case, model_shape, servers_of, utilisation
 from evolver.plan.estimate import memory
@@ -32,7 +32,8 @@ NEW_SHARE = "XLA_CLIENT_MEM_FRACTION"  # its newer name; jax refuses both togeth
 USUAL_SHARE = 0.75  # its default
 # XLA's allocator. Only this one gives free memory back to the device (jax's documents), so that
 # servers can have it in their turn.
-ALLOCATOR, SHARING = "XLA_PYTHON_CLIENT_ALLOCATOR", "platform"
+ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
+SHARING = "platform"
 SPARE = 0.03  # of a GPU, for contexts and libraries
 ANY_GPU = Chip("a GPU", "cuda", 0, 1e12, 1e12, 1e12, share=1.0)
 IN_FLIGHT = 1.1  # pinned buffers of copies under way, on top of what is kept
@@ -40,7 +41,7 @@ IN_FLIGHT = 1.1  # pinned buffers of copies under way, on top of what is kept
 
 def shortages(config: Any, workdir: Path) -> list[str]:
     """Return everything that this machine lacks for the run; [] if nothing."""
-    devices = jax.devices()[: math.prod(config.mesh.values())]
+    devices = jax.devices()[: mesh_devices(config)]
     here = sum(device.process_index == jax.process_index() for device in devices)
     platform = {"gpu": "cuda"}.get(devices[0].platform, devices[0].platform)
     memory = int(limit_of(devices[0]))
@@ -52,7 +53,7 @@ def shortages(config: Any, workdir: Path) -> list[str]:
 def variables(config: Any) -> dict[str, str]:
     """Return the environment variables of XLA that a run on NVIDIA GPUs needs. They count once jax
     looks for devices, so that nothing here asks for those."""
-    devices = max(1, math.prod(config.mesh.values()) // max(1, config.hosts.count))
+    devices = max(1, mesh_devices(config) // max(1, config.hosts.count))
     pinned = needs(Case(config, model_shape(config), Target(ANY_GPU, devices)), devices)["pinned"]
     if sleeps(config):
         chosen = {ALLOCATOR: SHARING}
@@ -84,12 +85,11 @@ def device_shortage(case: Case) -> list[str]:
     counted = ["parameters", "optimizer", "reference", "gradients"]
     if case.on_jax:  # a server allocates its own memory
         counted += ["engine weights", "KV cache"]
-    rows = [{kind: row[kind] for kind in counted if row[kind]} for row in memory(case).values()]
-    worst = max(rows, key=lambda row: sum(row.values()))
-    needed = sum(worst.values())
+    worst = max(memory(case).values(), key=lambda row: sum(row[kind] for kind in counted))
+    needed = sum(worst[kind] for kind in counted)
     if needed <= chip.memory:
         return []
-    held = ", ".join(f"{kind} {size(count)}" for kind, count in worst.items())
+    held = ", ".join(f"{kind} {size(worst[kind])}" for kind in counted if worst[kind])
     whole = chip.memory / USUAL_SHARE * (1 - SPARE)
     hints = advise(case)
     if chip.platform == "cuda" and not own_share() and needed <= whole:
@@ -120,7 +120,8 @@ def needs(case: Case, devices: int) -> dict[str, float]:
     devices: those of the learner on this host. shared: in config.engine.vllm.shared. disk: in the
     workdir, which all hosts share.
     """
-    c, sizes = case.config, case.sizes
+    c = case.config
+    sizes = case.sizes
     pinned = sum(case.on_host.values()) * devices
     staged = {"shm": sizes["sync"], "lora": sizes["adapters"]}
     shared = 0 if case.on_jax else staged.get(c.engine.vllm.transfer, 0)
@@ -135,9 +136,12 @@ def needs(case: Case, devices: int) -> dict[str, float]:
 
 def lines(case: Case) -> list[str]:
     """Return the needs of a host of the target as lines of a plan."""
-    c, chip = case.config, case.target.chip
+    c = case.config
+    chip = case.target.chip
     need = needs(case, case.target.per_host)
-    ram, shared, pinned = need["ram"] / GIB, need["shared"] / GIB, need["pinned"] / GIB
+    ram = need["ram"] / GIB
+    shared = need["shared"] / GIB
+    pinned = need["pinned"] / GIB
     result = [
         f"disk            {need['disk'] / 1e9:,.0f} GB in the workdir, for"
         f" {c.checkpoint.keep + 2} checkpoints",
@@ -162,7 +166,8 @@ def lines(case: Case) -> list[str]:
 
 def host_shortages(case: Case, workdir: Path, devices: int) -> Iterator[str]:
     """Yield what this host lacks, in one sentence each. devices: of the learner, on this host."""
-    c, need = case.config, needs(case, devices)
+    c = case.config
+    need = needs(case, devices)
     if case.target.chip.platform == "cuda":
         yield from gpu_problems(c, need["pinned"])
     free = free_memory()
@@ -172,7 +177,8 @@ def host_shortages(case: Case, workdir: Path, devices: int) -> Iterator[str]:
             " are free: use more hosts, or set config.optim.offload=False or"
             " config.loss.reference=device"
         )
-    folder, shared = Path(c.engine.vllm.shared), need["shared"]
+    folder = Path(c.engine.vllm.shared)
+    shared = need["shared"]
     left = shutil.disk_usage(folder).free if shared and folder.is_dir() else math.inf
     if shared > left:
         yield (
@@ -208,7 +214,8 @@ def gpu_problems(config: Any, pinned: float) -> Iterator[str]:
                 f" and {ALLOCATOR}={allocator} keeps what it once had: export {ALLOCATOR}={SHARING}"
             )
         return
-    own, theirs = float(own_share() or USUAL_SHARE), vllm_share(config)
+    own = float(own_share() or USUAL_SHARE)
+    theirs = vllm_share(config)
     if theirs and shares_devices(config.engine.vllm.devices) and own + theirs > 1:
         yield (
             f"XLA takes {own:.0%} of each GPU ({SHARE}) and vLLM {theirs:.0%} of the same ones"
@@ -220,8 +227,9 @@ def gpu_problems(config: Any, pinned: float) -> Iterator[str]:
 def vllm_share(config: Any) -> float:
     """Return the share of a GPU that servers of the run take, 0 if it starts none."""
     vllm = config.engine.vllm
-    started = config.engine.name == "vllm" and not vllm.urls
-    return utilisation(vllm.flags) if started else 0.0
+    if config.engine.name != "vllm" or vllm.urls:
+        return 0.0
+    return utilisation(vllm.flags)
 
 
 def own_share() -> str:
@@ -237,8 +245,8 @@ def share_beside_vllm(config: Any) -> float:
 
 def shares_devices(devices: tuple[str, ...]) -> bool:
     """Return True if vLLM servers on these CUDA devices would share some with this process."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    own, theirs = (re.findall(r"[^\s,]+", text) for text in (visible, ",".join(devices)))
+    own = re.findall(r"[^\s,]+", os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    theirs = re.findall(r"[^\s,]+", ",".join(devices))
     return not own or not theirs or bool(set(own) & set(theirs))
 
 

@@ -70,7 +70,8 @@ def learner_programs(config: Any, shape: qwen.Config, devices: list[Any]) -> Pro
     mesh = Mesh(
         np.array(devices).reshape(sizes), meshes.AXES, axis_types=(AxisType.Auto,) * len(sizes)
     )
-    optimizer, layout = parts.make_optimizer(config), parts.make_layout(config)
+    optimizer = parts.make_optimizer(config)
+    layout = parts.make_layout(config)
     made: Any = parts.make_programs(config, shape, mesh, optimizer)
     update, logp = (program.jitted for program in made)
     frozen = jnp.dtype(config.model.dtype)
@@ -89,7 +90,8 @@ def learner_programs(config: Any, shape: qwen.Config, devices: list[Any]) -> Pro
 def batch_shapes(config: Any, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the arrays of a mini-batch of full rows, as `rl.learner` puts them on the devices."""
     row = np.zeros((1, config.learner.row), np.int32)
-    real, mask = row.astype(np.float32), row > 0
+    real = row.astype(np.float32)
+    mask = row > 0
     packed = Packed(row, row, row, mask, real, real, mask, row, row)
     packed.weight_RT = real
     packed.ref_logp_RT = real if needs_reference(config) else None
@@ -104,8 +106,10 @@ def engine_programs(config: Any, shape: qwen.Config, where: Sharding, slots: int
 
     slots: rows of the cache.
     """
-    c, window = config.engine, engine_context(config)
-    dtype, matrices = jnp.dtype(config.model.dtype), jnp.dtype(weight_dtype(config))
+    c = config.engine
+    window = engine_context(config)
+    dtype = jnp.dtype(config.model.dtype)
+    matrices = jnp.dtype(weight_dtype(config))
     prepare = partial(kv_cache.for_decoding, shape, dtype=dtype, matrix_dtype=matrices)
     weights = jax.eval_shape(prepare, qwen.shapes(shape))
     cached = jnp.dtype(c.cache_dtype)
@@ -114,10 +118,13 @@ def engine_programs(config: Any, shape: qwen.Config, where: Sharding, slots: int
     zeros = partial(np.zeros, dtype=np.int32)
 
     def draw(rows: int) -> decoding.Draw:
-        number, seed = np.zeros(rows, np.float32), np.zeros((rows, 2), np.uint32)
+        number = np.zeros(rows, np.float32)
+        seed = np.zeros((rows, 2), np.uint32)
         return decoding.Draw(number, number, zeros(rows), seed, zeros(rows))
 
-    line, few, piece = zeros(slots), min(4, slots), min(c.prefill, window)
+    line = zeros(slots)
+    few = min(4, slots)
+    piece = min(c.prefill, window)
     rows = decoding.Rows(line, line, line, line, zeros((slots, 8)), draw(slots))
     prompts = (zeros(few), zeros((few, piece)), zeros(few), zeros(few), draw(few))
     truncate = config.rollout.top_p < 1 or config.rollout.top_k > 0
@@ -140,7 +147,8 @@ def compiled(trace: Callable[[], Any], platform: str, trips: float) -> Json:
         program = trace().lower(lowering_platforms=(platform,)).compile()
     except Exception as error:  # XLA has no exception types of its own
         return {"error": str(error)[:2000], "seconds": time.monotonic() - began}
-    memory, text = program.memory_analysis(), program.as_text()
+    memory = program.memory_analysis()
+    text = program.as_text()
     kinds = ("argument", "output", "alias", "temp")
     return {
         "memory": {kind: getattr(memory, f"{kind}_size_in_bytes") for kind in kinds},
@@ -164,8 +172,10 @@ def take_for_local(device: Any) -> None:
 def run(job: Json) -> Json:
     """Return {"jax": version, "phases": {phase: see `compiled`}, "gigabytes": peak memory of this
     process}."""
-    config, target = ConfigDict(job["config"]), targets.parse(job["target"])
-    shape, devices = model_shape(config), devices_of(target)
+    config = ConfigDict(job["config"])
+    target = targets.parse(job["target"])
+    shape = model_shape(config)
+    devices = devices_of(target)
     if target.chip.platform == "cuda":
         take_for_local(devices[0])
     where = SingleDeviceSharding(devices[0])

@@ -27,7 +27,8 @@ from evolver.plan.text import duration, section, table
 
 def render(case: Case) -> str:
     """Return the estimates of a case as text, one section after the other."""
-    target, chip = case.target, case.target.chip
+    target = case.target
+    chip = case.target.chip
     mesh = [f"{axis}={size}" for axis, size in case.config.mesh.items() if size > 1]
     sections = [
         section(
@@ -59,13 +60,15 @@ def source_text(case: Case) -> str:
     why = case.compiled.get("error", "not asked")
     if not case.programs:
         return f"arithmetic only, no program was compiled ({why})"
-    names, jax = ", ".join(case.programs), case.compiled["jax"]
+    names = ", ".join(case.programs)
+    jax = case.compiled["jax"]
     return f"XLA of jax {jax} for memory and collectives of {names}; arithmetic for the rest"
 
 
 def memory_table(case: Case) -> list[str]:
     """Return the memory by phase and kind, with a mark where it is above the limit."""
-    limit, rows = case.target.chip.usable, [["", *KINDS, "total", "of"]]
+    limit = case.target.chip.usable
+    rows = [["", *KINDS, "total", "of"]]
     for phase, row in memory(case).items():
         total = sum(row.values())
         over = "" if total <= limit else "  too much"
@@ -127,7 +130,8 @@ def time_table(case: Case) -> list[str]:
 
 def budget(case: Case) -> list[str]:
     """Return what a step takes with and without each overlap of its parts."""
-    c, (rollouts, learner) = case.config, halves(case)
+    c = case.config
+    (rollouts, learner) = halves(case)
     questions, grades = calls.grading(c)
     part = {"rollouts": rollouts, "grades": grades, "learner": learner}
     words = ", ".join(f"{name} {duration(seconds)}" for name, seconds in part.items() if seconds)
@@ -164,8 +168,11 @@ def run_time(case: Case) -> str:
 
 def sizes(case: Case) -> list[str]:
     """Return the sizes of weights, caches and files."""
-    s, c, (sent, rate) = case.sizes, case.config, weight_sync(case)
-    seconds, speed = sent / rate, rate / 1e9
+    s = case.sizes
+    c = case.config
+    (sent, rate) = weight_sync(case)
+    seconds = sent / rate
+    speed = rate / 1e9
     took = f"{seconds:.2f} s" if seconds < 10 else duration(seconds)
     asked = f"; engine.slots asks for {c.engine.slots:,}" if case.on_jax else ""
     room = sequences(case) * case.engine.used
@@ -184,7 +191,9 @@ def verdict(case: Case) -> list[str]:
     """Return the verdict: it fits, or what would make it fit."""
     if fits(case):
         return ["fits", *advise(case)]
-    words, alone, limit = "does not fit", learner_peak(case), case.target.chip.usable
+    words = "does not fit"
+    alone = learner_peak(case)
+    limit = case.target.chip.usable
     if alone <= limit and not case.refused:
         sizes = f"{alone / GIB:.1f} of {limit / GIB:.1f} GiB"
         words += f" with the engine on the same device; the learner alone fits ({sizes})"

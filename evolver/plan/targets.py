@@ -100,7 +100,8 @@ def parse(text: str) -> Target:
     match = re.fullmatch(r"([\w.-]+):(\d+)", text.strip())
     if not match:
         raise TargetError(f"--target={text} is not a target; {known}")
-    name, count = match[1].lower(), int(match[2])
+    name = match[1].lower()
+    count = int(match[2])
     if name not in CHIPS:
         raise TargetError(f"--target={text}: unknown chip{hint(name, CHIPS, 0.4)}; {known}")
     counts = topologies(name)

@@ -23,7 +23,5 @@ def changed(config, *overrides):
 
 def mistakes(config, mode="train"):
     """Return what is wrong with a config wherever it runs."""
-    found = list(key_problems(config, base.Config).values())
-    for plug in plugs.in_config(config):
-        found += plugs.problems(*plug)
-    return [*found, *contradictions(config, mode, plugged=True)]
+    keys = key_problems(config, base.Config).values()
+    return [*keys, *plugs.problems_in(config), *contradictions(config, mode, plugged=True)]

@@ -25,7 +25,7 @@ from rl.losses import AGGREGATES
 from tests.configs import config_of, mistakes
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("__init__", "base", "keys", "meshes")
+PARTS = ("__init__", "base", "keys", "language_models", "meshes")
 # configs of imitation, which have keys of their own (tests/experiments/test_imitation.py)
 IMITATION = ("imitation", "base_policy")
 FILES = [
@@ -45,9 +45,8 @@ ARGUMENTS = {
 }
 ARGUMENTS |= dict.fromkeys(PAPER, ("original", "q", "hybrid", "qn", "qa", "all"))
 VARIANTS = [p.stem for p in FILES]
-VARIANTS += [
-    f"{name}:{argument}" for name, arguments in ARGUMENTS.items() for argument in arguments
-]
+for name, arguments in ARGUMENTS.items():
+    VARIANTS += [f"{name}:{argument}" for argument in arguments]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -70,17 +69,16 @@ def test_lists_are_not_used_because_flags_cannot_override_them():
     assert not [name for name, key in KEYS.items() if isinstance(key.default, list)]
 
 
-def attributes(path: Path) -> set[str]:
+def attributes(path):
     """Every "a.b.c" of a module; names that a function gives to parts (`c = run.config.rollout`)
     are replaced by what they stand for. What `arguments(target, a.b)` passes by name is "a.b" with
     each parameter of the target, and `plugged(config, "a.b")` reads "a.b"."""
-    tree, found = ast.parse(path.read_text()), set()
-    origins = {
-        alias.name: node.module
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    tree = ast.parse(path.read_text())
+    found = set()
+    origins = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            origins |= {alias.name: node.module for alias in node.names}
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, functions))):
         names = {}
@@ -103,12 +101,12 @@ def attributes(path: Path) -> set[str]:
     return found
 
 
-def written_out(node: ast.AST, names: dict[str, str]) -> str:
+def written_out(node, names):
     head, *rest = ast.unparse(node).split(".")
     return ".".join([names.get(head, head), *rest])
 
 
-def parameters_of(target: ast.AST, origins: dict[str, str]) -> list[str]:
+def parameters_of(target, origins):
     """The parameters of a callable that a module has imported."""
     name = ast.unparse(target)
     # `from rl import optim` gives a module that nobody may have imported yet.

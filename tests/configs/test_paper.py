@@ -28,11 +28,11 @@ def module(table):
 
 
 @functools.cache
-def values(run: str) -> dict:
+def values(run):
     return expanded(runs.get_config(run))
 
 
-def changed(ours: dict, other: dict) -> dict:
+def changed(ours, other):
     keys = ours.keys() | other.keys()
     return {key: ours.get(key) for key in keys if ours.get(key) != other.get(key)}
 
@@ -136,21 +136,19 @@ SHARED = (
 )
 
 
-@functools.cache
-def everything():
+@pytest.fixture(scope="module")
+def study():
     return study_of(TABLES, scale="full", models=SERVED)
 
 
 @pytest.mark.parametrize("cells", SHARED, ids=lambda cells: sorted(cells)[0])
-def test_cells_of_one_run_are_one_run(cells):
-    study = everything()
+def test_cells_of_one_run_are_one_run(study, cells):
     trained = {study.sources[(*cell.split(":"), 0)].train for cell in cells}
     assert len(trained) == 1 and "" not in trained
     assert cells <= set(study.users[trained.pop()])
 
 
-def test_no_two_runs_are_the_same_and_the_papers_are_counted():
-    study = everything()
+def test_no_two_runs_are_the_same_and_the_papers_are_counted(study):
     trained = [run for run in study.runs.values() if run.mode == "train"]
     resolved = {repr(sorted(values(run.config.partition(":")[2]).items())) for run in trained}
     assert len(resolved) == len(trained)
@@ -164,8 +162,7 @@ def test_no_two_runs_are_the_same_and_the_papers_are_counted():
     assert {run.overrides["eval.temperature"] for run in evaluations} == {0.0, 0.9}
 
 
-def test_an_evaluation_in_another_world_starts_from_the_policy_of_the_run():
-    study = everything()
+def test_an_evaluation_in_another_world_starts_from_the_policy_of_the_run(study):
     source = study.sources["table3", "14b,appworld,bfcl", 0]
     run = study.runs[source.scores]
     assert run.overrides["model.path"] == "{folder}/14b-appworld-q-0/policy"
@@ -173,17 +170,16 @@ def test_an_evaluation_in_another_world_starts_from_the_policy_of_the_run():
     assert run.config == "configs/paper/runs.py:14b,bfcl,base"
 
 
-def test_experience_at_inference_needs_a_pool_and_has_a_share():
-    study = everything()
+def test_experience_at_inference_needs_a_pool_and_has_a_share(study):
     run = study.runs[study.sources["figure13b", "inference,0.25", 0].scores]
     assert run.overrides["eval.experience"] == 0.25 and run.after == ("pool-14b-appworld-0",)
     assert study.runs["pool-14b-appworld-0"].mode == "pool"
 
 
-def test_published_numbers_agree_wherever_two_tables_print_one_score():
+def test_published_numbers_agree_wherever_two_tables_print_one_score(study):
     """The paper prints some scores twice; where it prints others for one row, the header says
     so."""
-    study, found = everything(), collections.defaultdict(set)
+    found = collections.defaultdict(set)
     for table in ("table1", "table2", "table3", "figure12a", "figure12b", "controls"):
         for name, cell in TABLES[table].items():
             for measure, value in cell.published.items():

@@ -42,7 +42,8 @@ def test_a_sound_checkpoint_has_no_problems(config, changed):
 
 
 def test_each_file_that_names_an_end_of_turns_must_name_one_of_the_tokenizer(checkpoint, config):
-    generation, im_end = checkpoint / "generation_config.json", load_tokenizer(config).im_end
+    generation = checkpoint / "generation_config.json"
+    im_end = load_tokenizer(config).im_end
     generation.write_text(json.dumps({"eos_token_id": [3]}))
     [problem] = model_problems(config, "train")
     assert f"generation_config.json of {checkpoint} with 3: they do not belong" in problem

@@ -40,13 +40,27 @@ from rl import learner
 from tests.configs import changed, config_of
 
 ROOT = Path(__file__).parents[2]
-
-
 JAX = ("engine.name=jax", "engine.slots=4")
 
 
-def case_of(name: str, target: str, *overrides: str) -> cases.Case:
+def case_of(name, target, *overrides):
     return cases.case_of(config_of(name, *overrides), target)
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    """As on a machine where none is installed."""
+    monkeypatch.setenv("EVOLVER_PLAN_PYTHON", "/nowhere/python")
+
+
+def flagship(*overrides):
+    """The paper's main config on its eight devices."""
+    return case_of("appworld_14b", "a100-80g:8", *overrides)
+
+
+def small(*overrides):
+    """Its smaller model there, with the engine of the process."""
+    return case_of("appworld_7b", "a100-80g:8", *JAX, *overrides)
 
 
 # --- targets --------------------------------------------------------------------------------------
@@ -81,7 +95,8 @@ def test_an_unknown_target_lists_the_known_ones(text, words):
 
 
 def test_links_between_nodes_are_slower():
-    one, two = targets.parse("h100:8"), targets.parse("h100:16")
+    one = targets.parse("h100:8")
+    two = targets.parse("h100:16")
     assert two.link < one.link == one.chip.link
 
 
@@ -92,7 +107,8 @@ def test_links_between_nodes_are_slower():
 def test_flops_of_a_forward_pass_are_those_that_xla_counts(tied):
     # Two layers are unrolled; XLA would count a loop once.
     shape = qwen.Config(512, 64, 2, 4, 2, 16, 192, tied=tied)
-    rows, length = 2, 64  # a single block of queries, so all scores are computed
+    rows = 2
+    length = 64  # a single block of queries, so all scores are computed
 
     def logits(params, tokens):
         positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
@@ -135,7 +151,8 @@ def test_attention_within_samples_takes_memory_for_each_of_them():
         return estimate.temporaries(case)["update"]
 
     case = case_of("bfcl_7b_lora", "a100-80g:1")
-    c, shape = case.config, case.shape
+    c = case.config
+    shape = case.shape
     head = c.learner.micro * c.learner.row * shape.head_dim * 2  # bytes
     one = head * (2 * shape.heads + 2 * shape.kv_heads)  # queries, keys, values, outputs
     for remat, kept in (("full", 0), ("attention", shape.heads * head), ("none", one)):
@@ -146,8 +163,9 @@ def test_attention_within_samples_takes_memory_for_each_of_them():
 
 
 def test_the_state_is_spread_over_the_mesh():
-    case = case_of("appworld_14b", "a100-80g:8", "optim.offload=False")
-    held, count = case.state["parameters"], qwen.parameter_count(case.shape)
+    case = flagship("optim.offload=False")
+    held = case.state["parameters"]
+    count = qwen.parameter_count(case.shape)
     assert held == pytest.approx(4 * count / 8, rel=1e-3)  # biases are not spread
     assert case.state["optimizer"] == pytest.approx(2 * held)
     more = case_of("appworld_14b", "h100:16", "engine.name=jax")
@@ -198,7 +216,8 @@ ENTRY %main (p: f32[4]) -> f32[4] {
 
 def test_collectives_are_counted_with_the_trips_of_their_loops():
     found = hlo.collectives(HLO, trips=4)
-    gather, scatter = 16 * 16 * 2 * 7 / 8, 16 * 16 * 4 * 7 / 8  # a ring sends all parts but one
+    gather = 16 * 16 * 2 * 7 / 8
+    scatter = 16 * 16 * 4 * 7 / 8  # a ring sends all parts but one
     assert found["all-gather"] == pytest.approx((12, 12 * gather))
     assert found["reduce-scatter"] == pytest.approx((12, 12 * scatter))
     # A group of one device sends nothing.
@@ -225,7 +244,9 @@ ENTRY %main (a: s32[]) -> s32[] {
 
 def test_the_kernels_of_a_loop_read_what_they_need_of_their_operands():
     """Two rows of the table; two new rows of the cache, twice; the whole cache, and the output."""
-    rows, cache, out = 2 * 16 * 4, 8 * 4 * 64 * 16 * 2, 8 * 4 * 16 * 2
+    rows = 2 * 16 * 4
+    cache = 8 * 4 * 64 * 16 * 2
+    out = 8 * 4 * 16 * 2
     assert hlo.loop(LOOP) == {"kernels": 3, "bytes": 2 * rows + 2 * rows + cache + out}
     assert hlo.loop(HLO.replace("while", "call")) == {"kernels": 0, "bytes": 0}
 
@@ -233,7 +254,7 @@ def test_the_kernels_of_a_loop_read_what_they_need_of_their_operands():
 # --- work and sizes -------------------------------------------------------------------------------
 
 
-def facts_of(*overrides: str) -> dict[str, str]:
+def facts_of(*overrides):
     config = config_of("quickstart", *overrides)
     return facts.work(config, *facts.task_counts(config)) | facts.sizes(config)
 
@@ -298,16 +319,19 @@ def test_sizes_follow_what_is_kept_and_where(overrides, state, checkpoint):
 def test_sizes_of_adapters_are_those_of_the_state(offload):
     values = ("lora.rank=4", "model.dtype=bfloat16", "loss.kl_coef=0.1")
     config = config_of("quickstart", f"optim.offload={offload}", *values)
-    found, shape = facts.sizes(config), cases.model_shape(config)
-    optimizer, layout = parts.make_optimizer(config), parts.make_layout(config)
+    found = facts.sizes(config)
+    shape = cases.model_shape(config)
+    optimizer = parts.make_optimizer(config)
+    layout = parts.make_layout(config)
     state = learner.state_shapes(shape, optimizer, None, layout, frozen_dtype=jnp.bfloat16)
 
-    def held(tree) -> int:
+    def held(tree):
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree) if x.ndim)
 
     adapters = held(state["params"]) // 4
     assert f"and {adapters:,} of adapters" in found["parameters"]
-    text, total = found["training state"], held(state)
+    text = found["training state"]
+    total = held(state)
     if offload:
         assert f"{size(8 * adapters)} in host memory (two float32 moments)" in text
         total -= 8 * adapters
@@ -330,14 +354,15 @@ def paid():
     )
 
 
-def counts(config, *known) -> dict[str, tuple]:
+def counts(config, *known):
     return {role: (made.least, made.most) for role, made in calls.bill(config, *known).items()}
 
 
 def test_the_bill_counts_the_calls_of_each_role(paid):
     """AppWorld's 90 training tasks: by default 20 turns a walk, 3 tasks a walk, 8 walks per
     training task."""
-    first, rollouts = 6 * 4, 10 * 4 * 8
+    first = 6 * 4
+    rollouts = 10 * 4 * 8
     assert counts(paid, 90) == {
         "explorer": (7 * 20, 8 * 90 * 20),
         "writer": (7, 8 * 90),
@@ -434,8 +459,7 @@ def test_a_plan_shows_the_prompts_of_the_plugs_in_use(paid):
     assert "\nprompt " not in plan.plan(config_of("quickstart"), "runs/x")
 
 
-def test_a_plan_has_one_bill_with_and_without_a_target(paid, monkeypatch):
-    monkeypatch.setenv("EVOLVER_PLAN_PYTHON", str(ROOT / "no" / "python"))
+def test_a_plan_has_one_bill_with_and_without_a_target(paid, no_compiler):
     bill = "\n  ".join(calls.lines(paid, *facts.task_counts(paid)[:2]))
     for target in ("", "a100-80g:8"):
         text = plan.plan(paid, "runs/x", target)
@@ -446,39 +470,37 @@ def test_a_plan_has_one_bill_with_and_without_a_target(paid, monkeypatch):
 
 
 def test_7b_fits_eight_devices_of_80_gb_beside_the_engine():
-    case = case_of("appworld_7b", "a100-80g:8", *JAX)
+    case = small()
     assert estimate.fits(case) and estimate.sequences(case) >= 4
 
 
 def test_14b_fits_eight_devices_of_80_gb_beside_vllm_with_its_moments_on_the_host():
-    case = case_of("appworld_14b", "a100-80g:8")
+    case = flagship()
     assert case.engine.shared and estimate.fits(case)
-    kept = ("optim.offload=False", "loss.reference=device")
-    assert not estimate.fits(case_of("appworld_14b", "a100-80g:8", *kept))
+    assert not estimate.fits(flagship("optim.offload=False", "loss.reference=device"))
 
 
 def test_learner_and_servers_that_take_turns_have_the_memory_one_after_the_other():
     flags = "engine.vllm.flags=--gpu-memory-utilization 0.6"
-    beside = case_of("appworld_14b", "a100-80g:8", flags)
+    beside = flagship(flags)
     assert not estimate.fits(beside)
     assert "--config.engine.vllm.sleep=True" in advice.advise(beside)[0]
-    nccl = case_of("appworld_14b", "a100-80g:8", flags, "engine.vllm.transfer=nccl")
+    nccl = flagship(flags, "engine.vllm.transfer=nccl")
     assert not any("sleep" in line for line in advice.advise(nccl))  # a run would refuse it
-    case = case_of("appworld_14b", "a100-80g:8", flags, "engine.vllm.sleep=True")
+    case = flagship(flags, "engine.vllm.sleep=True")
     assert estimate.fits(case) and estimate.sleep_seconds(case)
     assert "learner and servers take turns" in report.render(case)
     for phase, row in estimate.memory(case).items():
         servers = row["engine weights"] + row["KV cache"]
         assert bool(servers) == (phase in ("prefill", "decode"))
     elsewhere = "engine.vllm.urls=('http://10.0.0.1:8000',)"
-    moved = case_of("appworld_14b", "a100-80g:8", "engine.vllm.sleep=True", elsewhere)
+    moved = flagship("engine.vllm.sleep=True", elsewhere)
     assert not estimate.sleep_seconds(moved)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_what_does_not_fit_comes_with_a_value_that_does(dtype):
-    values = (*JAX, "engine.slots=400", f"engine.cache_dtype={dtype}")
-    case = case_of("appworld_7b", "a100-80g:8", *values)
+    case = small("engine.slots=400", f"engine.cache_dtype={dtype}")
     (line,) = advice.advise(case)
     assert "would fit" in line and "--config.engine" in line
     flags = re.findall(r"--config\.(\S+)", line)
@@ -487,14 +509,14 @@ def test_what_does_not_fit_comes_with_a_value_that_does(dtype):
 
 def test_advice_on_a_run_with_servers_does_not_name_the_engine_of_the_process():
     """Device memory that holds not even a part of the weights, as of a CPU without a mesh."""
-    case = case_of("appworld_14b", "a100-80g:8")
+    case = flagship()
     tiny = replace(case.target.chip, memory=1 << 30)
     case = replace(case, target=replace(case.target, chip=tiny))
     assert advice.advise(case) == ["no change of the config makes it fit, nor do 64 such devices"]
 
 
 def test_a_compiled_program_replaces_the_estimate_and_a_refused_one_does_not_fit():
-    case = case_of("appworld_7b", "a100-80g:8", *JAX)
+    case = small()
     memory = {"temp": case.state["gradients"] + 5e9}
     update = {"memory": memory, "collectives": {"all-gather": (10, 45e9)}, "seconds": 1.0}
     compiled = replace(case, compiled={"jax": "0", "phases": {"update": update}})
@@ -507,8 +529,7 @@ def test_a_compiled_program_replaces_the_estimate_and_a_refused_one_does_not_fit
     assert not estimate.fits(case) and "RESOURCE_EXHAUSTED" in report.render(case)
 
 
-def test_without_a_compiler_the_plan_is_arithmetic_and_says_so(monkeypatch):
-    monkeypatch.setenv("EVOLVER_PLAN_PYTHON", str(ROOT / "no" / "python"))
+def test_without_a_compiler_the_plan_is_arithmetic_and_says_so(no_compiler):
     case = case_of("appworld_7b", "v5p:8", *JAX)
     text = plan.plan(case.config, "runs/x", "v5p:8")
     for words in ("arithmetic only", "make plan-tpu", "memory of the fullest device", "verdict"):
@@ -563,7 +584,8 @@ def test_kernels_are_chosen_for_the_gpu_of_the_plan(monkeypatch):
 
 def test_the_programs_of_a_run_are_traced_without_weights():
     config = config_of("quickstart", "loss.kl_coef=0.1")
-    shape, devices = cases.model_shape(config), jax.devices()[:1]
+    shape = cases.model_shape(config)
+    devices = jax.devices()[:1]
     where = SingleDeviceSharding(devices[0])
     traces = programs.learner_programs(config, shape, devices)
     traces |= programs.engine_programs(config, shape, where, 4)
@@ -571,7 +593,8 @@ def test_the_programs_of_a_run_are_traced_without_weights():
     outputs = {phase: jax.tree.leaves(trace().out_info) for phase, trace in traces.items()}
     new_weights = [x.shape for x in outputs["update"]]
     assert (shape.vocab, shape.d_model) in new_weights
-    rows, micro = parts.capacity_rows(config), config.learner.micro
+    rows = parts.capacity_rows(config)
+    micro = config.learner.micro
     assert [x.shape for x in outputs["logp"]] == [(rows // micro, micro, config.learner.row)]
 
 

@@ -65,7 +65,8 @@ class Moving:
     """An estimator that remembers, so it is an object."""
 
     def __init__(self, *, decay: Fraction = 0.5):
-        self.decay, self.mean = decay, 0.0
+        self.decay = decay
+        self.mean = 0.0
 
     def __call__(self, batch):
         self.mean += self.decay * (batch.outcome_N[0] - self.mean)
@@ -89,7 +90,7 @@ class Ungiven:
 HERE = "tests.evolver.test_plugs"
 
 
-def problem(name: str, args: dict, key: str = "advantage") -> str:
+def problem(name, args, key="advantage"):
     (message,) = plugs.problems(key, f"{HERE}:{name}", args)
     return message
 

@@ -4,6 +4,7 @@ or a crash cut."""
 import gzip
 import json
 from dataclasses import replace
+from itertools import chain
 from unittest import mock
 
 import numpy as np
@@ -38,14 +39,16 @@ HOSTILE = "<script>alert(1)</script>\x00\x1b[31m\u202eabc\u2028\ud800" + "x" * 5
 
 
 def rollout(number=0, *, turns=2, text="look", label=1):
-    found, prompt = [], [1, 2]
+    found = []
+    prompt = [1, 2]
     for k in range(turns):
         completion = Completion([3 + k, 4 + k], [-0.25, -0.00001], "stop", 7)
         answer = [{"role": "tool", "content": text}]
         found.append(Turn([*prompt], completion, text, answer, label=label, advantage=0.5))
         prompt += [*completion.tokens, 9]
     task = Task(f"t{number % 3}", "toy", "Book it.", difficulty=2)
-    opening, score = [{"role": "user", "content": "Book it."}], Evaluation(1.0, True)
+    opening = [{"role": "user", "content": "Book it."}]
+    score = Evaluation(1.0, True)
     return Trajectory(task, number, 11, opening, found, StopReason.DONE, score)
 
 
@@ -69,7 +72,7 @@ def test_records_come_back_whole_and_by_member(tmp_path_factory, texts, member):
     assert (file.kind, file.step, index["count"]) == ("step", 1, len(written))
     parts = [file.lines(offset, length) for offset, length, _ in index["members"]]
     assert [lines for _, _, lines in index["members"]] == [len(part) for part in parts]
-    assert [line for part in parts for line in part] == read_rollouts(path) == written
+    assert [*chain.from_iterable(parts)] == read_rollouts(path) == written
     text = gzip.decompress(path.read_bytes()).decode("utf-8", "surrogatepass")
     assert [json.loads(line) for line in text.split("\n") if line] == written
 
@@ -87,7 +90,8 @@ def test_an_index_says_what_the_rollouts_say_and_a_stale_one_is_not_believed(tmp
     found = [record(i, turns=i + 1, label=i - 1) for i in range(3)]
     found[1]["turns"][0]["reason"] = "nothing shows it"
     write_rollouts(path, found)
-    index, made = json.loads(RolloutFile(path).index_text()), RolloutFile(path).make_index()
+    index = json.loads(RolloutFile(path).index_text())
+    made = RolloutFile(path).make_index()
     columns = index["columns"]
     assert columns == made["columns"] and columns["advantage"] == [0.5] * 3
     assert columns["tokens"] == [2, 4, 6] and columns["turns"] == [1, 2, 3]
@@ -158,7 +162,8 @@ def test_an_advantage_that_is_not_finite_is_kept_as_unknown(tmp_path):
     trajectory.turns[0].advantage = trajectory.turns[0].outcome_advantage = float("inf")
     Workdir(tmp_path).log_trajectories(3, [record_of(trajectory, fate="trained")])
     (path,) = tmp_path.rglob("*.jsonl.gz")
-    index, made = json.loads(RolloutFile(path).index_text()), RolloutFile(path).make_index()
+    index = json.loads(RolloutFile(path).index_text())
+    made = RolloutFile(path).make_index()
     assert index["columns"]["advantage"] == made["columns"]["advantage"] == [None]
     (read,) = read_rollouts(path)
     first, second = (line for line in rollout_lines(read, 80) if line.startswith("turn "))
@@ -180,8 +185,11 @@ def test_tasks_are_written_again_only_where_they_changed():
     pool.card.return_value = "card"
     recorder = mock.MagicMock(_listed=([], ""))
     run = recorder.run
-    run.tasks.originals, run.tasks.pool, run.navigating = tasks[:1], pool, None
-    run.recipe.arrays.return_value, run.learner.saved = {}, {}
+    run.tasks.originals = tasks[:1]
+    run.tasks.pool = pool
+    run.navigating = None
+    run.recipe.arrays.return_value = {}
+    run.learner.saved = {}
     for _ in range(2):
         Recorder.save(recorder)
     run.workdir.log_tasks.assert_called_once_with(tasks, "card")
@@ -217,11 +225,11 @@ def test_a_state_that_is_still_equal_is_not_copied_again(monkeypatch):
 
 def test_each_turn_gets_the_gap_and_the_ratio_of_its_own_tokens():
     trajectories = [rollout(i, turns=i + 1) for i in range(4)]
-    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    turns = [*chain.from_iterable(trajectory.turns for trajectory in trajectories)]
     for turn in turns:
         turn.completion.logprobs = list(-np.random.default_rng(len(turn.prompt)).random(2))
     trajectories[2].turns[1].prompt = [50, 51]  # the context was rewritten: another sample starts
-    batch = pack([sample for t in trajectories for sample in samples(t)], 24)
+    batch = pack([*chain.from_iterable(map(samples, trajectories))], 24)
     batch.turns = tuple(turns)
     # Each token's values say which token it is.
     positions = np.where(batch.mask_RT, batch.tokens_RT, 0).astype(np.float32)

@@ -35,7 +35,7 @@ def problems(
     wrong = key_problems(config, schema)
     found = list(wrong.values())
     config = fitted(config, schema)
-    plugged = [line for plug in plugs.in_config(config) for line in plugs.problems(*plug)]
+    plugged = plugs.problems_in(config)
     found += plugged
     checks = (
         contradictions(config, mode, plugged=not plugged),

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from envs.remote import Connections
 from evolver.config import plugs
-from evolver.config.derived import needs_reference, replaces_outcome, synthetic_tasks
+from evolver.config.derived import mesh_devices, needs_reference, replaces_outcome, synthetic_tasks
 from evolver.llm.questions import CURRENT_POLICY, SERVED
 
 TRAINING = ("train", "plan")  # a plan is of a training run, and refuses what that would refuse
@@ -32,30 +32,32 @@ def contradictions(config: ConfigDict, mode: str, *, plugged: bool) -> Iterator[
 def plug_contradictions(c: ConfigDict) -> Iterator[str]:
     """Yield conflicts between plugs, such as an estimator that needs labels while nothing makes
     them, and between arguments of one plug."""
-    estimator, judge = c.advantage.name, c.attributing.judge.name
     needs_labels = plugs.trait(c, "advantage", "needs_labels", None)
     if needs_labels and not c.attributing.enabled:
         yield (
-            f"config.advantage.name={estimator} needs labels of turns: set"
+            f"config.advantage.name={c.advantage.name} needs labels of turns: set"
             " config.attributing.enabled=True, or an estimator without labels, such as"
             " config.advantage.name=grpo"
         )
     if needs_labels is False and c.attributing.enabled:
         yield (
-            f"config.attributing.enabled makes labels, but config.advantage.name={estimator}"
-            " ignores them: set config.advantage.name=adca, or config.attributing.enabled=False"
+            "config.attributing.enabled makes labels, but"
+            f" config.advantage.name={c.advantage.name} ignores them: set"
+            " config.advantage.name=adca, or config.attributing.enabled=False"
         )
     reproduces = plugs.trait(c, "attributing.judge", "reproduces_outcome")
     judged = c.questioning.enabled and replaces_outcome(c)
     if c.attributing.enabled and reproduces and judged:
         yield (
-            f"config.attributing.judge.name={judge} has to reproduce an outcome, but"
-            f" config.questioning.judge.name={c.questioning.judge.name} replaces the world's"
+            f"config.attributing.judge.name={c.attributing.judge.name} has to reproduce an outcome,"
+            f" but config.questioning.judge.name={c.questioning.judge.name} replaces the world's"
             " outcome: set attributing.judge.name=llm or questioning.judge.name=verifier"
         )
     # A plug of the user may lack these arguments.
     values = {plug[0]: plugs.values(*plug) for plug in plugs.in_config(c)}
-    weight, clip, calls = values["advantage"], values["loss"], values["questioning.explorer"]
+    weight = values["advantage"]
+    clip = values["loss"]
+    calls = values["questioning.explorer"]
     if weight.get("alpha_min", 0) > weight.get("alpha", math.inf):
         yield (
             f"config.advantage.args.alpha_min={weight['alpha_min']} is above"
@@ -82,7 +84,9 @@ def plug_contradictions(c: ConfigDict) -> Iterator[str]:
 
 def mechanism_contradictions(c: ConfigDict, mode: str) -> Iterator[str]:
     """Yield conflicts of self-questioning, of self-navigating, and of evaluation with them."""
-    q, n, e = c.questioning, c.navigating, c.eval
+    q = c.questioning
+    n = c.navigating
+    e = c.eval
     synthetic = synthetic_tasks(c)
     if q.enabled and synthetic == 0:
         yield (
@@ -156,7 +160,7 @@ def machine_contradictions(c: ConfigDict) -> Iterator[str]:
             f"config.model.attention={kernel} needs config.learner.most_segments, the most"
             " samples of a row, such as 8"
         )
-    if c.engine.devices > (devices := math.prod(c.mesh.values())):
+    if c.engine.devices > (devices := mesh_devices(c)):
         yield f"config.engine.devices={c.engine.devices}, but config.mesh has {devices}"
     if c.learner.share_prompts and c.learner.most_segments:
         yield (
@@ -170,7 +174,8 @@ def machine_contradictions(c: ConfigDict) -> Iterator[str]:
 
 def host_contradictions(c: ConfigDict) -> Iterator[str]:
     """Yield conflicts of the processes of a run."""
-    hosts, urls = c.hosts, c.engine.vllm.urls
+    hosts = c.hosts
+    urls = c.engine.vllm.urls
     count = hosts.count
     if 0 < len(urls) < count:
         yield (
@@ -205,7 +210,8 @@ def token_contradictions(c: ConfigDict, mode: str) -> Iterator[str]:
         )
     if c.rollout.max_tokens >= c.rollout.context:
         yield f"{turn} leaves no room for a prompt in config.rollout.context={c.rollout.context}"
-    low, high = c.loss.importance_low, c.loss.importance_high
+    low = c.loss.importance_low
+    high = c.loss.importance_high
     if high and high <= max(low, 1.0):
         yield (
             f"config.loss.importance_low={low} and importance_high={high} exclude a weight of 1,"
@@ -262,7 +268,8 @@ def recipe_contradictions(c: ConfigDict) -> Iterator[str]:
 
 def training_contradictions(c: ConfigDict) -> Iterator[str]:
     """Yield conflicts that matter only to training."""
-    rollout, learner = c.rollout, c.learner
+    rollout = c.rollout
+    learner = c.learner
     if rollout.group == 1 and not c.attributing.enabled:
         yield (
             f"config.rollout.group=1 has nothing to compare: {c.advantage.name} needs at least 2"

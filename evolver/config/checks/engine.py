@@ -26,7 +26,8 @@ READ_FLAGS = {
 
 def engine_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     """Yield the problems that can be found without contacting a server."""
-    c, v = config.engine, config.engine.vllm
+    c = config.engine
+    v = c.vllm
     if c.name != "vllm":
         if v.urls or v.python:
             yield (
@@ -70,8 +71,12 @@ def engine_problems(config: ConfigDict, mode: str) -> Iterator[str]:
             " sleep=False"
         )
     yield from flags_problems(v.flags)
-    if mode == "plan":
-        return
+    if mode != "plan":
+        yield from server_problems(v)
+
+
+def server_problems(v: ConfigDict) -> Iterator[str]:
+    """Yield what vLLM's servers lack on this machine. v: `config.engine.vllm`."""
     if is_missing("httpx"):
         yield f"config.engine.name=vllm needs httpx: {how_to_install('llm')}"
     if bool(v.urls) == bool(v.python):
@@ -93,8 +98,10 @@ def engine_problems(config: ConfigDict, mode: str) -> Iterator[str]:
 def flags_problems(flags: str) -> Iterator[str]:
     """Yield problems with the flags of `vllm serve`: with their form, and with the values that a
     plan reads."""
+    words: list[str] = []
     try:
-        words = [part for word in shlex.split(flags) for part in word.split("=", 1)]
+        for word in shlex.split(flags):
+            words += word.split("=", 1)
     except ValueError as error:
         yield f"config.engine.vllm.flags={flags} cannot be split into words: {error}"
         return

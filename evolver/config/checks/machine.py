@@ -1,6 +1,5 @@
 """Checks of what this machine has: packages, files, kernels and devices."""
 
-import math
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from envs.packages import how_to_install, is_missing
+from evolver.config.derived import mesh_devices
 from evolver.config.paths import model_folder, resolve
 from evolver.llm.questions import SERVED
 
@@ -27,14 +27,15 @@ def install_problems(config: ConfigDict, mode: str) -> Iterator[str]:
             yield f"config.log needs {package}, which is not installed: {how}"
     if config.env.url == SERVED and is_missing("starlette"):
         yield f"config.env.url={SERVED} needs starlette: {how_to_install('service')}"
-    pool, python = config.navigating.pool, config.env.python
+    pool = config.navigating.pool
+    python = config.env.python
     if pool and not resolve(pool).is_dir():
         yield f"config.navigating.pool={pool}: there is no such directory"
     if python and not (resolve(python).exists() or shutil.which(python)):
         yield f"config.env.python={python}: there is no such program"
     attention = config.model.attention
     kernel = KERNELS.get(attention)
-    devices = math.prod(config.mesh.values())
+    devices = mesh_devices(config)
     if not kernel and (devices == 1 or config.hosts.count != 1):
         return
     import jax
@@ -68,9 +69,10 @@ def mesh_problems(config: ConfigDict) -> Iterator[str]:
                     f"config.sharding.{name}={rule}: {axis} is not a mesh axis; the axes are"
                     f" {', '.join(config.mesh)}"
                 )
-    if not known or math.prod(config.mesh.values()) == 1:
+    if not known or mesh_devices(config) == 1:
         return
-    learner, pieces = config.learner, config.mesh.sequence
+    learner = config.learner
+    pieces = config.mesh.sequence
     if learner.widths > 1 and pieces > 1:
         yield (
             f"config.learner.widths={learner.widths} trims rows to their tokens, which"
@@ -100,7 +102,8 @@ def mesh_error(config: ConfigDict, shape: Any) -> str:
     from models import mesh, qwen
 
     sizes = tuple(config.mesh[axis] for axis in mesh.AXES)
-    weights, over = qwen.weights(shape), AbstractMesh(sizes, mesh.AXES)
+    weights = qwen.weights(shape)
+    over = AbstractMesh(sizes, mesh.AXES)
     try:
         mesh.places(weights, over, config.sharding.to_dict())
     except mesh.MeshError as error:

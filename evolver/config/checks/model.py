@@ -17,7 +17,8 @@ EMPTY = [{"role": "user", "content": ""}]  # the shortest conversation
 def model_problems(config: ConfigDict, mode: str) -> Iterator[str]:
     """Yield problems with a checkpoint that could not be loaded, or a tokenizer that does not
     belong to it."""
-    path, vocab = config.model.path, 0
+    path = config.model.path
+    vocab = 0
     ends = {}
     if path:
         try:
@@ -30,7 +31,8 @@ def model_problems(config: ConfigDict, mode: str) -> Iterator[str]:
         except (FileNotFoundError, ValueError) as error:
             yield f"config.model.path={path}: {error}"
             return
-        local, weights = folder == resolve(path), any(folder.glob("*.safetensors"))
+        local = folder == resolve(path)
+        weights = any(folder.glob("*.safetensors"))
         if local and not weights:
             held = ", ".join(sorted(p.name for p in folder.iterdir())[:6]) or "nothing"
             yield (
@@ -40,7 +42,8 @@ def model_problems(config: ConfigDict, mode: str) -> Iterator[str]:
         try:
             shape = hf_config.fields(hf_config.read(folder))
             yield from shape_conflicts(config, shape)
-            vocab, ends = shape["vocab"], hf_config.end_tokens(folder)
+            vocab = shape["vocab"]
+            ends = hf_config.end_tokens(folder)
             if local and weights:
                 yield from weight_problems(folder)
         except ValueError as error:
@@ -80,10 +83,12 @@ def command_that_writes(path: str) -> str:
 def shape_conflicts(config: ConfigDict, shape: dict[str, Any]) -> Iterator[str]:
     """Yield settings that do not fit the shape of a checkpoint: keyword arguments of
     `qwen.Config`."""
-    path, rank = config.model.path, config.lora.rank
+    path = config.model.path
+    rank = config.lora.rank
     context = engine_context(config)
     key = "rollout" if context == config.rollout.context else "llm"
-    most, scaling = shape["max_positions"], shape.get("rope_scaling")
+    most = shape["max_positions"]
+    scaling = shape.get("rope_scaling")
     if scaling:
         most = max(most, round(scaling.factor * scaling.original_max_position_embeddings))
     if context > most:
@@ -120,7 +125,9 @@ def tokenizer_problems(config: ConfigDict, vocab: int, ends: dict[str, set[int]]
     from models.tokenizer import Tokenizer, TokenizerError
     from rl import calls
 
-    path, rollout, thinking = config.model.path, config.rollout, config.template.thinking
+    path = config.model.path
+    rollout = config.rollout
+    thinking = config.template.thinking
     name = config.model.tokenizer or path
     try:
         loaded = Tokenizer.load(model_folder(name), config.template.render, config.template.calls)
@@ -137,7 +144,8 @@ def tokenizer_problems(config: ConfigDict, vocab: int, ends: dict[str, set[int]]
         except TokenizerError as error:
             yield f"config.template.thinking={thinking} for {name}: {error}"
     yield from question_problems(config, loaded)
-    left, least = rollout.context - rollout.max_tokens, len(chat.opening(loaded, EMPTY))
+    left = rollout.context - rollout.max_tokens
+    least = len(chat.opening(loaded, EMPTY))
     if 0 < left <= least:
         yield (
             f"config.rollout.max_tokens={rollout.max_tokens} leaves {left} tokens of"

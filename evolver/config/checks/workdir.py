@@ -130,7 +130,8 @@ def differences(before: Json, config: ConfigDict, schema: type[BaseModel]) -> li
         if not name.startswith(RESUMABLE)
     ]
     for role in roles.ROLES:
-        then, now = (url_of(role, flat(values)) for values in (before, config))
+        then = url_of(role, flat(before))
+        now = url_of(role, flat(config))
         if then != now and (then in POLICY_URLS or now in POLICY_URLS):
             found.append(f"llm.{role}.url: {then!r} then, {now!r} now; the policy is another model")
     return found

@@ -81,13 +81,16 @@ def world_problems(config: ConfigDict, mode: str) -> Iterator[str]:
 
 def mixture_problems(config: ConfigDict) -> Iterator[str]:
     """Yield problems with the worlds of a mixture."""
-    env, key = config.env.to_dict(), "config.env.args.worlds"
+    env = config.env.to_dict()
+    key = "config.env.args.worlds"
     worlds = env["args"].get("worlds")
     if wrong := mixture.problems(worlds):
         yield from (f"config.env.args.{problem}" for problem in wrong)
         return
     for name, given in worlds.items():
-        own, args, python = given.get("name", name), given.get("args", {}), given.get("python", "")
+        own = given.get("name", name)
+        args = given.get("args", {})
+        python = given.get("python", "")
         if python and not (resolve(python).exists() or shutil.which(python)):
             yield f"{key}.{name}.python={python}: there is no such program"
         if env["mode"] == "worker":
@@ -136,7 +139,8 @@ def name_problems(config: ConfigDict, tasks: Known, held_out: list[Task]) -> Ite
 def file_problems(config: ConfigDict, tasks: Known) -> Iterator[str]:
     """Yield problems with files of tasks. Add the tasks to `tasks`, by the key of their file."""
     for key in ("env", "questioning"):
-        name, path = f"{key}.tasks", config[key].tasks
+        name = f"{key}.tasks"
+        path = config[key].tasks
         try:
             if path:
                 tasks[name] = read_tasks(resolve(path))
@@ -155,7 +159,8 @@ def split_problems(config: ConfigDict, mode: str, world: World, tasks: Known) ->
         "eval": mode == "eval" or (mode != "evolve" and config.eval.every),
     }
     for key in filter(needed.get, needed):
-        name, split = f"{key}.split", config[key].split
+        name = f"{key}.split"
+        split = config[key].split
         try:
             tasks[name] = (
                 held_out_tasks(world, split) if key == "eval" else boundary.tasks(world, split)
@@ -173,14 +178,16 @@ def split_problems(config: ConfigDict, mode: str, world: World, tasks: Known) ->
 def shortages(config: ConfigDict, tasks: Known) -> Iterator[str]:
     """Yield sources of tasks, as far as they are known, that have too few for a training step."""
     name = "env.tasks" if config.env.tasks else "env.split"
-    there, needed = len(tasks.get(name, ())), originals_needed(config)
+    there = len(tasks.get(name, ()))
+    needed = originals_needed(config)
     if 0 < there < needed:
         yield (
             f"config.rollout.tasks={config.rollout.tasks} needs {needed} different original tasks"
             f" for a step; config.{name}={config.env.tasks or config.env.split} of"
             f" {config.env.name} has {there}"
         )
-    there, invented = len(tasks.get("questioning.tasks", ())), synthetic_tasks(config)
+    there = len(tasks.get("questioning.tasks", ()))
+    invented = synthetic_tasks(config)
     if not config.questioning.every and 0 < there < invented:
         yield (
             f"config.rollout.tasks={config.rollout.tasks} needs {invented} synthetic tasks for a"
@@ -209,7 +216,8 @@ def leaks(config: ConfigDict, tasks: Known, held_out: list[Task]) -> Iterator[st
     or its split is `eval.split`; a synthetic task has the split of the task that it grew from. A
     pool leaks if one of its splits, or a task that it names as a source, does.
     """
-    split, ids = config.eval.split, {task.id for task in held_out}
+    split = config.eval.split
+    ids = {task.id for task in held_out}
     if not split:
         return
     hint = (
