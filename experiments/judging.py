@@ -196,6 +196,10 @@ def problems(config: Any, workdir: str, *, judges: Any, outcomes: Any, **_: Any)
     return list(dict.fromkeys(found))
 
 
+def main(words: Sequence[str]) -> int:
+    """Measure, and return the exit code."""
+    return measuring.main(measure, problems, words, {"tasks": 0, "rollouts": 1})
+
+
 if __name__ == "__main__":
-    words = ["judging", *sys.argv[1:]]
-    sys.exit(measuring.main(measure, problems, words, {"tasks": 0, "rollouts": 1}))
+    sys.exit(main(sys.argv[1:]))

@@ -85,8 +85,9 @@ class Ledger:
 def outcome(workdir: Path) -> Json:
     """Return what the ledger keeps of a run: its scores, what language models cost, and the
     revision of the code."""
-    money = sum(account.money for account in accounts(ledger_lines(workdir / "llm.jsonl")).values())
+    spent = accounts(ledger_lines(workdir / "llm.jsonl")).values()
     scores = {step: asdict(scores) for step, scores in compare.collect(workdir).items()}
+    money = sum(account.money for account in spent)
     return {"git": revision(workdir), "money": money, "scores": scores}
 
 

@@ -42,7 +42,7 @@ def several(config: Any, key: str, names: Sequence[str]) -> list[str]:
 def main(
     measure: Callable[..., str],
     problems: Callable[..., list[str]],
-    argv: Sequence[str],
+    words: Sequence[str],
     least: dict[str, int],
     goes_on: bool = False,
 ) -> int:
@@ -57,11 +57,11 @@ def main(
     Return the exit code: 0 done, 1 failed, 2 nothing was started, 3 ended early, 130 interrupted.
     """
     logging.set_verbosity(logging.ERROR)
-    name = argv[0].rpartition(".")[2]
     parser = parser_of(measure, skip=("run",), epilog="--config.KEY=VALUE as for run.py")
+    name = parser.prog.rpartition(".")[2]
     parser.add_argument("--config", required=True, help="FILE or FILE:ARGUMENT")
     parser.add_argument("--workdir", default=f"runs/{name}")
-    given, overrides = parser.parse_known_args(argv[1:])
+    given, overrides = parser.parse_known_args(words)
     parameters = inspect.signature(measure).parameters
     values = {n: p.default for n, p in parameters.items() if n != "run"} | vars(given)
     path, workdir = values.pop("config"), values.pop("workdir")

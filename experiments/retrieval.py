@@ -304,6 +304,10 @@ def other_settings(config: Any, workdir: str) -> Iterator[str]:
             )
 
 
+def main(words: Sequence[str]) -> int:
+    """Measure, and return the exit code."""
+    return measuring.main(measure, problems, words, {"rollouts": 1, "folds": 2}, goes_on=True)
+
+
 if __name__ == "__main__":
-    words, least = ["retrieval", *sys.argv[1:]], {"rollouts": 1, "folds": 2}
-    sys.exit(measuring.main(measure, problems, words, least, goes_on=True))
+    sys.exit(main(sys.argv[1:]))

@@ -3,12 +3,11 @@
 import pytest
 
 from experiments import commands, evolving
-from rl.evaluation import Scores
+from tests.experiments.results import scores_of
 
 
 def scores(greedy, sampled, tasks="abcd"):
-    tasks, success = [*tasks], [[one, one] for one in sampled]
-    return Scores(tasks, [1] * len(tasks), success, success, [*greedy])
+    return scores_of([[one, one] for one in sampled], tasks, greedy_N=greedy)
 
 
 def test_a_row_compares_greedy_training_with_the_best_temperature_before_it():

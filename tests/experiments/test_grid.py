@@ -18,7 +18,7 @@ from jax._src.lru_cache import LRUCache
 from evolver.files.workdir import Workdir
 from experiments import commands, compare, grid
 from experiments.grid import Run, execute, product
-from rl.evaluation import Scores
+from tests.experiments.results import scores_of
 
 ROOT = Path(__file__).parents[2]
 MODULE = "tests.experiments.counted_run"
@@ -247,7 +247,7 @@ def test_an_evaluation_may_follow_a_run_and_is_gathered_with_its_tasks(tiny, fin
 
 
 def row(name: str, *runs: list[list[int]], tasks: str = "ab", notes=()) -> compare.Row:
-    curves = {seed: {0: Scores([*tasks], [1, 2], run, run)} for seed, run in enumerate(runs)}
+    curves = {seed: {0: scores_of(run, tasks)} for seed, run in enumerate(runs)}
     return compare.Row(name, curves, list(notes))
 
 

@@ -10,19 +10,20 @@ from evolver.files.workdir import Workdir
 from evolver.plan.case import case_of
 from evolver.plan.estimate import overheads, step_seconds
 from experiments import commands
-from experiments.ledger import Ledger, outcome
+from experiments.ledger import Ledger
 from experiments.paper import __main__ as paper
 from experiments.paper import costs, measures, tables
 from experiments.paper.study import TABLES, chosen, study_of
 from rl.evaluation import Scores
+from tests.experiments.results import named, record_attempt, scores_of
 
 TASKS = ["a_1", "a_2", "b_1", "c"]
 
 
 def scores(rate: float, seed: int = 0, k: int = 8) -> Scores:
     success_NR = (np.random.default_rng(seed).random((len(TASKS), k)) < rate).astype(int).tolist()
-    ones, greedy = [1] * len(TASKS), [int(rate > 0.5)] * len(TASKS)
-    return Scores(TASKS, ones, success_NR, success_NR, greedy, temperature=0.9)
+    greedy = [int(rate > 0.5)] * len(TASKS)
+    return scores_of(success_NR, TASKS, greedy_N=greedy, temperature=0.9)
 
 
 def mean(rate: float) -> float:
@@ -38,8 +39,7 @@ def finish(folder, name: str, *, curve=None, final=None, code=0):
         workdir.log_scores(step, found)
     if final:
         workdir.log_evaluation({"scores": [vars(final)]})
-    found = outcome(workdir.path) | {"git": "0123456789abcdef"}
-    Ledger(folder).add(run=name, command=[], code=code, seconds=36.0, **found)
+    record_attempt(folder, name, code, git="0123456789abcdef")
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ def make(words: str) -> int:
 
 def rows_of(folder, study, table: str) -> dict[tuple[str, str], dict[str, str]]:
     """Return {(cell, measure): {column: text}}; only the first row of a cell names it."""
-    head, *rows = tables.Table(study, table, study.tables[table], Ledger(folder)).lines()
-    return {(row[0], row[1]): dict(zip(head, row)) for row in rows}
+    rows = named(tables.Table(study, table, study.tables[table], Ledger(folder)).lines())
+    return {(row["cell"], row["measure"]): row for row in rows}
 
 
 def test_a_table_has_ours_beside_the_published_numbers_and_the_paired_orderings(finished):

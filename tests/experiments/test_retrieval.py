@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from envs.world import Task
 from evolver.navigating import Extractor, Refiner, new_experience
 from evolver.processes.interrupt import Interrupted
-from experiments import measuring, retrieval
+from experiments import retrieval
 from experiments.retrieval import Learnt, Retrieved
-from tests.experiments.tables import rows_of
+from tests.experiments.results import rows_of
 from tests.tiny import Parity
 
 
@@ -51,11 +51,10 @@ class Farthest(Refiner):
 def measure(tiny, workdir, *words, embedders=("ngrams",)) -> int:
     here, navigating = "tests.experiments.test_retrieval", "--config.navigating"
     command = f"""
-        retrieval --config={tiny} --workdir={workdir} --rollouts=2 --folds=2 --config.env.name={here}:Kinds
+        --config={tiny} --workdir={workdir} --rollouts=2 --folds=2 --config.env.name={here}:Kinds
         {navigating}.enabled=True {navigating}.tasks=0 {navigating}.rollouts=1
         {navigating}.extractor.name={here}:Notes --embedders"""
-    words, least = [*command.split(), *embedders, *words], {"rollouts": 1, "folds": 2}
-    return measuring.main(retrieval.measure, retrieval.problems, words, least, goes_on=True)
+    return retrieval.main([*command.split(), *embedders, *words])
 
 
 def rows(text: str) -> dict[str, list[str]]:

@@ -27,6 +27,7 @@ from evolver.files.rollout_files import index_path, record_of, write_rollouts
 from evolver.files.workdir import Workdir
 from evolver.navigating import new_experience
 from evolver.parts import Parts
+from evolver.replaying import attempt
 from experiments.view.__main__ import main
 from experiments.view.bundle import resources, write_bundle
 from experiments.view.replay import compare
@@ -34,7 +35,6 @@ from experiments.view.runs import Run, encoded, named, problems
 from experiments.view.search import Search
 from experiments.view.server import STATIC, View
 from experiments.view.text import visible
-from rl.trajectory import Completion, StopReason, Trajectory, Turn
 from tests.tiny import tiny_policy
 
 HOSTILE = (
@@ -422,14 +422,8 @@ def test_rollouts_that_vanish_while_they_are_read_are_found_again(tmp_path):
 def test_labels_are_compared_with_those_of_replay(tmp_path, capsys):
     world = probed(envs.make("travel"))
     judge = ReplayJudge(Parts(make_world=lambda: probed(envs.make("travel"))))
-    tasks, trajectories = world.tasks("train")[:6], []
-    for task in tasks:
-        messages, turns = world.reset(task, task.seed).messages, []
-        for action in task.reference:
-            result, sampled = world.step(action), Completion([1], [0.0], "stop", 0)
-            turns.append(Turn([], sampled, action, result.messages, result.info))
-        end = StopReason.DONE, world.evaluate()
-        trajectories.append(Trajectory(task, 0, 1, messages, turns, *end))
+    tasks = world.tasks("train")[:6]
+    trajectories = [attempt(world, task, task.reference) for task in tasks]
     for trajectory, labels in zip(trajectories, judge.label(trajectories)):
         for turn, label in zip(trajectory.turns, labels):
             turn.label = label.value

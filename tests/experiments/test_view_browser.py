@@ -172,59 +172,56 @@ def visit(page: Browser, address: str) -> str:
     return page.text()
 
 
+def links(page: Browser, selector: str) -> list[str]:
+    """The addresses that the elements of a page lead to."""
+    script = "[...document.querySelectorAll('%s')].map((a) => a.getAttribute('href'))"
+    return page.run(script % selector)
+
+
 def deep(page: Browser, base: str) -> list[str]:
     """The addresses of a group, a rollout and a task."""
     visit(page, f"{base}#/groups?step=1")
-    group = page.run("document.querySelector('td.t a').getAttribute('href')")
-    task = visit(page, f"{base}#/task?run=0&id=t1") and "#/task?run=0&id=t1"
+    group, *_ = links(page, "td.t a")
     visit(page, base + group)
-    return [group, page.run("document.querySelector('.head a').getAttribute('href')"), task]
+    rollout, *_ = links(page, ".head a")
+    return [group, rollout, "#/task?run=0&id=t1"]
+
+
+SAYS = {  # what a page says of `a_run`
+    "overview": r"25\.0 → 25\.0\s+30\.0\s+50\.0 → 50\.0\s+14\s+14",
+    "rollouts": r"16 of 16, 50\.0% successes",
+    "rollouts?kind=step&success=1&task=t1": r"(\d+) of 16",
+    "groups": r"9 groups with 16 rollouts",
+    "tasks": r"Find t1\.\s+original\s+[–\d]*\s*50\.0% of 6",
+    "experience": r"Look first\.\s+Find t1\.\s+\S+\s+6\s+0\.0\s+100\.0",
+    "judge": r"success: 7\s+14\s+7\s+0\s+7",
+}
 
 
 def numbers(page: Browser, base: str) -> dict[str, str]:
     """What the pages say that the records of `a_run` say too."""
-    said = {}
-    text = visit(page, f"{base}#/overview")
-    said["overview"] = re.search(r"25\.0 → 25\.0\s+30\.0\s+50\.0 → 50\.0\s+14\s+14", text)[0]
-    assert "the engine does not sample with the weights it was given: step 4 (1)" in text
-    text = visit(page, f"{base}#/rollouts")
-    said["rollouts"] = re.search(r"16 of 16, 50\.0% successes", text)[0]
-    assert (
-        "failure 8" in text
-        and "trained 14" in text
-        and page.run("document.querySelectorAll('tbody tr').length") == 16
-    )
-    text = visit(page, f"{base}#/rollouts?text=window&kind=step&success=1")
-    page.until("!document.querySelector('#main').textContent.includes('indexed so far')")
-    said["filtered"] = re.search(
-        r"(\d+) of 16", visit(page, f"{base}#/rollouts?kind=step&success=1&task=t1")
-    )[0]
-    said["groups"] = re.search(r"9 groups with 16 rollouts", visit(page, f"{base}#/groups"))[0]
-    said["tasks"] = re.search(
-        r"Find t1\.\s+original\s+[–\d]*\s*50\.0% of 6", visit(page, f"{base}#/tasks")
-    )[0]
-    said["experience"] = re.search(
-        r"Look first\.\s+Find t1\.\s+\S+\s+6\s+0\.0\s+100\.0", visit(page, f"{base}#/experience")
-    )[0]
-    said["judge"] = re.search(r"success: 7\s+14\s+7\s+0\s+7", visit(page, f"{base}#/judge"))[0]
     group, rollout, _ = deep(page, base)
+    shown = {address: visit(page, f"{base}#/{address}") for address in SAYS}
+    said = {address: re.search(SAYS[address], text)[0] for address, text in shown.items()}
+    alarm = "the engine does not sample with the weights it was given: step 4 (1)"
+    assert alarm in shown["overview"]
+    assert "failure 8" in shown["rollouts"] and "trained 14" in shown["rollouts"]
+    visit(page, f"{base}#/rollouts")
+    assert page.run("document.querySelectorAll('tbody tr').length") == 16
+    visit(page, f"{base}#/rollouts?text=window&kind=step&success=1")
+    page.until("!document.querySelector('#main').textContent.includes('indexed so far')")
     text = visit(page, base + group)
     said["group"] = re.search(r"1 of 2 succeeded", text)[0]
-    assert (
-        text.count("advantage +0.500")
-        == text.count("advantage −0.250")
-        == text.count("it found the seat")
-        == 2
-    )
+    for words in ("advantage +0.500", "advantage −0.250", "it found the seat"):
+        assert text.count(words) == 2, words
     visit(page, base + rollout)
     titles = page.run("[...document.querySelectorAll('.tokens .k')].map((node) => node.title)")
     assert titles == [
         "id 5 · token 0 of turn 1 · trains · advantage 0.5 · log p -0.5 · gap 0 · ratio 1",
         "id 6 · token 1 of turn 1 · trains · advantage 0.5 · log p 0 · gap 0.001 · ratio 1.2",
     ]
-    assert (
-        page.run("document.querySelector('.tokens .k').textContent") != "⟨5⟩"
-    )  # the tokenizer's own text
+    # the tokenizer's own text
+    assert page.run("document.querySelector('.tokens .k').textContent") != "⟨5⟩"
     return said
 
 
@@ -233,17 +230,11 @@ def harmless(page: Browser, base: str) -> None:
     scripts = page.run("document.scripts.length")
     task = "#/task?run=0&id=" + urllib.parse.quote(BAD[:-1])
     group = "#/group?run=0&file=4&draw=1&task=" + task.partition("id=")[2]
-    pages = (
-        "#/overview",
-        "#/rollouts?step=4",
-        "#/groups?step=4",
-        "#/tasks",
-        "#/experience",
-        "#/judge",
-    )
-    for address in (*pages, task, "#/rollout?run=0&file=4&row=1", group):
+    pages = {name: f"#/{name}" for name in PAGES}
+    pages |= {name: f"#/{name}?step=4" for name in ("rollouts", "groups")}
+    for address in (*pages.values(), task, "#/rollout?run=0&file=4&row=1", group):
         text = visit(page, base + address)
-        assert "<script>pwned=1</script>" in text or address in ("#/judge",), address
+        assert "<script>pwned=1</script>" in text or address == "#/judge", address
         assert not {"\u202e", "\x1b", "\x00"} & set(text), address
         assert page.run("typeof pwned") == "undefined", address
         assert page.run("document.querySelectorAll('img, b[onclick], #main script').length") == 0, (
@@ -318,38 +309,22 @@ def test_every_number_of_a_table_leads_to_what_is_behind_it(page, tmp_path):
         .filter((cell) => /[1-9]/.test(cell.textContent) && !cell.querySelector('a'))
         .map((cell) => cell.closest('table').querySelectorAll('th')[cell.cellIndex].innerText)"""
     with served(folder) as server:
-        for address in (
-            "#/overview",
-            "#/rollouts",
-            "#/groups",
-            "#/tasks",
-            "#/experience",
-            "#/judge",
-        ):
-            text = visit(page, server.url + address)
-            assert {name.split()[0].lower() for name in page.run(plain)} <= {
-                "difficulty",
-                "level",
-            }, address
-            for link in set(
-                page.run(
-                    "[...document.querySelectorAll('td.n a')].map((a) => a.getAttribute('href'))"
-                )
-            ):
+        for name in PAGES:
+            text = visit(page, f"{server.url}#/{name}")
+            heads = {head.split()[0].lower() for head in page.run(plain)}
+            assert heads <= {"difficulty", "level"}, name
+            for link in set(links(page, "td.n a")):
                 visit(page, server.url + link)
                 assert page.run("document.querySelector('h1') !== null"), link
-            assert "step_judge" in text or address not in ("#/overview", "#/judge")
+            assert "step_judge" in text or name not in ("overview", "judge")
         shown = visit(page, f"{server.url}#/rollouts?compared=exp/1")
         assert "12 of 16" in shown  # six that it was shown in, and six beside them
         assert "14 of 16" in visit(page, f"{server.url}#/rollouts?kind=step&labelled=1")
         group, rollout, _ = deep(page, server.url)
         visit(page, server.url + group)
-        marks = page.run(
-            "[...document.querySelectorAll('.cell a')].map((a) => a.getAttribute('href'))"
-        )
-        assert len(marks) == 4 and set(marks) >= {
-            rollout
-        }  # two rollouts of two turns: the tokens of an advantage
+        marks = links(page, ".cell a")
+        # two rollouts of two turns: the tokens of an advantage
+        assert len(marks) == 4 and rollout in marks
         assert "undefined" not in visit(page, server.url + rollout)
 
 

@@ -1,14 +1,18 @@
 """Damaged files and files that were made to do harm: the view says what is wrong with which line,
 shows the rest, and ends."""
 
+import copy
+import functools
 import gzip
 import json
+import operator
 import os
 import shutil
 import sqlite3
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,28 +31,35 @@ DEEP = "[" * 900 + "]" * 900
 DEEPER = "[" * 100_000
 
 
-def turns(**more) -> dict:
-    return {"turns": [record(0)["turns"][0] | more]}
+def spoilt(value: Any, place: str, new: object) -> Any:
+    """Return a JSON value with another part at a place such as "turns.0.tokens", or without the
+    part if the new one is `...`."""
+    value = copy.deepcopy(value)
+    *outer, last = (int(word) if word.isdigit() else word for word in place.split("."))
+    part = functools.reduce(operator.getitem, outer, value)
+    if new is ...:
+        del part[last]
+    else:
+        part[last] = new
+    return value
 
 
+WHOLE = record(0, messages=[{"role": "user", "content": "Go."}])
 RECORDS = {
-    "turns": {"turns": 5}, "turns.0": {"turns": [5]}, "turns.0.tokens": turns(tokens="abc"),
-    "turns.0.tokens.0": turns(tokens=[1.5, None]), "turns.0.observation": turns(observation=5),
-    "turns.0.observation.0": turns(observation=["a window"]), "experience": {"experience": 5},
-    "experience.0": {"experience": ["exp/1"]}, "experience.0.id": {"experience": [{"content": "Look."}]},
-    "turns.0.prompt.1": turns(prompt=[1, -1]), "turns.0.label": turns(label=True),
-    "turns.0.logprobs.0": turns(logprobs=["-0.5"]), "turns.0.advantage": turns(advantage=float("nan")),
-    "turns.0.reason": turns(reason=None), "turns.0.info": turns(info=[]), "draw": {"draw": 10**30},
-    "score": {"score": "1"}, "success": {"success": 1}, "components.judged": {"components": {"judged": []}},
-    "task": {"task": ["t1"]}, "query": {"query": None}, "error": {"error": {}}, "seed": {"seed": 1.5},
-    "messages.0": {"messages": [5]}, "rollout": {"rollout": -1},
+    "turns": 5, "turns.0": 5, "turns.0.tokens": "abc", "turns.0.tokens.0": 1.5, "turns.0.tokens.1": None,
+    "turns.0.observation": 5, "turns.0.observation.0": "a window", "experience": 5, "experience.0": "exp/1",
+    "experience.0.id": ..., "turns.0.prompt.0": -1, "turns.0.label": True, "turns.0.logprobs.0": "-0.5",
+    "turns.0.advantage": float("nan"), "turns.0.reason": None, "turns.0.info": [], "draw": 10**30,
+    "score": "1", "success": 1, "components.judged": [], "task": ["t1"], "query": None, "error": {},
+    "seed": 1.5, "messages.0": 5, "rollout": -1,
 }  # fmt: skip
 LINES = {
     "line 2: messages.0.content": json.dumps(record(1, messages=[{"content": 7}])).replace("7", DEEP),
     "line 2: it is nested too deeply": DEEPER, "line 2: : Input should be a valid dictionary": "[1]",
     "line 2: Expecting": "{", "line 2: Exceeds the limit": json.dumps(record(1)).replace(": 1,", ": 1" + "0" * 5000 + ","),
 }  # fmt: skip
-LINES |= {f"line 2: {place}: ": json.dumps(record(1, **wrong)) for place, wrong in RECORDS.items()}
+for place, wrong in RECORDS.items():
+    LINES[f"line 2: {place}: "] = json.dumps(spoilt(WHOLE, place, wrong))
 
 
 def written(path: Path, lines: list[str], index: dict | None = None) -> None:
@@ -98,40 +109,32 @@ def test_a_line_that_is_no_rollout_is_named_and_the_others_are_shown(tmp_path, c
     assert "line 2: " in capsys.readouterr().out
 
 
-INDEXES = [
-    ("columns.turns.0", lambda i: i["columns"].update(turns=[None, 2, 2, 2])),
-    ("columns.turns.1", lambda i: i["columns"].update(turns=[2, "2", 2, 2])),
-    ("columns.tokens.0", lambda i: i["columns"].update(tokens=[10**300, 2, 2, 2])),
-    ("columns.experience.0", lambda i: i["columns"].update(experience=[5, [], [], []])),
-    ("columns.success.2", lambda i: i["columns"].update(success=[True, True, 1, True])),
-    ("columns.score.3", lambda i: i["columns"].update(score=[0, 1, 0, float("nan")])),
-    ("columns.task.0", lambda i: i["columns"].update(task=[["t1"], "", "", ""])),
-    ("columns.fate: Field required", lambda i: i["columns"].pop("fate")),
-    ("columns.other: Extra", lambda i: i["columns"].update(other=[1, 2, 3, 4])),
-    ("good: not as many", lambda i: i["columns"].update(good=[1])),
-    ("members: not as many", lambda i: i.update(members=[(0, 5, 9)])),
-    ("members.0", lambda i: i.update(members=[None])),
-    ("members.0.0", lambda i: i.update(members=[(-5, 5, 4)])),
-    ("count", lambda i: i.update(count="4")),
-    ("columns", lambda i: i.update(columns=[])),
-    ("queries.t1", lambda i: i.update(queries={"t1": 5})),
-    ("faults: Extra", lambda i: i.update(faults=7, broken="x", name=5)),
-]  # fmt: skip
+INDEXES = {
+    "columns.turns.0": None, "columns.turns.1": "2", "columns.tokens.0": 10**300, "columns.experience.0": 5,
+    "columns.success.2": 1, "columns.score.3": float("nan"), "columns.task.0": ["t1"], "columns.fate": ...,
+    "columns.other": [1, 2, 3, 4], "columns.good": [1], "members": [(0, 5, 9)], "members.0": None,
+    "members.0.0": -5, "count": "4", "columns": [], "queries.t1": 5, "faults": 7, "broken": "x", "name": 5,
+}  # fmt: skip
+FAULTS = {  # where the place is not all that is said
+    "columns.fate": "columns.fate: Field required", "columns.other": "columns.other: Extra",
+    "columns.good": "good: not as many", "members": "members: not as many", "faults": "faults: Extra",
+    "broken": "broken: Extra", "name": "name: Extra",
+}  # fmt: skip
 
 
 def test_an_index_with_values_that_no_index_has_is_told_and_made_again(tmp_path):
     made(tmp_path, steps=len(INDEXES))
     whole = Run(tmp_path).index()["files"]
-    for number, (_, damage) in enumerate(INDEXES, 1):
+    for number, (place, wrong) in enumerate(INDEXES.items(), 1):
         path = index_path(tmp_path / f"trajectories/step_{number:06d}.jsonl.gz")
         index = json.loads(gzip.decompress(path.read_bytes()))
-        size = index.pop("bytes")
-        damage(index)
-        path.write_bytes(gzip.compress(json.dumps(index | {"bytes": size}).encode()))
+        size = index.pop("bytes")  # which come last
+        index = spoilt(index, place, wrong) | {"bytes": size}
+        path.write_bytes(gzip.compress(json.dumps(index).encode()))
     files = shown(tmp_path)["run/0/index"]["files"]
-    damaged = [file for file in files if file["kind"] == "step"]
-    for (fault, _), file in zip(INDEXES, damaged, strict=True):
-        assert fault in file["faults"][0] and "made again" in file["faults"][0], file["faults"]
+    damaged = [file["faults"] for file in files if file["kind"] == "step"]
+    for place, faults in zip(INDEXES, damaged, strict=True):
+        assert FAULTS.get(place, place) in faults[0] and "made again" in faults[0], faults
     assert [f["columns"] for f in files] == [f["columns"] for f in whole]
 
 
@@ -313,7 +316,7 @@ def test_a_search_goes_on_past_a_file_that_cannot_be_read(tmp_path, monkeypatch)
 
 def test_whole_numbers_arrive_as_they_are(tmp_path):
     seed = 6384315726636232212
-    exact = record(0, seed=seed) | turns(info={"id": [2**53 + 1, 5]})
+    exact = spoilt(record(0, seed=seed), "turns.0.info", {"id": [2**53 + 1, 5]})
     configured(tmp_path, {"steps": 2**60}, seed=seed)
     Workdir(tmp_path).log_trajectories(4, [exact])
     task = {"id": "t1", "env": "toy", "query": "q", "seed": -seed, "meta": {"walk": 2**64}}
