@@ -13,6 +13,7 @@ tasks; `sd` is the sample standard deviation (n - 1) of the runs.
 
 import csv
 import io
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -212,8 +213,8 @@ def lines(rows: Sequence[Row], seeds: Sequence[int], measure: str = "") -> list[
 def before(rows: Sequence[Row]) -> str:
     """Return a sentence with the mean success before training, "" if no run was evaluated before
     and after."""
-    curves = [curve for row in rows for curve in row.means() if len(curve) > 1]
-    means = [next(iter(curve.values())) for curve in curves]
+    curves = itertools.chain.from_iterable(row.means() for row in rows)
+    means = [next(iter(curve.values())) for curve in curves if len(curve) > 1]
     return f"before training: {percent(means)}" if means else ""
 
 

@@ -442,7 +442,7 @@ def main(
     key: environment variable that holds the server's key
     max_tokens: most tokens of one answer
     """
-    known = [f"{explorer}/{words}" for explorer in EXPLORERS for words in WORDS]
+    known = ["/".join(pair) for pair in itertools.product(EXPLORERS, WORDS)]
     found = [f"--by {name}: choose {', '.join(known)}" for name in by if name not in known]
     if not url and any("llm" in name or "model" in name for name in by):
         found.append("--by with llm or model needs --url, the address of a server")

@@ -147,7 +147,8 @@ def labelled(run: Run, name: str, episodes: Sequence[Trajectory]) -> np.ndarray:
     shared = run.grader.turns if name == run.config.attributing.judge.name else None
     judge: TurnJudge = shared or made(run, TURNS, name)
     try:
-        return np.array([label.value for labels in judge.label(episodes) for label in labels])
+        found = itertools.chain.from_iterable(judge.label(episodes))
+        return np.array([label.value for label in found])
     finally:
         if judge is not shared:  # the run closes its own judge
             judge.close()

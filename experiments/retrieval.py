@@ -101,8 +101,12 @@ class Learnt(NamedTuple):
     def outside(self, fold: int) -> list[Experience]:
         """Return the experience that a fold may be shown: none of it comes from a task of the
         fold."""
-        folds = [{self.fold_of.get(source) for source in e.sources} for e in self.experiences]
-        return [e for e, own in zip(self.experiences, folds) if own and fold not in own]
+        found = []
+        for e in self.experiences:
+            own = {self.fold_of.get(source) for source in e.sources}
+            if own and fold not in own:
+                found.append(e)
+        return found
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -267,13 +271,17 @@ def cells(learnt: Learnt, row: Row, pairs: Pairs) -> Iterator[str]:
     yield percent([same_kind(id, shown, kinds) for id, shown in found]) if kinds else ""
     similarity_N = np.array([row[id].similarity for id, _ in found])
     yield "" if np.isnan(similarity_N).all() else f"{similarity_N.mean():.2f}"
-    both = [(pairs[id, ""], pairs[id, shown.id]) for id, shown in found]
-    sound = [tuple([s for s in values if s is not None] for values in pair) for pair in both]
-    means = np.array([[np.mean(a), np.mean(b)] for a, b in sound if a and b]).reshape(-1, 2)
+    both = [(sound(pairs[id, ""]), sound(pairs[id, shown.id])) for id, shown in found]
+    means = np.array([[np.mean(a), np.mean(b)] for a, b in both if a and b]).reshape(-1, 2)
     before_N, after_N = means.T
     for value_N in (after_N > before_N, after_N < before_N, before_N, after_N):
         yield percent(value_N)
     yield over_tasks(after_N - before_N, "+")
+
+
+def sound(success: Sequence[bool | None]) -> list[bool]:
+    """Return the success of the rollouts that are not broken."""
+    return [value for value in success if value is not None]
 
 
 # --- the command ----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ tool's step is timed in this process, and the actions are those of the tasks' re
 world with tools, those of the `curiosity` explorer's walks, which include calls that fail.
 """
 
+import itertools
 import json
 import os
 import random
@@ -82,7 +83,7 @@ def by_tool(env: str, kwargs: Json, split: str, episodes: int) -> dict[str, list
 
 def tool_rows(seconds_of: dict[str, list[float]]) -> list[list[str]]:
     """Return the table of `by_tool`."""
-    everything = [second for seconds in seconds_of.values() for second in seconds]
+    everything = list(itertools.chain(*seconds_of.values()))
     rows = [["tool", "steps", "p50, ms", "p95", "max"]]
     for tools, seconds in [*sorted(seconds_of.items()), ("all", everything)]:
         cells = [*percentiles_ms(seconds), 1e3 * max(seconds)]

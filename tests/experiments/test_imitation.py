@@ -39,6 +39,7 @@ from models.tokenizer import Tokenizer, TokenizerError
 from rl import optim
 from rl.samples import Sample
 from rl.seeds import seed_of
+from tests.configs import changed
 from tests.evolver import toy
 from tests.evolver.toy import task
 from tests.tiny import tiny_policy
@@ -68,13 +69,8 @@ def tiny(tmp_path, monkeypatch):
     return ["imitation", f"--config={path}", f"--workdir={tmp_path}/run"]
 
 
-def config_of(**values):
-    config = imitation.get_config()
-    config.steps, config.demonstrations = 40, 8
-    config.update_from_flattened_dict(
-        {key.replace("__", "."): value for key, value in values.items()}
-    )
-    return config
+def config_of(*settings):
+    return changed(imitation.get_config(), "steps=40", "demonstrations=8", *settings)
 
 
 # --- from a checkpoint ----------------------------------------------------------------------------
@@ -99,31 +95,24 @@ def test_a_policy_is_made_once(capsys, tiny, tmp_path):
     """A grid that was killed starts it again, whether the policy was finished or not."""
     assert main(tiny) == 0
     weights, card = tmp_path / "run/policy/model.safetensors", tmp_path / "run/policy/README.md"
-    first = weights.read_bytes()
+    first, config = weights.read_bytes(), tmp_path / "run/config.imitation.json"
     weights.write_bytes(b"")
-    assert (
-        main(tiny) == 0
-        and weights.read_bytes() == b""
-        and "already made" in capsys.readouterr().out
-    )
-    record = json.loads((tmp_path / "run/config.imitation.json").read_text())
-    del record["config"]["pairs"]  # a key that is newer than the policy
-    (tmp_path / "run/config.imitation.json").write_text(json.dumps(record))
-    assert (
-        main(tiny) == 0
-        and weights.read_bytes() == b""
-        and "already made" in capsys.readouterr().out
-    )
+    record = json.loads(config.read_text())
+    for newer in ((), ("pairs",)):  # keys that are newer than the policy
+        for key in newer:
+            del record["config"][key]
+        config.write_text(json.dumps(record))
+        assert main(tiny) == 0 and weights.read_bytes() == b""
+        assert "already made" in capsys.readouterr().out
     card.unlink()
     assert main(tiny) == 0 and weights.read_bytes() == first
     assert main([*tiny, "--config.seed=1"]) == 2 and "is not empty" in capsys.readouterr().err
 
 
 def test_two_processes_do_not_write_one_policy(capsys, tiny, tmp_path):
-    workdir = Path(next(flag for flag in tiny if "workdir" in flag).partition("=")[2])
-    with Workdir(workdir).locked():
+    with Workdir(tmp_path / "run").locked():
         assert main(tiny) == 1 and "is in use by process" in capsys.readouterr().err
-    assert not workdir.exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_interrupted_policy_is_the_same(capsys, monkeypatch, tiny, tmp_path):
@@ -188,41 +177,33 @@ def test_the_first_updates_may_show_short_lists_alone():
 
 
 @pytest.mark.parametrize(
-    "values,words",
-    [
-        ({"care": 5.0}, "config.care must be"),
-        ({"hint": 7.0}, "config.hint must be"),
-        ({"careful": 1.5}, "config.careful must be"),
-        ({"final_lr": 2.0}, "config.final_lr must be"),
-        ({"rows": 0}, "config.rows must be at least 1"),
-        ({"muon_lr": 0.0}, "config.muon_lr must be above 0"),
-        ({"lr": math.inf}, "config.lr must be finite"),
-        ({"schedule": "cosin"}, "config.schedule must be 'constant', 'cosine' or 'linear'"),
-        ({"steps": 6, "warmup": 20}, "config.warmup=20 updates is not shorter than the run"),
-        (
-            {"env__name": "appworld"},
-            "appworld has no demonstrations to imitate; bfcl, home, made_up, travel have",
-        ),
-        ({"env__name": "tests.tiny:Parity"}, "has no demonstrations"),
-        (
-            {"env__name": "tests.evolver.toy:Library", "explored": "none-*.jsonl"},
-            "has no task that tool calls solve; --mode=explore writes such files",
-        ),
-        ({"env__args": {"n_trian": 3}}, "n_trian"),
-        ({"env__args": {"plain": 2}}, "plain must be in [0, 1], not 2"),
-        ({"model__path": "nowhere"}, "config.model.path=nowhere: there is no such directory"),
-        ({"induction": True, "model__preset": "qwen3-0.6b"}, "config.induction lays out random"),
-        ({"template__name": "slding_window"}, "did you mean sliding_window?"),
-        ({"template__name": "sliding_window"}, "`limit` must say how long a prompt may be"),
-        (
-            {"template__name": "self_managing", "template__args": {"limit": 9}},
-            "asks a model during an episode",
-        ),
-        ({"template__name": "summarised_window"}, "asks a model during an episode"),
-    ],
+    "settings,words",
+    {
+        "care=5.0": "config.care must be",
+        "hint=7.0": "config.hint must be",
+        "careful=1.5": "config.careful must be",
+        "final_lr=2.0": "config.final_lr must be",
+        "rows=0": "config.rows must be at least 1",
+        "muon_lr=0.0": "config.muon_lr must be above 0",
+        "lr=inf": "config.lr must be finite",
+        "schedule=cosin": "config.schedule must be 'constant', 'cosine' or 'linear'",
+        "steps=6 warmup=20": "config.warmup=20 updates is not shorter than the run",
+        "env.name=appworld": "has no demonstrations to imitate; bfcl, home, made_up, travel have",
+        "env.name=tests.tiny:Parity": "has no demonstrations",
+        "env.name=tests.evolver.toy:Library explored=none-*.jsonl": "has no task that tool calls "
+        "solve; --mode=explore writes such files",
+        "env.args.n_trian=3": "n_trian",
+        "env.args.plain=2": "plain must be in [0, 1], not 2",
+        "model.path=nowhere": "config.model.path=nowhere: there is no such directory",
+        "induction=True model.preset=qwen3-0.6b": "config.induction lays out random",
+        "template.name=slding_window": "did you mean sliding_window?",
+        "template.name=sliding_window": "`limit` must say how long a prompt may be",
+        "template.name=self_managing template.args.limit=9": "asks a model during an episode",
+        "template.name=summarised_window": "asks a model during an episode",
+    }.items(),
 )
-def test_each_mistake_is_named_once(tmp_path, values, words):
-    found = problems(config_of(**values), f"{tmp_path}/run")
+def test_each_mistake_is_named_once(tmp_path, settings, words):
+    found = problems(config_of(*settings.split()), f"{tmp_path}/run")
     assert len(found) == 1 and words in found[0]
 
 
@@ -286,7 +267,7 @@ def test_every_key_is_documented_and_read():
 
 
 def test_the_least_vocabulary_is_the_tokenizers(tmp_path):
-    (problem,) = problems(config_of(vocab=10), f"{tmp_path}/run")
+    (problem,) = problems(config_of("vocab=10"), f"{tmp_path}/run")
     least, extra = int(problem.split()[-1]), demonstrations.extra_tokens("travel")
     assert train_bpe(["a"], least, extra).vocab_size == least
     with pytest.raises(TokenizerError):
@@ -294,12 +275,13 @@ def test_the_least_vocabulary_is_the_tokenizers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "args,low,high", [({}, 0.3, 0.7), ({"plain": 1.0}, 1, 1), ({"plain": 0.0}, 0, 0)]
+    "words,low,high",
+    [("", 0.3, 0.7), ("env.args.plain=1.0", 1, 1), ("env.args.plain=0.0", 0, 0)],
 )
 def test_half_of_the_demonstrations_are_worded_by_the_tools_unless_the_config_says_otherwise(
-    args, low, high
+    words, low, high
 ):
-    episodes = demonstrated(config_of(hint=0.2, env__args=args), 60, 1.0)
+    episodes = demonstrated(config_of("hint=0.2", *words.split()), 60, 1.0)
     assert low <= np.mean([shown["template"].startswith("plain/") for shown in episodes]) <= high
 
 
@@ -323,7 +305,7 @@ def explored(tmp_path):
 
 
 def test_solutions_of_explored_tasks_are_demonstrated_in_any_world(explored, tmp_path):
-    config = config_of(env__name="tests.evolver.toy:Library", explored=explored, hint=0.0)
+    config = config_of("env.name=tests.evolver.toy:Library", f"explored={explored}", "hint=0")
     assert problems(config, f"{tmp_path}/run") == []
     episodes = demonstrated(config, 20, 1.0)
     assert all(episode["success"] and not episode["hinted"] for episode in episodes)
@@ -344,22 +326,22 @@ def demonstrated(config, n, care):
 
 
 @pytest.mark.parametrize(
-    "name,explore,shares",
+    "name,files,shares",
     [
-        ("tests.evolver.toy:Library", True, [True] * 8),  # it has none of its own
-        ("travel", True, [False, True] * 4),
-        ("travel", False, [False] * 8),
+        ("tests.evolver.toy:Library", "*.jsonl", [True] * 8),  # it has none of its own
+        ("travel", "*.jsonl", [False, True] * 4),
+        ("travel", "", [False] * 8),
     ],
 )
-def test_half_of_the_demonstrations_are_a_worlds_own(explored, name, explore, shares):
-    config = config_of(env__name=name, explored=explored if explore else "")
+def test_half_of_the_demonstrations_are_a_worlds_own(name, files, shares):
+    config = config_of(f"env.name={name}", f"explored={files}")
     assert [theirs for _, theirs in demonstrations.planned(config)] == shares
 
 
 def test_demonstrations_are_made_once_and_do_not_depend_on_the_processes(
     monkeypatch, tmp_path, tiny
 ):
-    config = config_of(demonstrations=7, row=512)
+    config = config_of("demonstrations=7", "row=512")
     tokenizer = tiny_policy(tmp_path / "policy")
     monkeypatch.setattr(tokenized, "CHUNK", 3)
     made = tokenized.tokenized(config, 0.5, tokenizer)
@@ -434,7 +416,7 @@ def test_a_clip_of_0_is_none():
     grads = {"norm": np.full(4, 1e3, np.float32)}
 
     def moments(clip: float) -> list[np.ndarray]:
-        tx = make_optimizer(config_of(clip=clip))
+        tx = make_optimizer(config_of(f"clip={clip}"))
         _, state = tx.update(grads, tx.init(grads), grads, position=0)
         return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
@@ -558,10 +540,8 @@ def test_muon_moves_every_direction_of_a_matrix_alike_and_adam_the_rest():
     adam = optax.adam(0.1)
     expected, moments = adam.update(grads, adam.init(params))
     for _ in range(4):
-        for ours, adams in (
-            (updates["embed"], expected["embed"]),
-            (updates["layers"]["attention"]["q_bias"], expected["layers"]["attention"]["q_bias"]),
-        ):
+        for name in ("embed", "layers.q_bias"):
+            ours, adams = (qwen.by_name(tree)[name] for tree in (updates, expected))
             np.testing.assert_allclose(ours, adams, rtol=1e-5, atol=1e-7)
         grads = jax.tree.map(lambda g: g + 1, grads)
         updates, state = update(grads, state, params)
