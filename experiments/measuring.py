@@ -7,22 +7,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from absl import logging
 
 from configs import base
 from configs.keys import use
 from envs.commands import parser_of
-from evolver.build import RunError, open_run
+from evolver.build import Run, RunError, open_run
 from evolver.config import cli, plugs
 from evolver.config.checks import problems as config_problems
 from evolver.processes.interrupt import Interrupted, RunEnds
 from models.files import write_atomically
+from rl.seeds import seed_of
 from run import refused
 
 
 def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """Write a file of JSON lines."""
     write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def shuffled(run: Run, values: Any, *purpose: str) -> np.ndarray:
+    """Return an array, or the numbers below one, in a random order. purpose: as `seed_of` takes
+    it."""
+    return np.random.default_rng(seed_of(run.config.seed, *purpose)).permutation(values)
 
 
 def several(config: Any, key: str, names: Sequence[str]) -> list[str]:

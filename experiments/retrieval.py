@@ -43,7 +43,7 @@ from evolver.phases import extraction, tasks
 from evolver.phases.rollouts import graded_rollouts, sampling_of
 from experiments import measuring
 from experiments.compare import markdown, over_tasks, percent
-from experiments.measuring import write_lines
+from experiments.measuring import shuffled, write_lines
 from rl.rollout import Job
 from rl.seeds import seed_of
 
@@ -135,12 +135,8 @@ def learnt_by(run: Run, navigating: Navigating, folds: int) -> Learnt:
             f"the policy's attempts at {len(chosen)} tasks taught nothing, "
             "so there is nothing to retrieve"
         )
-    fold_n = shuffled(run, len(chosen), "folds") % folds
+    fold_n = shuffled(run, len(chosen), "retrieval", "folds") % folds
     return Learnt(chosen, experiences, dict(zip((t.id for t in chosen), fold_n)))
-
-
-def shuffled(run: Run, n: int, name: str) -> np.ndarray:
-    return np.random.default_rng(seed_of(run.config.seed, "retrieval", name)).permutation(n)
 
 
 def nearest(
@@ -193,7 +189,7 @@ def controls(run: Run, learnt: Learnt) -> dict[str, Row]:
     alike: Row = {}
     for id, fold in learnt.fold_of.items():
         others = learnt.outside(fold)
-        for n in shuffled(run, len(others), id):
+        for n in shuffled(run, len(others), "retrieval", id):
             any_one.setdefault(id, Retrieved(others[n]))
             if same_kind(id, others[n], kinds):
                 alike.setdefault(id, Retrieved(others[n]))

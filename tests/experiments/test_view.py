@@ -198,11 +198,9 @@ def test_a_page_gets_the_latest_files_of_a_long_run_first(tmp_path, monkeypatch)
     before = part(run, 3, 4, generation)
     assert (before["first"], before["pending"], before["files"]) == (2, 2, whole["files"][2:3])
     Workdir(tmp_path).log_trajectories(4, [record(0)])
-    new = part(run, 2, 4, generation)
-    assert (new["first"], new["pending"], new["files"][0]["step"]) == (4, 2, 4)
-    rest = [part(run, first, 5, generation) for first in (2, 1, 0)]
-    found = [(r["first"], r["pending"], len(r["files"])) for r in rest]
-    assert found == [(1, 1, 1), (0, 0, 1), (0, 0, 0)]
+    rest = [part(run, *held, generation) for held in ((2, 4), (2, 5), (1, 5), (0, 5))]
+    found = [(r["first"], r["pending"], [file["step"] for file in r["files"]]) for r in rest]
+    assert found == [(4, 2, [4]), (1, 1, [2]), (0, 0, [1]), (0, 0, [])]
 
 
 def test_rows_of_the_index_are_the_rollouts_of_the_parts(tmp_path, monkeypatch):
@@ -361,12 +359,11 @@ def test_text_is_shown_in_any_locale(tmp_path, monkeypatch):
     """As with LC_ALL=C, PYTHONUTF8=0 and PYTHONCOERCECLOCALE=0, and with a closed output."""
     words = [str(made(tmp_path)), "--text", "--task", "t1"]
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", out)
-    assert main(words) == 0
+    for stdout in (out, None):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert main(words) == 0
     out.flush()
     assert b"rollout 0 ? failure" in out.buffer.getvalue()
-    monkeypatch.setattr(sys, "stdout", None)
-    assert main(words) == 0
 
 
 def test_text_shows_a_group_and_what_is_hidden_in_it(tmp_path, told):

@@ -1,11 +1,8 @@
 """Damaged files and files that were made to do harm: the view says what is wrong with which line,
 shows the rest, and ends."""
 
-import copy
-import functools
 import gzip
 import json
-import operator
 import os
 import shutil
 import sqlite3
@@ -26,22 +23,16 @@ from experiments.view.bundle import resources
 from experiments.view.runs import Run
 from experiments.view.search import Search
 from tests.experiments.test_view import ask, grown, made, record, served, show
+from tests.odd_parts import replaced
 
 DEEP = "[" * 900 + "]" * 900
 DEEPER = "[" * 100_000
 
 
 def spoilt(value: Any, place: str, new: object) -> Any:
-    """Return a JSON value with another part at a place such as "turns.0.tokens", or without the
-    part if the new one is `...`."""
-    value = copy.deepcopy(value)
-    *outer, last = (int(word) if word.isdigit() else word for word in place.split("."))
-    part = functools.reduce(operator.getitem, outer, value)
-    if new is ...:
-        del part[last]
-    else:
-        part[last] = new
-    return value
+    """Return a JSON value with another part at a place such as "turns.0.tokens"."""
+    path = (int(word) if word.isdigit() else word for word in place.split("."))
+    return replaced(value, tuple(path), new)
 
 
 WHOLE = record(0, messages=[{"role": "user", "content": "Go."}])
