@@ -35,8 +35,7 @@ MADE_UP = (
 def batch_of(records: list[Json]) -> Batch:
     """Return the rollouts of a step."""
     tasks = {r["task"]: Task(r["task"], "", r["query"]) for r in records}
-    rollouts = [trajectory_of(r, tasks) for r in records]
-    return Batch.of([rollout for rollout in rollouts if rollout], 0)
+    return Batch.of(list(filter(None, (trajectory_of(r, tasks) for r in records))), 0)
 
 
 def compared(steps: list[list[Json]], alpha: float) -> dict[Norm, tuple[np.ndarray, np.ndarray]]:

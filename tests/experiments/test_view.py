@@ -23,7 +23,7 @@ import envs
 from envs.probed import probed
 from envs.world import Task
 from evolver.attributing.replay import ReplayJudge
-from evolver.files.rollout_files import index_path, record_of, write_rollouts
+from evolver.files.rollout_files import record_of, write_rollouts
 from evolver.files.workdir import Workdir
 from evolver.navigating import new_experience
 from evolver.parts import Parts
@@ -212,21 +212,6 @@ def test_rows_of_the_index_are_the_rollouts_of_the_parts(tmp_path, monkeypatch):
         assert file["columns"]["good"] == [1] * file["count"]
         assert file["columns"]["abstained"][0] == ["nothing shows it"]
     assert len(file["members"]) > 1
-
-
-def test_a_file_without_its_index_is_shown_without_its_damaged_lines(tmp_path):
-    path = tmp_path / "trajectories/step_000001.jsonl.gz"
-    write_rollouts(path, [record(1)])
-    index_path(path).unlink()
-    with gzip.open(path, "at") as file:
-        file.write('{"task": "cut", "st\n' + json.dumps(record(2)) + "\n")
-    run = Run(tmp_path)
-    (file,) = run.index()["files"]
-    assert (file["count"], file["broken"], file["columns"]["turns"]) == (2, 1, [2, 2])
-    chunk = run.chunk(0, 0)
-    assert [r["rollout"] for r in chunk["records"]] == [1, 2]
-    assert chunk["pieces"] == {} and "only the ids" in chunk["without_pieces"]
-    assert run.overview()["metrics"] == {} and run.tasks() == [] and run.experience() == []
 
 
 def test_token_ids_get_the_text_of_the_policys_tokenizer(tmp_path):

@@ -87,10 +87,18 @@ def test_a_line_that_is_no_rollout_is_named_and_the_others_are_shown(tmp_path, c
     run, numbers = Run(tmp_path), [0, 1, 2] if indexed else [0, 2]
     files = run.index()["files"]
     for number, (fault, file) in enumerate(zip(LINES, files, strict=True)):
-        found = run.chunk(number, 0)["records"]
+        chunk = run.chunk(number, 0)
+        found = chunk["records"]
         assert [r["rollout"] for r in found] == numbers
+        assert indexed or (file["count"], file["broken"], file["columns"]["turns"]) == (
+            2,
+            1,
+            [2, 2],
+        )
         said = found[1]["error"] if indexed else "; ".join(file["faults"])
         assert fault in said and len(said) < 400, (fault, said)
+    assert chunk["pieces"] == {} and "only the ids" in chunk["without_pieces"]
+    assert run.overview()["metrics"] == {} and run.tasks() == run.experience() == []
     search = grown(tmp_path)
     rows = [len(numbers) - 1]
     assert search.find("unusual")["files"] == dict.fromkeys(range(len(LINES)), rows)
