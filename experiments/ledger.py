@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -79,15 +80,15 @@ class Ledger:
 
     def seconds(self, names: Iterable[str]) -> float:
         """Return the seconds of all attempts at some runs."""
-        return sum(attempt.seconds for name in names for attempt in self.attempts(name))
+        attempts = itertools.chain.from_iterable(map(self.attempts, names))
+        return sum(attempt.seconds for attempt in attempts)
 
 
 def outcome(workdir: Path) -> Json:
     """Return what the ledger keeps of a run: its scores, what language models cost, and the
     revision of the code."""
-    spent = accounts(ledger_lines(workdir / "llm.jsonl")).values()
+    money = sum(account.money for account in accounts(ledger_lines(workdir / "llm.jsonl")).values())
     scores = {step: asdict(scores) for step, scores in compare.collect(workdir).items()}
-    money = sum(account.money for account in spent)
     return {"git": revision(workdir), "money": money, "scores": scores}
 
 

@@ -31,8 +31,8 @@ def changes_of(settings: Iterable[str]) -> Json:
     command = cli.parse(["run.py", "--config=configs/base.py", *words])
     if command.problems:
         raise commands.Problems(*command.problems)
-    keys = {setting.partition("=")[0] for setting in settings}
-    return {key: value for key, value in flat(command.config).items() if key in keys}
+    values = flat(command.config)
+    return {key: values[key] for key in (setting.partition("=")[0] for setting in settings)}
 
 
 def chip_of(kind: str) -> targets.Chip | None:

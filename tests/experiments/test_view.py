@@ -5,6 +5,7 @@ import base64
 import gzip
 import http.client
 import io
+import itertools
 import json
 import re
 import shlex
@@ -70,7 +71,8 @@ def made(folder: Path, steps: int = 3) -> Path:
         workdir.log_metrics(
             step, {"rollout/success": 0.5, "ledger/rollouts": 4, "ledger/trained": 4}
         )
-        workdir.log_trajectories(step, [record(i, task) for task in ("t1", "t2") for i in range(2)])
+        rollouts = itertools.product(("t1", "t2"), range(2))
+        workdir.log_trajectories(step, [record(i, task) for task, i in rollouts])
     held_out = [record(n, "h1", fate=fate) for n, fate in enumerate(("sampled", "greedy"))]
     workdir.log_trajectories("held_out_000002", held_out)
     known = Task("t1", "toy", "Find t1.", reference=["look"], verifier={"probes": [1]})
@@ -207,7 +209,8 @@ def test_rows_of_the_index_are_the_rollouts_of_the_parts(tmp_path, monkeypatch):
     monkeypatch.setattr("evolver.files.rollout_files.MEMBER", 1500)  # several parts per file
     run = Run(made(tmp_path))
     for number, file in enumerate(run.index()["files"]):
-        found = [r for member in range(len(file["members"])) for r in run.records(number, member)]
+        parts = (run.records(number, member) for member in range(len(file["members"])))
+        found = list(itertools.chain.from_iterable(parts))
         assert [r["rollout"] for r in found] == file["columns"]["rollout"]
         assert file["columns"]["good"] == [1] * file["count"]
         assert file["columns"]["abstained"][0] == ["nothing shows it"]
@@ -414,7 +417,8 @@ def test_labels_are_compared_with_those_of_replay(tmp_path, capsys):
     workdir.claim({"env": {"name": "travel"}})
     workdir.log_tasks(tasks)
     workdir.log_trajectories(1, [record_of(t, fate="trained") for t in trajectories])
-    good = sum(turn.label == 1 for t in trajectories for turn in t.turns)
+    turns = itertools.chain.from_iterable(t.turns for t in trajectories)
+    good = sum(turn.label == 1 for turn in turns)
     assert good > 3 and show(tmp_path, "--replay 50") == 0
     assert "6 rollouts replayed, 0 skipped" in capsys.readouterr().out
     (found,) = Run(tmp_path).overview()["replayed"]
