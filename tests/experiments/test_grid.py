@@ -32,6 +32,10 @@ def quietly(runs, folder, **options) -> dict[str, str]:
     return execute(runs, folder, say=lambda _: None, **options)
 
 
+def all_done(runs, folder) -> bool:
+    return set(quietly(runs, folder).values()) == {"done"}
+
+
 def starts(folder: Path, name: str) -> int:
     """Return the number of times that a run was started."""
     return steps(folder, name, "starts")
@@ -83,10 +87,10 @@ def test_what_failed_is_marked_and_stops_no_other(tmp_path):
 
 def test_finished_runs_are_kept_whatever_lines_are_damaged_and_changed_ones_run_again(tmp_path):
     runs = [counted("a"), counted("b")]
-    assert set(quietly(runs, tmp_path).values()) == {"done"}
+    assert all_done(runs, tmp_path)
     with open(tmp_path / "grid.jsonl", "a") as file:
         file.write('{"run": "a-0", "code": 1}\n{"run": 3}\n[]\nnull\n{"run": "b-0", "comma')
-    assert set(quietly(runs, tmp_path).values()) == {"done"}
+    assert all_done(runs, tmp_path)
     assert starts(tmp_path, "a-0") == starts(tmp_path, "b-0") == 1
     quietly([counted("a"), counted("b", steps=5)], tmp_path)
     assert starts(tmp_path, "a-0") == 1 and starts(tmp_path, "b-0") == 2
@@ -100,11 +104,11 @@ def test_the_record_alone_goes_on_elsewhere_and_repeats_only_what_an_unfinished_
     there.mkdir()
     shutil.copy(here / "grid.jsonl", there)
     assert str(tmp_path) not in (there / "grid.jsonl").read_text()
-    assert set(quietly(runs, there).values()) == {"done"}
+    assert all_done(runs, there)
     assert not (there / "a-0").exists()
     assert not any(row.notes for row in grid.gather(runs, there))
     more = [*runs, counted("late", after=("b-0",))]
-    assert set(quietly(more, there).values()) == {"done"}
+    assert all_done(more, there)
     assert [starts(there, name) for name in ("a-0", "b-0", "c-0", "late-0")] == [1, 1, 0, 1]
 
 
@@ -115,7 +119,7 @@ def test_a_repetition_that_is_killed_does_not_look_finished(tmp_path):
     grid.Execution(runs, tmp_path, say=lambda _: None)._find_finished()  # and the process ends here
     (tmp_path / "a-0").mkdir()
     assert grid.gather(runs[:1], tmp_path)[0].notes == ["seed 0 is unfinished"]
-    assert set(quietly(runs, tmp_path).values()) == {"done"} and starts(tmp_path, "a-0") == 1
+    assert all_done(runs, tmp_path) and starts(tmp_path, "a-0") == 1
 
 
 def test_runs_share_what_they_compile_unless_another_directory_is_given(tmp_path, monkeypatch):

@@ -35,7 +35,6 @@ def mean(rate: float) -> float:
 def finish(folder, name: str, *, curve=None, final=None, code=0):
     """Write what a finished run leaves behind: {step: scores} of training, or one evaluation."""
     workdir = Workdir(folder / name)
-    workdir.claim({"steps": 1}, "train" if curve else "eval")
     for step, found in (curve or {}).items():
         workdir.log_scores(step, found)
     if final:

@@ -168,6 +168,11 @@ def grown(folder: Path) -> Search:
     return search
 
 
+def rows_with(search: Search, words: str) -> dict[int, list[int]]:
+    """Return {number of a file: rows} of the rollouts that hold these words."""
+    return search.find(words)["files"]
+
+
 def part(run: Run, first: int = -1, end: int = -1, generation: int = -1) -> dict:
     """What a page gets that holds the files from `first` to `end`."""
     return json.loads(run.index_text(first, end, generation))
@@ -231,23 +236,23 @@ def test_words_are_found_by_their_beginnings_in_new_files_too_and_after_a_resume
     actions = ("Buy_a TICKET, now", HOSTILE)
     Workdir(tmp_path).log_trajectories(4, [record(n, action=a) for n, a in enumerate(actions)])
     search = Search(run)
-    assert search.find("ticket")["files"] == {}
+    assert rows_with(search, "ticket") == {}
     search.grow()
-    assert search.find("tick buy")["files"] == {4: [0]} and (search.done, search.of) == (5, 5)
+    assert rows_with(search, "tick buy") == {4: [0]} and (search.done, search.of) == (5, 5)
     # no query language: all of these words
-    assert search.find('alert" OR (x NEAR *')["files"] == {}
-    assert search.find("script ALERT onerror")["files"] == {4: [1]}
+    assert rows_with(search, 'alert" OR (x NEAR *') == {}
+    assert rows_with(search, "script ALERT onerror") == {4: [1]}
     every = {n: list(range(count)) for n, count in enumerate([4, 2, 4, 4, 2])}
-    assert search.find("window found")["files"] == every
-    assert search.find(" -!")["files"] == {} and (tmp_path / ".view" / "words.sqlite").is_file()
+    assert rows_with(search, "window found") == every
+    assert rows_with(search, " -!") == {} and (tmp_path / ".view" / "words.sqlite").is_file()
     Workdir(tmp_path).rewind(2)
     Workdir(tmp_path).log_trajectories(3, [record(0, action="something new")])
     again = grown(tmp_path)
-    assert again.find("ticket")["files"] == {} and again.find("something")["files"] == {3: [0]}
+    assert rows_with(again, "ticket") == {} and rows_with(again, "something") == {3: [0]}
     foreign = b"this is no database, whatever its name says" * 99
     (tmp_path / ".view" / "words.sqlite").write_bytes(foreign)
     again.grow()
-    assert again.find("something")["files"] == {3: [0]}
+    assert rows_with(again, "something") == {3: [0]}
 
 
 def test_a_workdir_that_cannot_be_written_is_searched_too(tmp_path, monkeypatch):
@@ -257,7 +262,7 @@ def test_a_workdir_that_cannot_be_written_is_searched_too(tmp_path, monkeypatch)
     made(tmp_path)
     monkeypatch.setattr(Path, "mkdir", refuse)
     search = grown(tmp_path)
-    assert search.find("window")["files"] and not (tmp_path / ".view").exists()
+    assert rows_with(search, "window") and not (tmp_path / ".view").exists()
     search.close()
     assert not search.path.exists()
 

@@ -22,7 +22,7 @@ from evolver.navigating import new_experience
 from experiments.view.bundle import resources
 from experiments.view.runs import Run
 from experiments.view.search import Search
-from tests.experiments.test_view import ask, grown, made, record, served, show
+from tests.experiments.test_view import ask, grown, made, record, rows_with, served, show
 from tests.odd_parts import replaced
 
 DEEP = "[" * 900 + "]" * 900
@@ -101,7 +101,7 @@ def test_a_line_that_is_no_rollout_is_named_and_the_others_are_shown(tmp_path, c
     assert run.overview()["metrics"] == {} and run.tasks() == run.experience() == []
     search = grown(tmp_path)
     rows = [len(numbers) - 1]
-    assert search.find("unusual")["files"] == dict.fromkeys(range(len(LINES)), rows)
+    assert rows_with(search, "unusual") == dict.fromkeys(range(len(LINES)), rows)
     assert search.wrong == {} and search.done == search.of == len(LINES)
     assert len(shown(tmp_path)["run/0/index"]["files"]) == len(LINES)
     assert show(tmp_path, "--text --step 3") == show(tmp_path, "--text --step 3 --task t1") == 0
@@ -220,7 +220,7 @@ def test_what_is_no_regular_file_or_does_not_end_is_told_and_never_waited_for(
     assert str(tmp_path) not in wrong + json.dumps(found["run/0/index"])  # as bundles promise
     search = grown(tmp_path)
     assert (search.done, search.of, search.wrong) == (9, 9, {})
-    assert list(search.find("window")["files"].values()) == [[0]] * 3
+    assert list(rows_with(search, "window").values()) == [[0]] * 3
 
 
 def test_a_file_of_lines_that_are_no_rollouts_is_given_up(tmp_path, monkeypatch):
@@ -241,7 +241,7 @@ def test_files_of_odd_names_are_shown_and_a_search_goes_on_past_them(tmp_path, c
     assert show(tmp_path, "--text") == 0 and "of step 3" in capsys.readouterr().out
     search = grown(tmp_path)
     assert (search.done, search.of, list(search.wrong)) == (7, 8, ["a\udcff.jsonl.gz"])
-    assert len(search.find("window")["files"]) == 7
+    assert len(rows_with(search, "window")) == 7
 
 
 ENDLESS = (
@@ -266,7 +266,7 @@ def test_a_data_base_that_is_no_index_of_words_is_made_anew_and_never_waited_for
     foreign.commit()
     foreign.close()
     search = grown(tmp_path)
-    assert search.done == 4 and len(search.find("window")["files"]) == 4
+    assert search.done == 4 and len(rows_with(search, "window")) == 4
     search.close()
 
 
@@ -408,7 +408,7 @@ def test_the_index_of_words_is_never_written_through_a_link(tmp_path):
     (run / ".view").mkdir()
     (run / ".view/words.sqlite").symlink_to(tmp_path / "other.sqlite")
     search = grown(run)
-    assert search.find("window")["files"]
+    assert rows_with(search, "window")
     search.close()
     assert list(foreign.execute("SELECT sql FROM sqlite_master")) == [("CREATE TABLE file (mine)",)]
     foreign.close()
