@@ -121,9 +121,9 @@ def table(out: Path, worlds: Sequence[str], seeds: Sequence[int]) -> str:
 
 
 def main(
-    worlds: tuple[str, ...],
+    worlds: commands.Words,
     *,
-    seeds: tuple[int, ...] = (0, 1, 2),
+    seeds: commands.Numbers = (0, 1, 2),
     out: Path = Path("runs/evolving"),
 ) -> int:
     """Evolve, and print and write the table after each run.

@@ -274,8 +274,8 @@ def report(folder: Path, studies: Mapping[str, Points]) -> str:
 
 def main(
     *,
-    studies: tuple[str, ...] = (),
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
+    studies: commands.Words = (),
+    seeds: commands.Numbers = (0, 1, 2, 3, 4),
     jobs: int = 2,
     workdir: Path = Path("runs/mechanisms"),
     only_report: bool = False,
