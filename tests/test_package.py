@@ -40,28 +40,28 @@ def test_requirements_are_stated_once_and_every_extra_is_one_of_them():
     assert not [name for name in extras if "\n-" in files[name]]  # setuptools reads no options
 
 
-def test_the_command_has_a_word_for_each_program(capsys, monkeypatch):
+def test_the_command_has_a_word_for_each_program(stderr, stdout, monkeypatch):
     module, _, name = PROJECT["project"]["scripts"]["evolver"].partition(":")
     assert getattr(importlib.import_module(module), name) is command.main
     assert command.main([]) == 0
-    said = capsys.readouterr().out
+    said = stdout()
     for word in ("train", "eval", "plan", "view", "serve", "check"):
         assert f"evolver {word} " in said
-    assert command.main(["fly"]) == 2 and "there is no such command" in capsys.readouterr().err
+    assert command.main(["fly"]) == 2 and "there is no such command" in stderr()
     for module, _ in command.PROGRAMS.values():
         assert callable(importlib.import_module(module).main)
     monkeypatch.setitem(command.PROGRAMS, "serve", ("no.such_module", ""))
     assert command.main(["serve"]) == 1
-    assert capsys.readouterr().err == "evolver serve: No module named 'no'\n"
+    assert stderr() == "evolver serve: No module named 'no'\n"
     monkeypatch.setattr("experiments.view.__main__.main", lambda words: words)
     assert command.main(["view", "a", "--text"]) == ["a", "--text"]
 
 
-def test_a_mode_is_a_word_and_configs_are_found_from_any_directory(tmp_path, monkeypatch, capsys):
+def test_a_mode_is_a_word_and_configs_are_found_from_any_directory(tmp_path, monkeypatch, stdout):
     monkeypatch.chdir(tmp_path)
     tiny = config_file(tmp_path, tiny_policy(tmp_path / "policy"))
     assert command.main(["plan", f"--config={tiny}", "--config.steps=7"]) == 0
-    assert "steps = 7" in capsys.readouterr().out
+    assert "steps = 7" in stdout()
     found = cli.parse(["run.py", "--config=configs/quickstart.py:grpo", "--mode=plan"])
     assert not found.problems and found.workdir == os.path.join("runs", "quickstart-grpo")
     (tmp_path / "configs").mkdir()

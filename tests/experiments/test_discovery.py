@@ -35,7 +35,7 @@ def test_the_table_splits_the_tasks_and_averages_the_runs():
     assert discovery.table(base([9, 9, 9, 9]), {"x": trained([1, 1, 1, 1])}).startswith("0 of 4")
 
 
-def test_a_base_that_is_there_is_not_evaluated_again(tmp_path, capsys, monkeypatch):
+def test_a_base_that_is_there_is_not_evaluated_again(tmp_path, stderr, stdout, monkeypatch):
     monkeypatch.setattr(
         discovery.subprocess, "run", lambda *args, **kwargs: pytest.fail("evaluated again")
     )
@@ -49,7 +49,7 @@ def test_a_base_that_is_there_is_not_evaluated_again(tmp_path, capsys, monkeypat
         return commands.run(discovery.main, f"{words} --out {tmp_path}/out.md".split())
 
     assert main("run") == 0
-    assert "50.0 [" in capsys.readouterr().out
+    assert "50.0 [" in stdout()
     assert (tmp_path / "out.md").read_text().startswith("2 of 4")
     assert main("nothing") == 2
-    assert "no greedy evaluation" in capsys.readouterr().err
+    assert "no greedy evaluation" in stderr()

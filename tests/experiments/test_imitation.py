@@ -91,7 +91,7 @@ def test_a_checkpoint_imitates_with_its_own_tokenizer(tiny, tmp_path):
     assert f"trained from {policy} by" in (made / "README.md").read_text()
 
 
-def test_a_policy_is_made_once(capsys, tiny, tmp_path):
+def test_a_policy_is_made_once(stderr, stdout, tiny, tmp_path):
     """A grid that was killed starts it again, whether the policy was finished or not."""
     assert main(tiny) == 0
     weights, card = tmp_path / "run/policy/model.safetensors", tmp_path / "run/policy/README.md"
@@ -103,27 +103,27 @@ def test_a_policy_is_made_once(capsys, tiny, tmp_path):
             del record["config"][key]
         config.write_text(json.dumps(record))
         assert main(tiny) == 0 and weights.read_bytes() == b""
-        assert "already made" in capsys.readouterr().out
+        assert "already made" in stdout()
     card.unlink()
     assert main(tiny) == 0 and weights.read_bytes() == first
-    assert main([*tiny, "--config.seed=1"]) == 2 and "is not empty" in capsys.readouterr().err
+    assert main([*tiny, "--config.seed=1"]) == 2 and "is not empty" in stderr()
 
 
-def test_two_processes_do_not_write_one_policy(capsys, tiny, tmp_path):
+def test_two_processes_do_not_write_one_policy(stderr, tiny, tmp_path):
     with Workdir(tmp_path / "run").locked():
-        assert main(tiny) == 1 and "is in use by process" in capsys.readouterr().err
+        assert main(tiny) == 1 and "is in use by process" in stderr()
     assert not (tmp_path / "run").exists()
 
 
-def test_an_interrupted_policy_is_the_same(capsys, monkeypatch, tiny, tmp_path):
+def test_an_interrupted_policy_is_the_same(stderr, stdout, monkeypatch, tiny, tmp_path):
     """Two of three updates are made, then the process is interrupted while it waits for a batch."""
     assert main([*tiny[:2], f"--workdir={tmp_path}/whole"]) == 0
     monkeypatch.setattr(imitating, "SAVE_EVERY", 0.0)
     with monkeypatch.context() as patch:
         patch.setattr(imitating, "pack", interrupted(imitating.pack, after=2))
-        assert main(tiny) == 130 and "goes on" in capsys.readouterr().err
+        assert main(tiny) == 130 and "goes on" in stderr()
     assert not (tmp_path / "run/policy").exists()
-    assert main(tiny) == 0 and "resuming after update 2" in capsys.readouterr().out
+    assert main(tiny) == 0 and "resuming after update 2" in stdout()
     one, other = (tmp_path / name / "policy/model.safetensors" for name in ("whole", "run"))
     assert one.read_bytes() == other.read_bytes()
     assert not (tmp_path / "run/checkpoints").exists()
@@ -212,20 +212,20 @@ def test_a_rate_of_a_config_has_to_be_finite(tmp_path):
     assert "config.lr must be finite" in problem
 
 
-def test_all_mistakes_are_reported_together(capsys, tiny, tmp_path):
+def test_all_mistakes_are_reported_together(stderr, tiny, tmp_path):
     words = ["care=5", "rows=0", "vocab=10", "warmup=20", "lora.rank=4", "stepz=1", "steps=many"]
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "policy").touch()
     assert main([*tiny, *(f"--config.{word}" for word in words), "--mode=eval"]) == 2
-    err = capsys.readouterr().err
+    err = stderr()
     parts = ["9 problems; nothing was started", "did you mean steps?", "is not empty"]
     parts += ["imitation has no modes", *(word.partition("=")[0] for word in words)]
     assert all(part in err for part in parts)
 
 
-def test_a_config_of_run_py_is_recognised(capsys):
+def test_a_config_of_run_py_is_recognised(stderr):
     assert main(["imitation", "--config=configs/quickstart.py"]) == 2
-    err = capsys.readouterr().err
+    err = stderr()
     assert "1 problem; nothing was started" in err and "not a config of imitation" in err
 
 
@@ -377,9 +377,9 @@ def test_ids_that_no_sample_holds_get_embeddings_like_those_of_the_others():
 # --- a small run ----------------------------------------------------------------------------------
 
 
-def test_a_few_updates_without_clipping_write_a_policy(capsys, tiny, tmp_path):
+def test_a_few_updates_without_clipping_write_a_policy(stdout, tiny, tmp_path):
     assert main([*tiny, "--config.clip=0"]) == 0
-    out = capsys.readouterr().out
+    out = stdout()
     assert "6 demonstrations twice" in out and "imitate 3/3" in out
     shape, params = hf.load(tmp_path / "run" / "policy")
     before = qwen.init(shape, seed_of(0, "init") % 2**31)
@@ -390,16 +390,16 @@ def test_a_few_updates_without_clipping_write_a_policy(capsys, tiny, tmp_path):
     assert "6 careless ones" in card and f"    {command}\n" in card
 
 
-def test_demonstrations_longer_than_a_row_end_the_run_with_a_message(capsys, tiny):
+def test_demonstrations_longer_than_a_row_end_the_run_with_a_message(stderr, tiny):
     assert main([*tiny, "--config.row=16"]) == 1
-    err = capsys.readouterr().err
+    err = stderr()
     assert "none of 6 demonstrations fits config.row=16: the shortest sample has" in err
     assert "Traceback" not in err
     assert main([*tiny, "--config.steps=4"]) == 0, "another config may use the workdir"
 
 
 def test_imitation_that_diverges_ends_with_a_message_and_writes_no_policy(
-    capsys, monkeypatch, tiny, tmp_path
+    stderr, monkeypatch, tiny, tmp_path
 ):
     monkeypatch.setattr(
         "evolver.imitating.learner.make_update",
@@ -408,7 +408,7 @@ def test_imitation_that_diverges_ends_with_a_message_and_writes_no_policy(
         ),
     )  # fmt: skip
     assert main(tiny) == 1
-    err = capsys.readouterr().err
+    err = stderr()
     assert "imitation has diverged" in err and "up to 3 of 3" in err and "Traceback" not in err
     assert not (tmp_path / "run" / "policy").exists()
 

@@ -79,10 +79,10 @@ def test_cells():
     assert judging.cells(np.full(6, ABSTAIN), replay, tasks) == ["0.0", "", "", "", ""]
 
 
-def test_what_is_refused(tiny, tmp_path, capsys):
+def test_what_is_refused(tiny, tmp_path, stderr):
     assert measure(tiny, tmp_path, "--tasks=-1", judges=("nobody",)) == 2
-    told = capsys.readouterr().err
+    told = stderr()
     assert "--tasks must be at least 0" in told and "nobody" in told
     assert not (tmp_path / "labels.jsonl").exists()
     assert measure(tiny, tmp_path, judges=("llm",)) == 2
-    assert "config.llm" in capsys.readouterr().err
+    assert "config.llm" in stderr()

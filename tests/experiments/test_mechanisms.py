@@ -99,6 +99,6 @@ def test_a_row_that_never_gets_there_says_so():
     assert said(curve(0, 0)) == "(1 of 1 never)" and said() == ""
 
 
-def test_an_unknown_study_is_refused(capsys):
+def test_an_unknown_study_is_refused(stderr):
     assert commands.run(mechanisms.main, ["--studies", "nothing"]) == 2
-    assert "questioning" in capsys.readouterr().err
+    assert "questioning" in stderr()

@@ -86,10 +86,10 @@ def test_a_table_has_ours_beside_the_published_numbers_and_the_paired_orderings(
     assert "NOT THE PAPER" in (finished / "tables/figure16.svg").read_text()
 
 
-def test_no_server_is_asked_for_where_nothing_is_run(tmp_path, capsys):
+def test_no_server_is_asked_for_where_nothing_is_run(tmp_path, stdout):
     cell = f"figure1 --cells=32b,appworld --workdir={tmp_path}"
     assert make(f"{cell} --only-report") == 0 and (tmp_path / "tables/figure1.md").exists()
-    assert make(f"{cell} --dry-run") == 0 and "eval-32b-appworld" in capsys.readouterr().out
+    assert make(f"{cell} --dry-run") == 0 and "eval-32b-appworld" in stdout()
 
 
 def test_full_scale_has_the_difference_to_the_published_number(finished):
@@ -141,9 +141,9 @@ def test_latex_escapes_what_it_would_read_as_commands():
         ("figure1 --cells 32b,* --scale=full --models 32b=http://h", "give URL,NAME,TOKENIZER"),
     ],
 )  # fmt: skip
-def test_bad_requests_list_what_there_is_and_start_nothing(words, said, tmp_path, capsys):
+def test_bad_requests_list_what_there_is_and_start_nothing(words, said, tmp_path, stderr):
     assert make(words.replace(" ", f" --workdir={tmp_path}/runs ", 1)) == 2
-    assert said in capsys.readouterr().err and not (tmp_path / "runs").exists()
+    assert said in stderr() and not (tmp_path / "runs").exists()
 
 
 def test_several_patterns_choose_the_tables_that_have_any_of_them():
@@ -181,9 +181,9 @@ def test_steps_that_a_seed_never_reaches_have_no_mean(finished):
     assert list(row.values())[3:6] == ["4, never", "", ""]
 
 
-def test_a_dry_run_lists_every_run_once_with_its_users(capsys):
+def test_a_dry_run_lists_every_run_once_with_its_users(stdout):
     assert make("table3 --scale=tiny --cells 14b,* --dry-run --seeds=0,1") == 0
-    out = capsys.readouterr().out
+    out = stdout()
     assert out.count("| 14b-appworld-q-0 ") == 1 and "| 14b-bfcl-q-0 " in out and "runs" in out
 
 

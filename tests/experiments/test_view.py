@@ -151,12 +151,12 @@ def show(folder: Path, words: str) -> int:
 
 
 @pytest.fixture
-def told(capsys):
+def told(stdout):
     """Return a function that shows a run as text and returns the text."""
 
     def tell(folder: Path, words: str = "") -> str:
         assert show(folder, f"--text {words}") == 0
-        return capsys.readouterr().out
+        return stdout()
 
     return tell
 
@@ -373,19 +373,19 @@ def test_text_shows_a_group_and_what_is_hidden_in_it(tmp_path, told):
     assert visible("a\tb\nc\rd\u2066\ud800é") == "a\tb\nc\\rd\\u2066\\ud800é"
 
 
-def test_arguments_that_cannot_be_used_are_explained(tmp_path, capsys):
+def test_arguments_that_cannot_be_used_are_explained(tmp_path, stderr, stdout):
     run = made(tmp_path / "runs" / "a")
     assert show(tmp_path / "none", str(tmp_path / "runs")) == 2
-    said = capsys.readouterr().err
+    said = stderr()
     assert "there is no such directory" in said and "holds the workdirs a" in said
     assert problems([str(run)]) == []
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("mine")
     assert show(run, f"--bundle {tmp_path}/full") == 2
-    assert "name another directory" in capsys.readouterr().err
+    assert "name another directory" in stderr()
     assert show(run, "--task x") == 2
     assert show(run, f"--bundle {tmp_path}/new") == 0
-    assert "index.html" in capsys.readouterr().out
+    assert "index.html" in stdout()
     twice = named([str(run), f"{tmp_path}/new/../runs/a"])
     assert twice[0].name != twice[1].name
 
@@ -409,7 +409,7 @@ def test_rollouts_that_vanish_while_they_are_read_are_found_again(tmp_path):
     assert [f["step"] for f in run.index()["files"]] == [2, 2, 3, 1]
 
 
-def test_labels_are_compared_with_those_of_replay(tmp_path, capsys):
+def test_labels_are_compared_with_those_of_replay(tmp_path, stderr, stdout):
     world = probed(envs.make("travel"))
     judge = ReplayJudge(Parts(make_world=lambda: probed(envs.make("travel"))))
     tasks = world.tasks("train")[:6]
@@ -425,7 +425,7 @@ def test_labels_are_compared_with_those_of_replay(tmp_path, capsys):
     turns = itertools.chain.from_iterable(t.turns for t in trajectories)
     good = sum(turn.label == 1 for turn in turns)
     assert good > 3 and show(tmp_path, "--replay 50") == 0
-    assert "6 rollouts replayed, 0 skipped" in capsys.readouterr().out
+    assert "6 rollouts replayed, 0 skipped" in stdout()
     (found,) = Run(tmp_path).overview()["replayed"]
     assert found["both"] == found["agreed"] >= good
     for turn in trajectories[0].turns:
@@ -439,7 +439,7 @@ def test_labels_are_compared_with_those_of_replay(tmp_path, capsys):
     (tmp_path / ".view/replay.json").write_text('{"rollouts": 1, "table": [{"judge": 1}]}\n')
     assert Run(tmp_path).overview()["replayed"] == []
     (tmp_path / "config.json").unlink()
-    assert show(tmp_path, "--replay 1") == 1 and "names the world" in capsys.readouterr().err
+    assert show(tmp_path, "--replay 1") == 1 and "names the world" in stderr()
 
 
 def test_a_port_that_is_taken_is_said_as_such():

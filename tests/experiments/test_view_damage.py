@@ -78,7 +78,7 @@ def shown(folder: Path) -> dict:
 
 
 @pytest.mark.parametrize("indexed", [False, True])
-def test_a_line_that_is_no_rollout_is_named_and_the_others_are_shown(tmp_path, capsys, indexed):
+def test_a_line_that_is_no_rollout_is_named_and_the_others_are_shown(tmp_path, stdout, indexed):
     good = [record(0), record(1), record(2, action="an unusual word")]
     for number, line in enumerate(LINES.values()):
         path = tmp_path / f"trajectories/step_{number:06d}.jsonl.gz"
@@ -105,7 +105,7 @@ def test_a_line_that_is_no_rollout_is_named_and_the_others_are_shown(tmp_path, c
     assert search.wrong == {} and search.done == search.of == len(LINES)
     assert len(shown(tmp_path)["run/0/index"]["files"]) == len(LINES)
     assert show(tmp_path, "--text --step 3") == show(tmp_path, "--text --step 3 --task t1") == 0
-    assert "line 2: " in capsys.readouterr().out
+    assert "line 2: " in stdout()
 
 
 INDEXES = {
@@ -232,13 +232,13 @@ def test_a_file_of_lines_that_are_no_rollouts_is_given_up(tmp_path, monkeypatch)
     assert "line 4: so many lines cannot be read" in file["faults"][-1]
 
 
-def test_files_of_odd_names_are_shown_and_a_search_goes_on_past_them(tmp_path, capsys):
+def test_files_of_odd_names_are_shown_and_a_search_goes_on_past_them(tmp_path, stdout):
     whole = made(tmp_path) / "trajectories/step_000001.jsonl.gz"
     for name in (b"step_" + b"9" * 200, "step_٣".encode(), b"<img src=x>\n", b"a\xff"):
         shutil.copy(whole, whole.with_name(os.fsdecode(name + b".jsonl.gz")))
     files = shown(tmp_path)["run/0/index"]["files"]
     assert len(files) == 8 and {f["step"] for f in files} == {1, 2, 3, None}
-    assert show(tmp_path, "--text") == 0 and "of step 3" in capsys.readouterr().out
+    assert show(tmp_path, "--text") == 0 and "of step 3" in stdout()
     search = grown(tmp_path)
     assert (search.done, search.of, list(search.wrong)) == (7, 8, ["a\udcff.jsonl.gz"])
     assert len(rows_with(search, "window")) == 7
@@ -355,11 +355,11 @@ def stranger(folder: Path, env: object) -> Path:
 
 
 @pytest.mark.parametrize("env", CODE)
-def test_a_folder_names_no_code_that_a_replay_would_run(tmp_path, monkeypatch, capsys, env):
+def test_a_folder_names_no_code_that_a_replay_would_run(tmp_path, monkeypatch, stderr, env):
     monkeypatch.chdir(stranger(tmp_path, env))
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert command.main(["view", ".", "--replay", "5"]) == 1
-    said = capsys.readouterr().err
+    said = stderr()
     assert "add --trust" in said and "Traceback" not in said
     assert command.main(["view", ".", "--text"]) == 0
     assert not (tmp_path / "MARK").exists() and str(tmp_path) not in sys.path
@@ -368,9 +368,9 @@ def test_a_folder_names_no_code_that_a_replay_would_run(tmp_path, monkeypatch, c
 @pytest.mark.parametrize(
     "env", [5, [], {}, {"name": "travel", "args": [1]}, {"name": "travel", "mode": 5}]
 )
-def test_a_world_that_no_config_has_is_one_message(tmp_path, capsys, env):
+def test_a_world_that_no_config_has_is_one_message(tmp_path, stderr, env):
     assert show(stranger(tmp_path, env), "--replay 5") == 1
-    said = capsys.readouterr().err
+    said = stderr()
     assert said.startswith(str(tmp_path)) and said.count("\n") == 1
 
 
