@@ -8,6 +8,9 @@ from typing import Any, NoReturn
 from envs.commands import parser_of
 from evolver.processes.streams import open_streams
 
+Words = tuple[str, ...]  # one or more, behind a flag or in front of all flags
+Numbers = tuple[int, ...]
+
 
 class Problems(Exception):
     """A request that cannot be met: its arguments are one text for each thing that is wrong."""

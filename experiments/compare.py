@@ -13,6 +13,7 @@ tasks; `sd` is the sample standard deviation (n - 1) of the runs.
 
 import csv
 import io
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,9 @@ COLOURS = (
     "#2e4053",
 )  # fmt: skip
 GREY = "#7f8c8d"
+Curve = dict[int, Scores]  # {step: scores}
+Values = dict[int, np.ndarray]  # {seed: value_N}
+Table = list[list[str]]  # the header and the rows
 
 
 @dataclass
@@ -38,7 +42,7 @@ class Row:
     the others."""
 
     name: str
-    curves: dict[int, dict[int, Scores]] = field(default_factory=dict)
+    curves: dict[int, Curve] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -46,7 +50,7 @@ class Row:
         """{seed: scores} of the last evaluations."""
         return {seed: curve[max(curve)] for seed, curve in self.curves.items() if curve}
 
-    def final(self, measure: str = "") -> dict[int, np.ndarray]:
+    def final(self, measure: str = "") -> Values:
         """Return {seed: value_N} of the last evaluation. measure: as `Scores.per_task` takes it; ""
         = avg@k."""
         return {seed: values_of(scores, measure) for seed, scores in self.last.items()}
@@ -61,7 +65,7 @@ def values_of(scores: Scores, measure: str = "") -> np.ndarray:
     return scores.per_task(measure or scores.names[0])
 
 
-def means_of(curve: Mapping[int, Scores], measure: str = "") -> dict[int, float]:
+def means_of(curve: Curve, measure: str = "") -> dict[int, float]:
     """Return {step: mean over tasks} of a curve, in the order of the steps."""
     return {step: float(values_of(curve[step], measure).mean()) for step in sorted(curve)}
 
@@ -118,7 +122,7 @@ def percent(values: Any) -> str:
     return f"{100 * np.mean(values):.1f}" if np.size(values) else ""
 
 
-def collect(folder: str | Path) -> dict[int, Scores]:
+def collect(folder: str | Path) -> Curve:
     """Return {step: scores} of the run in a workdir, {} if it was not evaluated.
 
     An evaluation of its own (`--mode=eval`) counts as step 0; its seeds are joined into one with
@@ -143,7 +147,7 @@ def joined(scores: Sequence[Scores]) -> Scores:
     )
 
 
-def estimate(values: Mapping[int, np.ndarray], least: float = 0.0) -> Estimate:
+def estimate(values: Values, least: float = 0.0) -> Estimate:
     """Return the mean of {seed: value_N} with its interval.
 
     The values lie between `least` and 1, and so does the interval, which few runs alone may widen
@@ -158,10 +162,7 @@ def estimate(values: Mapping[int, np.ndarray], least: float = 0.0) -> Estimate:
     return Estimate(float(mean_S.mean()), low, high, sd, len(mean_S))
 
 
-Values = Mapping[int, np.ndarray]  # {seed: value_N}
-
-
-def subtracted(before: Values, after: Values) -> dict[int, np.ndarray]:
+def subtracted(before: Values, after: Values) -> Values:
     """Return after - before over the seeds that both have."""
     return {seed: after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())}
 
@@ -171,7 +172,7 @@ def paired(before: Values, after: Values) -> Estimate:
     return estimate(subtracted(before, after), least=-1.0)
 
 
-def height(curve: Mapping[int, Scores], measure: str = "") -> np.ndarray:
+def height(curve: Curve, measure: str = "") -> np.ndarray:
     """Return value_N, the mean height of each task's curve over two or more {step: scores}, in [0,
     1]: the area under it, by trapezoids, over the range of the steps."""
     steps = sorted(curve)
@@ -179,7 +180,7 @@ def height(curve: Mapping[int, Scores], measure: str = "") -> np.ndarray:
     return np.trapezoid(value_NE, steps) / (steps[-1] - steps[0])
 
 
-def changes(first: Row, second: Row, measure: str = "") -> dict[int, np.ndarray]:
+def changes(first: Row, second: Row, measure: str = "") -> Values:
     """Return second - first over the seeds that both have, {} if they were given different
     tasks."""
     evaluations = [*first.last.values(), *second.last.values()]
@@ -193,7 +194,7 @@ def difference(first: Row, second: Row, measure: str = "") -> Estimate:
     return estimate(changes(first, second, measure), least=-1.0)
 
 
-def lines(rows: Sequence[Row], seeds: Sequence[int], measure: str = "") -> list[list[str]]:
+def lines(rows: Sequence[Row], seeds: Sequence[int], measure: str = "") -> Table:
     """Return the header and a line for each row: success by seed, mean, deviation, difference to
     the first row."""
     first = rows[0]
@@ -212,8 +213,8 @@ def lines(rows: Sequence[Row], seeds: Sequence[int], measure: str = "") -> list[
 def before(rows: Sequence[Row]) -> str:
     """Return a sentence with the mean success before training, "" if no run was evaluated before
     and after."""
-    curves = [curve for row in rows for curve in row.means() if len(curve) > 1]
-    means = [next(iter(curve.values())) for curve in curves]
+    curves = itertools.chain.from_iterable(row.means() for row in rows)
+    means = [next(iter(curve.values())) for curve in curves if len(curve) > 1]
     return f"before training: {percent(means)}" if means else ""
 
 
@@ -226,7 +227,7 @@ def over_tasks(value_N: np.ndarray, sign: str = "") -> str:
 def markdown(table: Sequence[Sequence[str]]) -> str:
     """Return a header and rows as a Markdown table; columns that are empty throughout are left
     out."""
-    padded: list[list[str]] = []
+    padded: Table = []
     for column in zip(*filled(table)):
         cells = [cell.replace("|", "\\|") for cell in column]
         width = max(3, *map(len, cells))
@@ -241,7 +242,7 @@ def paragraphs(parts: Sequence[str]) -> str:
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
-def filled(table: Sequence[Sequence[str]]) -> list[list[str]]:
+def filled(table: Sequence[Sequence[str]]) -> Table:
     """Return a header and rows without the columns, but the first, that are empty in all rows."""
     columns = [c for n, c in enumerate(zip(*table)) if n == 0 or any(c[1:])]
     return [list(row) for row in zip(*columns)]

@@ -82,11 +82,6 @@ def result_of(folder: Path) -> Result | None:
     return Result(first, before if evaluated else None, after, minutes)
 
 
-def best(scores: Scores) -> np.ndarray:
-    """Return the success of each task at the best temperature."""
-    return np.asarray(scores.best_temperature()[1], np.float64)
-
-
 def cells(name: str, results: list[Result]) -> list[str]:
     """Return the row of a world."""
     imitated = [r.imitated or r.given for r in results]
@@ -104,14 +99,14 @@ def cells(name: str, results: list[Result]) -> list[str]:
         middle = np.mean([value_N.mean() for value_N in difference])
         return f"{100 * middle:+.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
-    given = [best(r.given) for r in results]
-    imitated_best = [best(scores) for scores in imitated]
+    given_best = [r.given.best_temperature()[1] for r in results]
+    imitated_best = [scores.best_temperature()[1] for scores in imitated]
     return [
         name, str(len(results)), f"{np.mean([r.minutes for r in results]):.0f}",
         str(len(results[0].trained.tasks)),
-        mean([r.given.per_task("greedy") for r in results]), mean(given),
+        mean([r.given.per_task("greedy") for r in results]), mean(given_best),
         mean([scores.per_task("greedy") for scores in imitated]), mean(imitated_best),
-        mean(trained), gain(given), gain(imitated_best),
+        mean(trained), gain(given_best), gain(imitated_best),
     ]  # fmt: skip
 
 
@@ -126,9 +121,9 @@ def table(out: Path, worlds: Sequence[str], seeds: Sequence[int]) -> str:
 
 
 def main(
-    worlds: tuple[str, ...],
+    worlds: commands.Words,
     *,
-    seeds: tuple[int, ...] = (0, 1, 2),
+    seeds: commands.Numbers = (0, 1, 2),
     out: Path = Path("runs/evolving"),
 ) -> int:
     """Evolve, and print and write the table after each run.

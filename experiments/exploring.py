@@ -410,16 +410,16 @@ def measured(
 
 def main(
     *,
-    worlds: tuple[str, ...] = ("travel", "bfcl"),
-    by: tuple[str, ...] = ("curiosity/plain",),
+    worlds: commands.Words = ("travel", "bfcl"),
+    by: commands.Words = ("curiosity/plain",),
     budget: int = 100,
-    seeds: tuple[int, ...] = (0, 1, 2),
+    seeds: commands.Numbers = (0, 1, 2),
     tasks: int = 64,
     minutes: float = 10.0,
     steps: int = 0,
-    kwargs: tuple[str, ...] = (),
-    python: tuple[str, ...] = (),
-    options: tuple[str, ...] = (),
+    kwargs: commands.Words = (),
+    python: commands.Words = (),
+    options: commands.Words = (),
     url: str = "",
     model: str = "",
     key: str = "",
@@ -442,7 +442,7 @@ def main(
     key: environment variable that holds the server's key
     max_tokens: most tokens of one answer
     """
-    known = [f"{explorer}/{words}" for explorer in EXPLORERS for words in WORDS]
+    known = ["/".join(pair) for pair in itertools.product(EXPLORERS, WORDS)]
     found = [f"--by {name}: choose {', '.join(known)}" for name in by if name not in known]
     if not url and any("llm" in name or "model" in name for name in by):
         found.append("--by with llm or model needs --url, the address of a server")

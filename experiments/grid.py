@@ -525,10 +525,10 @@ def command(
 def main(
     *,
     config: str = "",
-    rows: tuple[str, ...] = (),
-    set_: tuple[str, ...] = (),
+    rows: commands.Words = (),
+    set_: commands.Words = (),
     sweep: Path | None = None,
-    seeds: tuple[int, ...] = (0,),
+    seeds: commands.Numbers = (0,),
     workdir: Path = Path("runs/grid"),
     jobs: int = 1,
     measure: str = "",

@@ -36,7 +36,7 @@ from evolver.config.checks.world import sampled
 from evolver.phases.rollouts import gather_rollouts, sampling_of
 from experiments import measuring
 from experiments.compare import markdown, over_tasks, percent
-from experiments.measuring import write_lines
+from experiments.measuring import shuffled, write_lines
 from rl.rollout import Job
 from rl.seeds import seed_of
 from rl.trajectory import Trajectory
@@ -90,7 +90,7 @@ def turn_table(run: Run, judges: Sequence[str], episodes: Sequence[Trajectory]) 
         labels[name] = labelled(run, name, episodes)
     turns = [len(t.turns) for t in episodes]
     labels["outcome"] = np.repeat(truth_of(episodes), turns)
-    labels["shuffled"] = shuffled(run, replay_n)
+    labels["shuffled"] = shuffled(run, replay_n, "judging")
     write_labels(run.workdir / "labels.jsonl", episodes, {"replay": replay_n} | labels)
     counts = ", ".join(f"{np.mean(replay_n == value):.1%} {name}" for value, name in NAMES.items())
     task_n = np.repeat([t.task.id for t in episodes], turns)
@@ -113,7 +113,7 @@ def outcome_table(run: Run, judges: Sequence[str], episodes: Sequence[Trajectory
             else:
                 lines[n][name] = verdict.score
                 labels[name][n] = GOOD if verdict.success else BAD
-    labels |= {"failed": np.full(len(episodes), BAD), "shuffled": shuffled(run, truth_n)}
+    labels |= {"failed": np.full(len(episodes), BAD), "shuffled": shuffled(run, truth_n, "judging")}
     write_lines(run.workdir / "outcomes.jsonl", lines)
     task_n = np.array([t.task.id for t in episodes])
     return "\n" + table("judge of outcomes", labels, truth_n, task_n)
@@ -122,11 +122,6 @@ def outcome_table(run: Run, judges: Sequence[str], episodes: Sequence[Trajectory
 def truth_of(episodes: Sequence[Trajectory]) -> np.ndarray:
     """Return what the world says of each episode, GOOD or BAD."""
     return np.array([GOOD if t.success else BAD for t in episodes])
-
-
-def shuffled(run: Run, label_n: np.ndarray) -> np.ndarray:
-    """Return the labels in a random order, which is a control."""
-    return np.random.default_rng(seed_of(run.config.seed, "judging")).permutation(label_n)
 
 
 def table(
@@ -147,7 +142,8 @@ def labelled(run: Run, name: str, episodes: Sequence[Trajectory]) -> np.ndarray:
     shared = run.grader.turns if name == run.config.attributing.judge.name else None
     judge: TurnJudge = shared or made(run, TURNS, name)
     try:
-        return np.array([label.value for labels in judge.label(episodes) for label in labels])
+        found = itertools.chain.from_iterable(judge.label(episodes))
+        return np.array([label.value for label in found])
     finally:
         if judge is not shared:  # the run closes its own judge
             judge.close()
@@ -196,6 +192,10 @@ def problems(config: Any, workdir: str, *, judges: Any, outcomes: Any, **_: Any)
     return list(dict.fromkeys(found))
 
 
+def main(words: Sequence[str]) -> int:
+    """Measure, and return the exit code."""
+    return measuring.main(measure, problems, words, {"tasks": 0, "rollouts": 1})
+
+
 if __name__ == "__main__":
-    words = ["judging", *sys.argv[1:]]
-    sys.exit(measuring.main(measure, problems, words, {"tasks": 0, "rollouts": 1}))
+    sys.exit(main(sys.argv[1:]))

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,7 +16,6 @@ from evolver.files import formats
 from evolver.files.lines import append_line, read_jsonl
 from evolver.llm.store import accounts, ledger_lines
 from experiments import compare
-from rl.evaluation import Scores
 
 INTERRUPTED = 130  # the exit code of a run that goes on with the same command
 
@@ -31,7 +31,7 @@ class Attempt:
     seconds: float
     git: str | None = None
     money: float = 0.0
-    scores: dict[int, Scores] = field(default_factory=dict)
+    scores: compare.Curve = field(default_factory=dict)
 
 
 ATTEMPT: pydantic.TypeAdapter[Attempt] = pydantic.TypeAdapter(Attempt)
@@ -62,7 +62,7 @@ class Ledger:
         """Return the last attempt at a run, NEVER if there was none."""
         return next(reversed(self.attempts(name)), NEVER)
 
-    def curve(self, name: str) -> dict[int, Scores]:
+    def curve(self, name: str) -> compare.Curve:
         """Return {step: scores} of a finished run, {} of another."""
         attempt = self.last(name)
         return attempt.scores if attempt.code == 0 else {}
@@ -79,7 +79,8 @@ class Ledger:
 
     def seconds(self, names: Iterable[str]) -> float:
         """Return the seconds of all attempts at some runs."""
-        return sum(attempt.seconds for name in names for attempt in self.attempts(name))
+        attempts = itertools.chain.from_iterable(map(self.attempts, names))
+        return sum(attempt.seconds for attempt in attempts)
 
 
 def outcome(workdir: Path) -> Json:

@@ -7,22 +7,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from absl import logging
 
 from configs import base
 from configs.keys import use
 from envs.commands import parser_of
-from evolver.build import RunError, open_run
+from evolver.build import Run, RunError, open_run
 from evolver.config import cli, plugs
 from evolver.config.checks import problems as config_problems
 from evolver.processes.interrupt import Interrupted, RunEnds
 from models.files import write_atomically
+from rl.seeds import seed_of
 from run import refused
 
 
 def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """Write a file of JSON lines."""
     write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def shuffled(run: Run, values: Any, *purpose: str) -> np.ndarray:
+    """Return an array, or the numbers below one, in a random order. purpose: as `seed_of` takes
+    it."""
+    return np.random.default_rng(seed_of(run.config.seed, *purpose)).permutation(values)
 
 
 def several(config: Any, key: str, names: Sequence[str]) -> list[str]:
@@ -42,7 +50,7 @@ def several(config: Any, key: str, names: Sequence[str]) -> list[str]:
 def main(
     measure: Callable[..., str],
     problems: Callable[..., list[str]],
-    argv: Sequence[str],
+    words: Sequence[str],
     least: dict[str, int],
     goes_on: bool = False,
 ) -> int:
@@ -57,11 +65,11 @@ def main(
     Return the exit code: 0 done, 1 failed, 2 nothing was started, 3 ended early, 130 interrupted.
     """
     logging.set_verbosity(logging.ERROR)
-    name = argv[0].rpartition(".")[2]
     parser = parser_of(measure, skip=("run",), epilog="--config.KEY=VALUE as for run.py")
+    name = parser.prog.rpartition(".")[2]
     parser.add_argument("--config", required=True, help="FILE or FILE:ARGUMENT")
     parser.add_argument("--workdir", default=f"runs/{name}")
-    given, overrides = parser.parse_known_args(argv[1:])
+    given, overrides = parser.parse_known_args(words)
     parameters = inspect.signature(measure).parameters
     values = {n: p.default for n, p in parameters.items() if n != "run"} | vars(given)
     path, workdir = values.pop("config"), values.pop("workdir")

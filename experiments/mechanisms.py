@@ -120,7 +120,7 @@ def at_equal_time(
     return compare.paired(before, after)
 
 
-def heights(row: compare.Row) -> dict[int, np.ndarray]:
+def heights(row: compare.Row) -> compare.Values:
     """Return {seed: value_N}, the mean height of each task's curve over the steps, in [0, 1]."""
     return {seed: compare.height(curve) for seed, curve in row.curves.items() if len(curve) > 1}
 
@@ -167,7 +167,7 @@ def frame(folder: Path, points: Points) -> list[Line]:
     return lines
 
 
-def table(lines: Sequence[Line]) -> list[list[str]]:
+def table(lines: Sequence[Line]) -> compare.Table:
     """Return the header and a line for each point and row of a study."""
     rows = [list(HEAD)]
     for line in lines:
@@ -181,7 +181,7 @@ def table(lines: Sequence[Line]) -> list[list[str]]:
     return rows
 
 
-def logged(folder: Path, points: Points) -> list[list[str]]:
+def logged(folder: Path, points: Points) -> compare.Table:
     """Return the header and a line for each point and row: what the runs logged that explains their
     results.
 
@@ -274,8 +274,8 @@ def report(folder: Path, studies: Mapping[str, Points]) -> str:
 
 def main(
     *,
-    studies: tuple[str, ...] = (),
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
+    studies: commands.Words = (),
+    seeds: commands.Numbers = (0, 1, 2, 3, 4),
     jobs: int = 2,
     workdir: Path = Path("runs/mechanisms"),
     only_report: bool = False,

@@ -7,9 +7,9 @@ pipeline, no evaluation. Comments name the folder of each idea; docs/extending.m
 replace one in a real run.
 """
 
-import argparse
 import asyncio
 import functools
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ import jax
 import numpy as np
 
 import envs
+from envs.commands import called
 from envs.probed import probed
-from envs.world import World
+from envs.world import Task, World
 from evolver.attributing.replay import ReplayJudge
 from evolver.llm.embedders import HashedNgrams
-from evolver.navigating import Unrefined
+from evolver.navigating import Experience, Unrefined
 from evolver.navigating.experience_pool import ExperiencePool
 from evolver.navigating.extract import Contrast
 from evolver.navigating.guidance import Navigating
@@ -49,13 +50,9 @@ ROW = 512  # tokens of a packed row, and of an episode
 
 
 async def main(
-    steps: int = 8, tasks: int = 8, group: int = 8, budget: int = 64, seed: int = 0
+    *, steps: int = 8, tasks: int = 8, group: int = 8, budget: int = 64, seed: int = 0
 ) -> list[float]:
     """Train on invented tasks and return the success rate of each step's rollouts."""
-
-    def make_world() -> World:  # envs/: any world, and support for tasks that probes check
-        return probed(envs.make("travel"))
-
     shape, params = hf.load(POLICY)  # models/: any dense Qwen2.5, Qwen3 or Llama
     tokenizer = Tokenizer.load(POLICY)
 
@@ -76,19 +73,7 @@ async def main(
     invented = pool.grow(Curiosity(Parts(task_pool=pool)), make_world, budget, seed)
     print(f"{len(invented)} tasks invented, for example: {invented[0].query}")
 
-    # evolver/navigating/: experience guides half of each group's rollouts. It is empty at first.
-    experience = Navigating(
-        ExperiencePool(HashedNgrams()),
-        Contrast(
-            Parts(make_world=make_world, splits=("train",)),
-            render="envs.hints:render",
-            when="envs.hints:when_text",
-        ),
-        Unrefined(),
-        share=0.5,
-        top_k=1,
-        min_similarity=0.3,
-    )
+    experience = navigating()
     judge = ReplayJudge(Parts(make_world=make_world))  # evolver/attributing/: labels turns
     limits = Limits(
         max_turns=10,
@@ -108,18 +93,8 @@ async def main(
             originals, invented, step=step - 1, n=tasks, share=1.0, seed=seed, weights=weights
         )
         guidance = experience.guide(chosen, group, seed_of(seed, "guide", step))
-        jobs = [
-            Job(
-                task,
-                i,
-                seed_of(seed, step, task.id, i),
-                Sampling(max_tokens=80),
-                [(e.id, e.content) for e in shown],
-            )
-            for task, row in zip(chosen, guidance)
-            for i, shown in enumerate(row)
-        ]
         # 2 rollouts, 3 outcomes. rl/contexts/: how an episode is written down.
+        jobs = jobs_of(chosen, guidance, seed, step)
         trajectories = await rollouts(jobs, actor, worlds)
         # 4 labels
         for trajectory, labels in zip(trajectories, judge.label(trajectories)):
@@ -131,7 +106,7 @@ async def main(
         # for the engine.
         reasons = drop_reasons(trajectories, row=ROW)
         trained = [t for t, reason in zip(trajectories, reasons) if reason is None]
-        batch = pack([sample for trajectory in trained for sample in samples(trajectory)], ROW)
+        batch = pack(list(itertools.chain.from_iterable(map(samples, trained))), ROW)
         metrics: dict[str, Any] = {}
         if trained:
             batch.old_logp_RT = logp(state["params"], batch)
@@ -155,6 +130,33 @@ async def main(
     return rates
 
 
+def make_world() -> World:
+    """Return a world. envs/: any of them, and support for tasks that probes check."""
+    return probed(envs.make("travel"))
+
+
+def navigating() -> Navigating:
+    """Return the experience, which guides half of each group's rollouts. It is empty at first.
+    evolver/navigating/."""
+    parts, hints = Parts(make_world=make_world, splits=("train",)), "envs.hints"
+    extractor = Contrast(parts, render=f"{hints}:render", when=f"{hints}:when_text")
+    pool = ExperiencePool(HashedNgrams())
+    return Navigating(pool, extractor, Unrefined(), share=0.5, top_k=1, min_similarity=0.3)
+
+
+def jobs_of(
+    tasks: Sequence[Task], guidance: Sequence[Sequence[Sequence[Experience]]], seed: int, step: int
+) -> list[Job]:
+    """Return the rollouts of each task, with the experience that their prompts show."""
+    jobs = []
+    for task, row in zip(tasks, guidance):
+        for i, shown in enumerate(row):
+            notes = [(e.id, e.content) for e in shown]
+            own_seed, sampling = seed_of(seed, step, task.id, i), Sampling(max_tokens=80)
+            jobs.append(Job(task, i, own_seed, sampling, notes))
+    return jobs
+
+
 def assign(trajectories: Sequence[Trajectory], step: int) -> None:
     """Write ADCA's advantages into the turns: labels and outcomes, standardised apart within each
     group."""
@@ -165,7 +167,4 @@ def assign(trajectories: Sequence[Trajectory], step: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    for name, default in (("steps", 8), ("tasks", 8), ("group", 8), ("budget", 64), ("seed", 0)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    asyncio.run(main(**vars(parser.parse_args())))
+    asyncio.run(called(main))

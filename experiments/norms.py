@@ -8,6 +8,7 @@ The made-up case has 8 attempts of 30 turns: 7 successes with 16 GOOD turns, the
 beside a failure with 15 and 15.
 """
 
+import itertools
 import typing
 from pathlib import Path
 
@@ -34,8 +35,7 @@ MADE_UP = (
 def batch_of(records: list[Json]) -> Batch:
     """Return the rollouts of a step."""
     tasks = {r["task"]: Task(r["task"], "", r["query"]) for r in records}
-    rollouts = [trajectory_of(r, tasks) for r in records]
-    return Batch.of([rollout for rollout in rollouts if rollout], 0)
+    return Batch.of(list(filter(None, (trajectory_of(r, tasks) for r in records))), 0)
 
 
 def compared(steps: list[list[Json]], alpha: float) -> dict[Norm, tuple[np.ndarray, np.ndarray]]:
@@ -61,8 +61,8 @@ def main(workdir: tuple[Path, ...], *, alpha: float = 0.1) -> None:
     workdir: of a run with config.attributing.enabled=True
     alpha: weight of the labels
     """
-    files = [file for run in workdir for file in rollout_files(run) if file.kind == "step"]
-    steps = [read_rollouts(file.path) for file in files]
+    files = itertools.chain.from_iterable(map(rollout_files, workdir))
+    steps = [read_rollouts(file.path) for file in files if file.kind == "step"]
     if not steps:
         where = ", ".join(map(str, workdir))
         raise commands.Problems(f"no trajectories/step_* in {where}")

@@ -43,7 +43,7 @@ from evolver.phases import extraction, tasks
 from evolver.phases.rollouts import graded_rollouts, sampling_of
 from experiments import measuring
 from experiments.compare import markdown, over_tasks, percent
-from experiments.measuring import write_lines
+from experiments.measuring import shuffled, write_lines
 from rl.rollout import Job
 from rl.seeds import seed_of
 
@@ -101,8 +101,12 @@ class Learnt(NamedTuple):
     def outside(self, fold: int) -> list[Experience]:
         """Return the experience that a fold may be shown: none of it comes from a task of the
         fold."""
-        folds = [{self.fold_of.get(source) for source in e.sources} for e in self.experiences]
-        return [e for e, own in zip(self.experiences, folds) if own and fold not in own]
+        found = []
+        for e in self.experiences:
+            own = {self.fold_of.get(source) for source in e.sources}
+            if own and fold not in own:
+                found.append(e)
+        return found
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -131,12 +135,8 @@ def learnt_by(run: Run, navigating: Navigating, folds: int) -> Learnt:
             f"the policy's attempts at {len(chosen)} tasks taught nothing, "
             "so there is nothing to retrieve"
         )
-    fold_n = shuffled(run, len(chosen), "folds") % folds
+    fold_n = shuffled(run, len(chosen), "retrieval", "folds") % folds
     return Learnt(chosen, experiences, dict(zip((t.id for t in chosen), fold_n)))
-
-
-def shuffled(run: Run, n: int, name: str) -> np.ndarray:
-    return np.random.default_rng(seed_of(run.config.seed, "retrieval", name)).permutation(n)
 
 
 def nearest(
@@ -189,7 +189,7 @@ def controls(run: Run, learnt: Learnt) -> dict[str, Row]:
     alike: Row = {}
     for id, fold in learnt.fold_of.items():
         others = learnt.outside(fold)
-        for n in shuffled(run, len(others), id):
+        for n in shuffled(run, len(others), "retrieval", id):
             any_one.setdefault(id, Retrieved(others[n]))
             if same_kind(id, others[n], kinds):
                 alike.setdefault(id, Retrieved(others[n]))
@@ -267,13 +267,17 @@ def cells(learnt: Learnt, row: Row, pairs: Pairs) -> Iterator[str]:
     yield percent([same_kind(id, shown, kinds) for id, shown in found]) if kinds else ""
     similarity_N = np.array([row[id].similarity for id, _ in found])
     yield "" if np.isnan(similarity_N).all() else f"{similarity_N.mean():.2f}"
-    both = [(pairs[id, ""], pairs[id, shown.id]) for id, shown in found]
-    sound = [tuple([s for s in values if s is not None] for values in pair) for pair in both]
-    means = np.array([[np.mean(a), np.mean(b)] for a, b in sound if a and b]).reshape(-1, 2)
+    both = [(sound(pairs[id, ""]), sound(pairs[id, shown.id])) for id, shown in found]
+    means = np.array([[np.mean(a), np.mean(b)] for a, b in both if a and b]).reshape(-1, 2)
     before_N, after_N = means.T
     for value_N in (after_N > before_N, after_N < before_N, before_N, after_N):
         yield percent(value_N)
     yield over_tasks(after_N - before_N, "+")
+
+
+def sound(success: Sequence[bool | None]) -> list[bool]:
+    """Return the success of the rollouts that are not broken."""
+    return [value for value in success if value is not None]
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -304,6 +308,10 @@ def other_settings(config: Any, workdir: str) -> Iterator[str]:
             )
 
 
+def main(words: Sequence[str]) -> int:
+    """Measure, and return the exit code."""
+    return measuring.main(measure, problems, words, {"rollouts": 1, "folds": 2}, goes_on=True)
+
+
 if __name__ == "__main__":
-    words, least = ["retrieval", *sys.argv[1:]], {"rollouts": 1, "folds": 2}
-    sys.exit(measuring.main(measure, problems, words, least, goes_on=True))
+    sys.exit(main(sys.argv[1:]))

@@ -10,6 +10,7 @@ import sys
 import tempfile
 
 import hypothesis
+import pytest
 
 FEW_KERNELS = "--xla_cpu_use_fusion_emitters=false"
 
@@ -45,3 +46,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture
+def stdout(capsys):
+    """Return a function that returns what was printed since the last look at it, or at stderr."""
+    return lambda: capsys.readouterr().out
+
+
+@pytest.fixture
+def stderr(capsys):
+    """Return a function that returns what was said in stderr since the last look at it, or at what
+    was printed."""
+    return lambda: capsys.readouterr().err

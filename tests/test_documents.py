@@ -2,6 +2,7 @@
 written."""
 
 import argparse
+import itertools
 import re
 import runpy
 import shlex
@@ -36,18 +37,14 @@ def commands(path: Path) -> Iterator[tuple[str, ...]]:
             words = [word for word in shlex.split(part) if word != "&"]
             while re.fullmatch(r"[A-Z_]+=\S*", words[0]):
                 words.pop(0)
-            if words[0] in ("python", "evolver") and not any(
-                mark in word for word in words for mark in ELSEWHERE
-            ):
+            elsewhere = any(mark in " ".join(words) for mark in ELSEWHERE)
+            if words[0] in ("python", "evolver") and not elsewhere:
                 yield tuple(words)
 
 
-COMMANDS = list(dict.fromkeys(words for path in documents() for words in commands(path)))
-CONFIGS = {
-    "run.py": base,
-    "train": base,
-    "-m experiments.imitation": imitation,
-}  # programs that take a config alone
+COMMANDS = list(dict.fromkeys(itertools.chain.from_iterable(map(commands, documents()))))
+# programs that take a config alone
+CONFIGS = {"run.py": base, "train": base, "-m experiments.imitation": imitation}
 RUNS = [words for words in COMMANDS if {words[1], " ".join(words[1:3])} & CONFIGS.keys()]
 PARSED = [words for words in COMMANDS if words not in RUNS and words[2] != "pytest"]
 
@@ -55,22 +52,19 @@ PARSED = [words for words in COMMANDS if words not in RUNS and words[2] != "pyte
 def test_links_in_the_documents_resolve():
     wrong = []
     for path in documents():
-        text = re.sub(
-            r"```.*?```|<!--.*?-->", "", path.read_text(encoding="utf-8"), flags=re.DOTALL
-        )
-        for target in re.findall(r"\]\(([^)\s]+)\)|<img[^>]*src=\"([^\"]+)\"", text):
-            target = "".join(target)
-            if re.match(r"[a-z]+:", target) or target.startswith("#"):
-                continue
-            if not (path.parent / target.split("#")[0]).exists():
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(r"```.*?```|<!--.*?-->", "", text, flags=re.DOTALL)
+        for found in re.findall(r"\]\(([^)\s]+)\)|<img[^>]*src=\"([^\"]+)\"", text):
+            target = "".join(found)
+            here = not re.match(r"[a-z]+:|#", target)
+            if here and not (path.parent / target.split("#")[0]).exists():
                 wrong.append(f"{name_of(path)} -> {target}")
     assert not wrong, failures(wrong)
 
 
 def test_commands_in_the_documents_exist():
-    targets = set(
-        re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-    )
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, flags=re.MULTILINE))
     wrong = []
     for path in [*documents(), *python_files("configs"), ROOT / ".ci" / "run"]:
         text = path.read_text(encoding="utf-8")
@@ -78,13 +72,7 @@ def test_commands_in_the_documents_exist():
             r"`([^`\n]+)`|^(?: {4}|\t)?(?:\$ )?((?:make|python) .*)$", text, flags=re.MULTILINE
         )
         for command in ("".join(pair) for pair in code):
-            words = command.split()
-            unknown = (
-                words[:1] == ["make"]
-                and len(words) > 1
-                and words[1] not in targets
-                and "=" not in words[1]
-            )
+            unknown = set(re.findall(r"^make\s+([^\s=]+)(?:\s|$)", command)) - targets
             scripts = re.findall(r"(?:^python |--config=)([\w/]+\.py)", command)
             if unknown or not all((ROOT / script).exists() for script in scripts):
                 wrong.append(f"{name_of(path)}: {command}")
@@ -111,9 +99,8 @@ class Accepted(BaseException):
 @pytest.mark.filterwarnings("ignore:.* found in sys.modules")
 @pytest.mark.parametrize("words", PARSED, ids=" ".join)
 def test_a_program_in_the_documents_accepts_its_arguments(words, monkeypatch):
-    module, rest = (
-        (PROGRAMS[words[1]][0], words[2:]) if words[0] == "evolver" else (words[2], words[3:])
-    )
+    program, first, *rest = words
+    module = PROGRAMS[first][0] if program == "evolver" else rest.pop(0)
     original = argparse.ArgumentParser.parse_known_args
 
     def parse_known_args(self, *args, **kwargs):
@@ -125,10 +112,7 @@ def test_a_program_in_the_documents_accepts_its_arguments(words, monkeypatch):
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     monkeypatch.undo()
     (flags,) = accepted.value.args
-    if module in (
-        "experiments.retrieval",
-        "experiments.judging",
-    ):  # their other flags are those of the config
+    if module in ("experiments.retrieval", "experiments.judging"):  # others are of the config
         assert not parse([module, *(word for word in rest if word.startswith("--config"))]).problems
     else:
         assert not flags

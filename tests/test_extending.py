@@ -71,8 +71,8 @@ def test_the_document_lists_all_that_a_plug_is_given(kind):
     assert not missing, listed
 
 
-def test_all_examples_train_together(folder, capsys):
-    assert call(folder) == 0, capsys.readouterr().err
+def test_all_examples_train_together(folder, stderr):
+    assert call(folder) == 0, stderr()
     metrics = Workdir(folder / "run").metrics()
     assert metrics[0]["questioning/walks"] > 0  # the random walk
     assert metrics[0]["questioning/pool"] >= 2
@@ -81,13 +81,13 @@ def test_all_examples_train_together(folder, capsys):
     assert "negative" in metrics[1] or "negative" in metrics[2]  # the loss
     paths = (folder / "run/trajectories").glob("*.jsonl.gz")
     records = itertools.chain.from_iterable(map(read_rollouts, paths))
-    reasons = {turn["reason"] for record in records for turn in record["turns"]}
-    assert "the world refused it" in reasons  # the judge of turns
+    turns = itertools.chain.from_iterable(record["turns"] for record in records)
+    assert "the world refused it" in {turn["reason"] for turn in turns}  # the judge of turns
     assert " fails: " in (folder / "run/experience/experiences.jsonl").read_text()
 
 
-def test_the_recipe_also_trains_with_rollouts_of_later_steps(folder, capsys):
-    assert call(folder, "--config.rollout.async_depth=1") == 0, capsys.readouterr().err
+def test_the_recipe_also_trains_with_rollouts_of_later_steps(folder, stderr):
+    assert call(folder, "--config.rollout.async_depth=1") == 0, stderr()
 
 
 @pytest.mark.parametrize(
@@ -99,34 +99,34 @@ def test_the_recipe_also_trains_with_rollouts_of_later_steps(folder, capsys):
         ("attributing.enabled=False", "needs labels of turns"),
     ],
 )
-def test_a_plug_that_cannot_be_used_is_one_message(folder, capsys, override, words):
+def test_a_plug_that_cannot_be_used_is_one_message(folder, stderr, override, words):
     assert call(folder, f"--config.{override}") == 2
-    err = capsys.readouterr().err
+    err = stderr()
     assert words in err and "Traceback" not in err and "nothing was started" in err
     if ".args." in override:
         assert "The call is" in err
 
 
-def test_a_plan_prints_the_calls_with_their_defaults(folder, capsys):
+def test_a_plan_prints_the_calls_with_their_defaults(folder, stdout):
     assert call(folder, "--mode=plan") == 0
-    out = capsys.readouterr().out
+    out = stdout()
     assert "max_normalised:max_normalised(floor=0.1, bonus=0.2)" in out
     assert "last_turns:LastTurns(keep=6)" in out
 
 
-def test_another_plug_on_the_command_line_starts_from_its_own_defaults(folder, capsys):
+def test_another_plug_on_the_command_line_starts_from_its_own_defaults(folder, stderr, stdout):
     words = ("--config.advantage.name=adca", "--config.template.name=causal", "--mode=plan")
-    assert call(folder, *words) == 0, capsys.readouterr().err
-    assert "adca(alpha=0.1" in capsys.readouterr().out
+    assert call(folder, *words) == 0, stderr()
+    assert "adca(alpha=0.1" in stdout()
 
 
-def test_a_config_may_import_its_neighbour(folder, capsys):
+def test_a_config_may_import_its_neighbour(folder, stdout):
     (folder / "second.py").write_text(
         "import my_ideas\n\n\ndef get_config(arg=None):\n    config = my_ideas.get_config()\n"
         "    config.advantage.args.floor = 0.5\n    return config\n"
     )
     assert go(folder / "second.py", folder / "run", "--mode=plan") == 0
-    assert "max_normalised(floor=0.5, bonus=0.2)" in capsys.readouterr().out
+    assert "max_normalised(floor=0.5, bonus=0.2)" in stdout()
 
 
 def test_a_world_beside_the_config_is_found_by_workers(folder):
@@ -143,14 +143,14 @@ def test_a_world_beside_the_config_is_found_by_workers(folder):
 
 @pytest.mark.parametrize("declared,refused", [("None", False), ("True", False), ("False", True)])
 def test_an_estimator_that_cannot_read_labels_is_refused_where_labels_are_made(
-    folder, capsys, declared, refused
+    folder, stderr, declared, refused
 ):
     (folder / "whole.py").write_text(
         f"def whole(batch):\n    return None\n\n\nwhole.needs_labels = {declared}\n"
     )
     code = call(folder, "--config.advantage.name=whole:whole", "--mode=plan")
     assert code == (2 if refused else 0)
-    assert ("ignores them" in capsys.readouterr().err) == refused
+    assert ("ignores them" in stderr()) == refused
 
 
 @pytest.mark.parametrize(
@@ -176,18 +176,18 @@ def test_a_plug_that_returns_the_wrong_thing_is_named(folder, override, source, 
         call(folder, f"--config.{override}.name=broken:f", *SHORT)
 
 
-def test_a_template_that_breaks_ends_the_run_with_its_line(folder, capsys):
+def test_a_template_that_breaks_ends_the_run_with_its_line(folder, stderr):
     (folder / "broken.py").write_text(
         "from rl.contexts.causal import Causal\n\n\nclass Broken(Causal):\n"
         "    def __init__(self, opening):\n        raise KeyError('turn')\n"
     )
     assert call(folder, "--config.template.name=broken:Broken", *SHORT) == 3
-    err = capsys.readouterr().err
+    err = stderr()
     assert "the context template failed in every rollout" in err and "(broken.py, line 6)" in err
 
 
 def test_an_outcome_judge_that_keeps_the_worlds_evaluation_fits_a_judge_that_replays(
-    folder, capsys
+    folder, stderr
 ):
     """The property of the plug decides, not its name."""
     (folder / "own.py").write_text(
@@ -195,5 +195,5 @@ def test_an_outcome_judge_that_keeps_the_worlds_evaluation_fits_a_judge_that_rep
     )
     replay = ("--config.attributing.judge.name=replay", "--mode=plan")
     assert call(folder, *replay) == 2
-    assert "has to reproduce an outcome" in capsys.readouterr().err
+    assert "has to reproduce an outcome" in stderr()
     assert call(folder, *replay, "--config.questioning.judge.name=own:Own") == 0

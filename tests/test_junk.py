@@ -38,12 +38,14 @@ from evolver.navigating.experience_pool import ExperiencePool
 from evolver.plan import targets
 from experiments import from_gguf
 from experiments.imitation.bpe import train_bpe
-from models import hf, hf_config
+from models import hf, hf_config, qwen
 from models.files import BrokenFile
 from models.tokenizer import Tokenizer, TokenizerError
 from rl.checkpoint import _drop_damaged_metrics
 from rl.engines.serve.requests import ChatRequest, Refused, fields_of, parse, prompts_of
 from tests.evolver.test_books import trajectory
+from tests.experiments.results import scores_of
+from tests.odd_parts import replaced
 
 INPUTS = 100_000  # of all readers together, in the slow test
 DEEP, LONG = "@deep@", "@long@"  # stand for what json.dumps would not write
@@ -66,19 +68,6 @@ def paths(value, here=()):
     if isinstance(value, dict):
         for key, part in value.items():
             yield from paths(part, (*here, key))
-
-
-def replaced(value, path, new):
-    """Return the value with another part at `path`. The part is removed, from an object, if the new
-    one is `...`."""
-    if not path:
-        return None if new is ... else new
-    result = copy.copy(value)
-    if new is ... and len(path) == 1:
-        result.pop(path[0])
-    else:
-        result[path[0]] = replaced(value[path[0]], path[1:], new)
-    return result
 
 
 @st.composite
@@ -116,7 +105,7 @@ class Reader:
 
     junk: st.SearchStrategy[bytes]
     read: Callable[[bytes, Path], Any]
-    errors: tuple[type[Exception], ...] = ()
+    errors: type[Exception] | tuple[type[Exception], ...] = ()
     weight: float = 1.0  # share of the inputs; slow readers get less
 
 
@@ -171,8 +160,7 @@ CALLS = st.lists(spoilt([CALL], ""), min_size=1, max_size=3).map(
 GOOD, BAD = {"step": 1, "label": "GOOD", "analysis": "It looks."}, {"step": 2, "label": "BAD"}
 STEPS = {"steps": [GOOD, BAD]}
 METRICS = {"step": 0, "eval/avg@2": 0.5, "time/elapsed": 3.25, "stop/done": 4}
-SCORES = {"tasks": ["a", "b"], "difficulty_N": [1, 2], "score_NR": [[0.5, 1.0]] * 2, "success_NR": [[0, 1]] * 2,
-          "greedy_N": [1, 0], "temperature": 1.0, "sweep": {"0.5": [[0, 1]] * 2}}  # fmt: skip
+SCORES = vars(scores_of([[0, 1]] * 2, greedy_N=[1, 0], sweep={"0.5": [[0, 1]] * 2}))
 CALLED = {
     "step": 1, "role": "judge", "model": "m", "what": "call", "prompt_tokens": 5, "money": 0.1,
     "seconds": 1.0,
@@ -181,12 +169,10 @@ TASK = {
     "id": "a", "env": "toy", "query": "Book it.", "seed": 3, "reference": ["x"],
     "verifier": {"state": [["a", 1]]},
 }  # fmt: skip
-MODEL = {
-    "model_type": "qwen2", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "intermediate_size": 64, "head_dim": 16, "max_position_embeddings": 4096,
-    "rope_theta": 1e4, "rms_norm_eps": 1e-6, "eos_token_id": [1, 2], "tie_word_embeddings": True, "hidden_act": "silu",
+MODEL = hf_config.record_of(qwen.Config(64, 32, 2, 2, 1, 16, 64), "float32") | {
     "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
-    "rope_parameters": {"rope_type": "default"}, "layer_types": ["full_attention"] * 2, "torch_dtype": "float32",
+    "rope_parameters": {"rope_type": "default"}, "layer_types": ["full_attention"] * 2,
+    "eos_token_id": [1, 2], "rope_theta": 1e4, "torch_dtype": "float32",
 }  # fmt: skip
 REQUEST = {
     "model": "policy", "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi."}]}, {
@@ -287,40 +273,40 @@ def overridden(data, folder):
 READERS = {
     "tool calls": Reader(CALLS, of_text(toolcalls.parse), weight=2),
     "BFCL's replies": Reader(CALLS, of_text(replies.official_calls), weight=2),
-    "answers": Reader(lines(STEPS), of_text(read_answer), (answers.Unreadable,), 2),
+    "answers": Reader(lines(STEPS), of_text(read_answer), answers.Unreadable, 2),
     "texts of models": Reader(lines("Look."), of_text(lambda text: answers.unfit_reason(text, "q", ["o"])), weight=2),
     "transcripts": Reader(lines("a", "b"), of_text(lambda text: transcripts.transcript([(text, text)] * 2, 60)), weight=2),
     "actions": Reader(CALLS, of_text(replaying.values_used), weight=2),
     "worlds": Reader(lines(RESULT), as_world, weight=2),
     "metrics.jsonl": Reader(lines(*[METRICS | {"step": i} for i in range(3)]), placed(
-        "metrics.jsonl", lambda folder: Workdir(folder).metrics()), (BrokenFile,), 2),
-    "reports": Reader(lines(METRICS, METRICS | {"step": 1}), placed("metrics.jsonl", report), (BrokenFile,), 0.01),
+        "metrics.jsonl", lambda folder: Workdir(folder).metrics()), BrokenFile, 2),
+    "reports": Reader(lines(METRICS, METRICS | {"step": 1}), placed("metrics.jsonl", report), BrokenFile, 0.01),
     "evaluations": Reader(lines(SCORES), placed("eval/step_000001.json", lambda f: Workdir(f).scores()), weight=2),
     "trajectories": Reader(damaged(ROLLOUTS), placed(
-        "trajectories/step_000001.jsonl.gz", read_all_rollouts), (BrokenFile,), 0.5),
+        "trajectories/step_000001.jsonl.gz", read_all_rollouts), BrokenFile, 0.5),
     "plain trajectories": Reader(lines(RECORDS[0]), placed(
-        "trajectories/step_000001.jsonl.gz", read_all_rollouts), (BrokenFile,), 0.5),
+        "trajectories/step_000001.jsonl.gz", read_all_rollouts), BrokenFile, 0.5),
     "tasks.jsonl": Reader(lines(TASK, TASK | {"id": "b"}), placed(
-        "tasks.jsonl", lambda folder: read_tasks(folder / "tasks.jsonl")), (BrokenFile,), 2),
+        "tasks.jsonl", lambda folder: read_tasks(folder / "tasks.jsonl")), BrokenFile, 2),
     "llm.jsonl": Reader(lines(CALLED, CALLED | {"what": "failure", "kind": "timeout"}), placed(
         "llm.jsonl", lambda folder: Ledger(folder / "llm.jsonl").money), weight=2),
     "cached answers": Reader(lines({"text": "a", "finish": "stop"}), lambda data, folder: placed(
         str(Cache(folder).path("").relative_to(folder)), lambda f: Cache(f).get(""))(data, folder), weight=2),
-    "experience": Reader(lines(*POOL), placed("experiences.jsonl", read_pool), (BrokenFile,)),
+    "experience": Reader(lines(*POOL), placed("experiences.jsonl", read_pool), BrokenFile),
     "metrics of checkpoints": Reader(lines({"best": 0.5, "digest": "x"}), placed(
         "3/metrics/metrics", lambda folder: _drop_damaged_metrics(folder))),
-    "config.json": Reader(lines(MODEL), placed("config.json", hf.config_of), (hf_config.ModelError,), 2),
+    "config.json": Reader(lines(MODEL), placed("config.json", hf.config_of), hf_config.ModelError, 2),
     "index of weights": Reader(lines({"weight_map": {"a": "model.safetensors"}}), placed(
-        "model.safetensors.index.json", read_model), (hf_config.ModelError,), 0.5),
-    "safetensors": Reader(damaged(SAFETENSORS), placed("model.safetensors", read_model), (hf_config.ModelError,)),
+        "model.safetensors.index.json", read_model), hf_config.ModelError, 0.5),
+    "safetensors": Reader(damaged(SAFETENSORS), placed("model.safetensors", read_model), hf_config.ModelError),
     "GGUF": Reader(damaged(gguf_file()), placed(
-        "m.gguf", lambda folder: from_gguf.convert(folder / "m.gguf", folder / "out")), (hf_config.ModelError,), 0.5),
+        "m.gguf", lambda folder: from_gguf.convert(folder / "m.gguf", folder / "out")), hf_config.ModelError, 0.5),
     "tokenizer.json": Reader(lines(json.loads(TOKENIZER.to_json())), placed(
-        "tokenizer.json", Tokenizer.load), (TokenizerError,), 0.2),
+        "tokenizer.json", Tokenizer.load), TokenizerError, 0.2),
     "requests": Reader(lines(REQUEST), lambda data, _: list(prompts_of(
         parse(ChatRequest, fields_of(data, "policy")), TOKENIZER, vocab=400, context=400)), (Refused, values.Unsafe), 2),
     "URLs": Reader(damaged(b"http://user:key@[::1]:8000/v1?x=1#y"), of_text(url_problem)),
-    "targets": Reader(damaged(b"h100:8"), of_text(targets.parse), (targets.TargetError,)),
+    "targets": Reader(damaged(b"h100:8"), of_text(targets.parse), targets.TargetError),
     "values of keys": Reader(lines(["a", {"b": 1.5}]), overridden, weight=0.02),
 }  # fmt: skip
 

@@ -16,55 +16,52 @@ import pytest
 import command
 from envs import packages, process
 from evolver.config import cli
-from tests.test_contracts import files, name_of
+from tests.test_contracts import files, name_of, python_files, tree_of
 from tests.tiny import config_file, tiny_policy
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+DYNAMIC = PROJECT["tool"]["setuptools"]["dynamic"]
 # Not extras: what needs an environment of its own, what is installed with --no-deps, and what only
 # a clone can use.
-NO_EXTRA = (
-    {"appworld", "launch", "textworld", "vllm"}
-    | {"bfcl", "pretrained"}
-    | {"dev", "parity", "templates"}
-)
+NO_EXTRA = {
+    *("appworld", "launch", "textworld", "vllm"),
+    *("bfcl", "pretrained"),
+    *("dev", "parity", "templates"),
+}
 
 
 def test_requirements_are_stated_once_and_every_extra_is_one_of_them():
-    dynamic = PROJECT["tool"]["setuptools"]["dynamic"]
-    assert dynamic["dependencies"]["file"] == ["requirements.txt"]
-    extras = {name: entry["file"] for name, entry in dynamic["optional-dependencies"].items()}
+    assert DYNAMIC["dependencies"]["file"] == ["requirements.txt"]
+    extras = {name: entry["file"] for name, entry in DYNAMIC["optional-dependencies"].items()}
+    files = {path.stem: path.read_text() for path in (ROOT / "requirements").glob("*.txt")}
     assert extras == {name: [f"requirements/{name}.txt"] for name in extras}
-    assert set(extras) | NO_EXTRA == {path.stem for path in (ROOT / "requirements").glob("*.txt")}
-    assert not [
-        name for name in extras if "\n-" in (ROOT / extras[name][0]).read_text()
-    ]  # setuptools reads no options
+    assert set(extras) | NO_EXTRA == set(files)
+    assert not [name for name in extras if "\n-" in files[name]]  # setuptools reads no options
 
 
-def test_the_command_has_a_word_for_each_program(capsys, monkeypatch):
+def test_the_command_has_a_word_for_each_program(stderr, stdout, monkeypatch):
     module, _, name = PROJECT["project"]["scripts"]["evolver"].partition(":")
     assert getattr(importlib.import_module(module), name) is command.main
     assert command.main([]) == 0
-    said = capsys.readouterr().out
+    said = stdout()
     for word in ("train", "eval", "plan", "view", "serve", "check"):
         assert f"evolver {word} " in said
-    assert command.main(["fly"]) == 2 and "there is no such command" in capsys.readouterr().err
+    assert command.main(["fly"]) == 2 and "there is no such command" in stderr()
     for module, _ in command.PROGRAMS.values():
         assert callable(importlib.import_module(module).main)
     monkeypatch.setitem(command.PROGRAMS, "serve", ("no.such_module", ""))
-    assert (
-        command.main(["serve"]) == 1
-        and capsys.readouterr().err == "evolver serve: No module named 'no'\n"
-    )
+    assert command.main(["serve"]) == 1
+    assert stderr() == "evolver serve: No module named 'no'\n"
     monkeypatch.setattr("experiments.view.__main__.main", lambda words: words)
     assert command.main(["view", "a", "--text"]) == ["a", "--text"]
 
 
-def test_a_mode_is_a_word_and_configs_are_found_from_any_directory(tmp_path, monkeypatch, capsys):
+def test_a_mode_is_a_word_and_configs_are_found_from_any_directory(tmp_path, monkeypatch, stdout):
     monkeypatch.chdir(tmp_path)
     tiny = config_file(tmp_path, tiny_policy(tmp_path / "policy"))
     assert command.main(["plan", f"--config={tiny}", "--config.steps=7"]) == 0
-    assert "steps = 7" in capsys.readouterr().out
+    assert "steps = 7" in stdout()
     found = cli.parse(["run.py", "--config=configs/quickstart.py:grpo", "--mode=plan"])
     assert not found.problems and found.workdir == os.path.join("runs", "quickstart-grpo")
     (tmp_path / "configs").mkdir()
@@ -88,51 +85,30 @@ def test_another_interpreter_sees_this_code_and_nothing_else_of_where_it_is_inst
 
 def test_what_is_missing_is_named_as_it_can_be_installed(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT / "docs")
-    assert packages.how_to_install("llm") == "pip install -r ../requirements/llm.txt"
-    assert (
-        packages.how_to_install("bfcl", "--no-deps")
-        == "pip install --no-deps -r ../requirements/bfcl.txt"
-    )
+    how = packages.how_to_install
+    assert how("llm") == "pip install -r ../requirements/llm.txt"
+    assert how("bfcl", "--no-deps") == "pip install --no-deps -r ../requirements/bfcl.txt"
     monkeypatch.chdir(tmp_path)
-    assert packages.how_to_install("llm") == f"pip install -r {ROOT}/requirements/llm.txt"
+    assert how("llm") == f"pip install -r {ROOT}/requirements/llm.txt"
     monkeypatch.setattr(packages, "ROOT", tmp_path)  # as in site-packages
-    named = {
-        "Provides-Extra": [
-            name for name in PROJECT["tool"]["setuptools"]["dynamic"]["optional-dependencies"]
-        ]
-    }
-    monkeypatch.setattr(
-        importlib.metadata, "metadata", lambda _: types.SimpleNamespace(get_all=named.get)
-    )
-    assert packages.how_to_install("llm") == "pip install 'evolver[llm]'"
+    named = {"Provides-Extra": [*DYNAMIC["optional-dependencies"]]}
+    installed = types.SimpleNamespace(get_all=named.get)
+    monkeypatch.setattr(importlib.metadata, "metadata", lambda _: installed)
+    assert how("llm") == "pip install 'evolver[llm]'"
     hint = "in a clone of Evolver, pip install --no-deps -r requirements/bfcl.txt"
-    assert packages.how_to_install("bfcl", "--no-deps") == hint
-    with pytest.raises(
-        ModuleNotFoundError, match=r"no_such_world is not installed: pip install 'evolver\[mcp\]'"
-    ):
+    assert how("bfcl", "--no-deps") == hint
+    missing = r"no_such_world is not installed: pip install 'evolver\[mcp\]'"
+    with pytest.raises(ModuleNotFoundError, match=missing):
         packages.load("no_such_world", "mcp")
     assert packages.load("json.decoder", "mcp").JSONDecoder
 
 
-@pytest.mark.parametrize("path", ["envs", "evolver", "rl"])
-def test_messages_name_no_file_that_the_package_lacks(path):
-    for file in files():
-        if (
-            name_of(file).startswith(f"{path}/")
-            and file.suffix == ".py"
-            and file.name != "packages.py"
-        ):
-            texts = [
-                n.value
-                for n in ast.walk(ast.parse(file.read_text()))
-                if isinstance(n, ast.Constant)
-            ]
-            wrong = [
-                t
-                for t in texts
-                if isinstance(t, str) and "pip install" in t and "requirements/" in t
-            ]
-            assert not [t for t in wrong if "\n" not in t], name_of(file)  # docstrings may
+def test_messages_name_no_file_that_the_package_lacks():
+    for path in python_files("envs", "evolver", "rl"):
+        values = [node.value for node in ast.walk(tree_of(path)) if isinstance(node, ast.Constant)]
+        texts = [value for value in values if isinstance(value, str) and "pip install" in value]
+        wrong = [text for text in texts if "requirements/" in text and "\n" not in text]
+        assert path.name == "packages.py" or not wrong, name_of(path)  # docstrings may
 
 
 @pytest.mark.slow

@@ -134,8 +134,8 @@ def chip_here() -> targets.Chip:
 
 def main(
     *,
-    sizes: tuple[str, ...] = SIZES,
-    contexts: tuple[int, ...] = CONTEXTS,
+    sizes: commands.Words = SIZES,
+    contexts: commands.Numbers = CONTEXTS,
     batch: int = 0,
     repeats: int = 5,
     ragged: bool = False,

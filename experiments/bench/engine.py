@@ -39,7 +39,7 @@ def contenders(large: bool) -> dict[str, Contender]:
 
 
 def main(
-    *, workloads: tuple[str, ...] = tuple(MAKERS), repeats: int = 5, checkpoint: str = ""
+    *, workloads: commands.Words = tuple(MAKERS), repeats: int = 5, checkpoint: str = ""
 ) -> None:
     """Compare the engines and print a table.
 

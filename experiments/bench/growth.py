@@ -24,7 +24,7 @@ from evolver.build import Run, open_run
 from evolver.navigating import new_experience
 from evolver.phases.record import Recorder
 from experiments import commands
-from experiments.bench.harness import load_before
+from experiments.bench.harness import clocked, load_before
 
 SETTINGS = {
     "optim.lr": 0.0, "questioning.budget": 60, "navigating.every": 1, "navigating.tasks": 8,
@@ -58,11 +58,10 @@ def main(
 
 def timed(run: Run, recorder: Recorder, measured: int) -> float:
     """Return the mean processor seconds of a step, after two that warm up."""
-    seconds = []
-    for step in itertools.islice(itertools.count(run.step + 1), measured + 2):
-        began = time.process_time()
-        loop.iterate(run, recorder, step)
-        seconds.append(time.process_time() - began)
+    steps = itertools.count(run.step + 1)
+    seconds = clocked(
+        lambda: loop.iterate(run, recorder, next(steps)), measured + 2, time.process_time
+    )
     return statistics.mean(seconds[2:])
 
 

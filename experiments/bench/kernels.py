@@ -86,7 +86,7 @@ def useful_flops(segments_T: np.ndarray) -> float:
 
 
 def main(
-    *, row: int = 16384, segments: tuple[int, ...] = (1, 4, 32), kernels: tuple[str, ...] = KERNELS,
+    *, row: int = 16384, segments: commands.Numbers = (1, 4, 32), kernels: commands.Words = KERNELS,
     repeats: int = 10,
 ) -> None:  # fmt: skip
     """Print a table of the kernels and numbers of segments.

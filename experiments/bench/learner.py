@@ -38,7 +38,7 @@ CONTENDERS = {
 }
 
 
-def main(*, batches: tuple[str, ...] = tuple(MAKERS), repeats: int = 5) -> None:
+def main(*, batches: commands.Words = tuple(MAKERS), repeats: int = 5) -> None:
     """Compare the learners and print a table.
 
     batches: flat, multi_turn

@@ -11,6 +11,7 @@ the last steps, in which no further rollouts can be started ahead, are included.
 object.
 """
 
+import itertools
 import json
 import random
 import statistics
@@ -33,6 +34,7 @@ from evolver.attributing import ABSTAIN, Label, TurnJudge
 from evolver.build import make_actor, open_run
 from evolver.phases.record import Recorder
 from experiments import commands
+from experiments.bench.harness import clocked
 from rl.bounds import NotNegative
 from rl.rollout import Actor
 from rl.trajectory import Trajectory
@@ -105,12 +107,9 @@ def seconds_of(config: Any) -> tuple[list[float], float]:
     ):
         SlowTravel.episodes.clear()
         loop.prepare(run, recorder)
-        seconds, rollouts = [], []
-        for step in range(1, run.config.steps + 1):
-            began = time.monotonic()
-            loop.iterate(run, recorder, step)
-            seconds.append(time.monotonic() - began)
-            rollouts.append(run.workdir.metrics()[-1]["rollout/count"])
+        steps = itertools.count(1)
+        seconds = clocked(lambda: loop.iterate(run, recorder, next(steps)), run.config.steps)
+        rollouts = [line["rollout/count"] for line in run.workdir.metrics() if line["step"]]
         return seconds[WARM_UP:], statistics.mean(rollouts)
 
 

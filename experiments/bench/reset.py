@@ -10,6 +10,7 @@ tool's step is timed in this process, and the actions are those of the tasks' re
 world with tools, those of the `curiosity` explorer's walks, which include calls that fail.
 """
 
+import itertools
 import json
 import os
 import random
@@ -26,14 +27,15 @@ from evolver.questioning.values import SeenValues
 from evolver.questioning.walks import Walker
 from experiments import commands
 from experiments.bench.harness import load_before, percentiles_ms, processor_s
-from experiments.compare import markdown
+from experiments.compare import Table, markdown
 
+Calls = dict[str, list[tuple[float, float]]]  # (wall, processor) seconds, by operation
 DEADLINE_S = 300.0  # long, so that a loaded machine gives slow figures, not errors
 
 
-def measure(worker: Worker, split: str, episodes: int) -> dict[str, list[tuple[float, float]]]:
+def measure(worker: Worker, split: str, episodes: int) -> Calls:
     """Return (wall, processor) seconds of each call, by operation, over `episodes` solved tasks."""
-    seconds: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    seconds: Calls = defaultdict(list)
 
     def timed(op: str, *args: Any) -> Any:
         wall, processor = time.perf_counter(), processor_s(worker.pid)
@@ -80,9 +82,9 @@ def by_tool(env: str, kwargs: Json, split: str, episodes: int) -> dict[str, list
     return seconds
 
 
-def tool_rows(seconds_of: dict[str, list[float]]) -> list[list[str]]:
+def tool_rows(seconds_of: dict[str, list[float]]) -> Table:
     """Return the table of `by_tool`."""
-    everything = [second for seconds in seconds_of.values() for second in seconds]
+    everything = list(itertools.chain(*seconds_of.values()))
     rows = [["tool", "steps", "p50, ms", "p95", "max"]]
     for tools, seconds in [*sorted(seconds_of.items()), ("all", everything)]:
         cells = [*percentiles_ms(seconds), 1e3 * max(seconds)]
@@ -90,7 +92,7 @@ def tool_rows(seconds_of: dict[str, list[float]]) -> list[list[str]]:
     return rows
 
 
-def call_rows(seconds_of: dict[str, list[tuple[float, float]]]) -> list[list[str]]:
+def call_rows(seconds_of: Calls) -> Table:
     """Return the table of `measure`."""
     head = ["wall p50, ms", "wall p95", "processor p50, ms", "processor p95"]
     rows = [["call", "calls", *head]]

@@ -118,7 +118,7 @@ def measure(
 
 def main(
     *,
-    envs: tuple[str, ...] = ("travel", "bfcl"),
+    envs: commands.Words = ("travel", "bfcl"),
     instances: int = 1000,
     clients: int = 64,
     workers: int = 2,

@@ -20,7 +20,7 @@ from models import qwen
 from rl.engines.vllm.transfer import SharedMemory
 
 
-def main(*, sizes: tuple[str, ...] = ("7b", "14b"), folder: str = "/dev/shm") -> None:
+def main(*, sizes: commands.Words = ("7b", "14b"), folder: str = "/dev/shm") -> None:
     """Print a table.
 
     sizes: presets of the model

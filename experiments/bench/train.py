@@ -186,11 +186,11 @@ def cells(record: Record) -> list[str]:
 
 def main(
     *,
-    sizes: tuple[str, ...] = SIZES,
-    rows: tuple[int, ...] = ROWS,
+    sizes: commands.Words = SIZES,
+    rows: commands.Numbers = ROWS,
     micro_batches: int = 4,
     repeats: int = 5,
-    set_: tuple[str, ...] = (),
+    set_: commands.Words = (),
     planned: str = "",
     case: bool = False,
 ) -> None:

@@ -81,13 +81,11 @@ def index(url: str) -> int:
             return size
 
 
-def timed(what: str, call: Callable[[], Any], pid: int = 0) -> Any:
-    """Call, print wall seconds and those of the processor (of this process, or of `pid`), and
-    return the result."""
-    processor = functools.partial(processor_s, pid) if pid else time.process_time
-    began, used = time.perf_counter(), processor()
+def timed(pid: int, what: str, call: Callable[[], Any]) -> Any:
+    """Call, print wall seconds and the processor's of another process, and return the result."""
+    began, used = time.perf_counter(), processor_s(pid)
     result = call()
-    wall, used = time.perf_counter() - began, processor() - used
+    wall, used = time.perf_counter() - began, processor_s(pid) - used
     print(f"{what:28} {wall:7.2f} s, {used:6.2f} s of the processor", flush=True)
     return result
 
@@ -96,7 +94,7 @@ def serve(folder: Path) -> None:
     """Start the server on a workdir and print what its answers take."""
     command = [sys.executable, "-m", "experiments.view", str(folder), "--port=0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    timed_server = functools.partial(timed, pid=process.pid)
+    timed_server = functools.partial(timed, process.pid)
     try:
         assert process.stdout is not None  # it is a pipe
         url = timed_server("server started", process.stdout.readline).split()[0]

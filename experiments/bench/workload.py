@@ -5,6 +5,7 @@ forced (an engine ignores the end token and generates exactly `new_tokens`), so 
 do the same work. No id is 0, so that 0 pads.
 """
 
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +41,8 @@ class Workload(NamedTuple):
     @property
     def new_tokens(self) -> int:
         """The number of tokens to generate, which rates in tokens/s count."""
-        return sum(turn.new_tokens for episode in self.episodes for turn in episode.turns)
+        turns = itertools.chain.from_iterable(episode.turns for episode in self.episodes)
+        return sum(turn.new_tokens for turn in turns)
 
     @property
     def max_length(self) -> int:

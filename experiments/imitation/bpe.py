@@ -3,6 +3,7 @@ merges that another format holds."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 
@@ -45,9 +46,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int, extra_tokens: Sequence[str]
     # Added tokens split the text before BPE sees it, so merges across them would never be used.
     longest_first = sorted((token.content for token in added), key=len, reverse=True)
     splitter = re.compile("|".join(map(re.escape, longest_first)))
-    model.train_from_iterator(
-        (piece for text in texts for piece in splitter.split(text) if piece), trainer
-    )
+    pieces = itertools.chain.from_iterable(map(splitter.split, texts))
+    model.train_from_iterator(filter(None, pieces), trainer)
     model.add_tokens(added)
     return Tokenizer(model.to_str())
 

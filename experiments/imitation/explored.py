@@ -5,6 +5,7 @@ Any world that an explorer knows has them, without a line of code for it.
 
 import functools
 import glob
+import itertools
 import json
 import random
 from typing import Any
@@ -44,14 +45,15 @@ def _prepare(
 ) -> tuple[World, list[Task], dict[str, list[Any]]]:
     """Return the world, the tasks whose solutions are tool calls, and the values of each parameter
     in them."""
-    found = {task.id: task for path in sorted(glob.glob(files)) for task in read_tasks(path)}
+    there = itertools.chain.from_iterable(map(read_tasks, sorted(glob.glob(files))))
+    found = {task.id: task for task in there}
     tasks = [task for task in found.values() if task.origin == "synthetic" and calls_of(task)]
     if not tasks:
         raise ValueError(
             f"config.explored={files} has no task that tool calls solve; "
             "--mode=explore writes such files"
         )
-    values = values_of(call for task in tasks for call in calls_of(task))
+    values = values_of(itertools.chain.from_iterable(map(calls_of, tasks)))
     return probed(envs.make(env, **json.loads(arguments))), tasks, values
 
 

@@ -31,9 +31,9 @@ class Tokenized(NamedTuple):
 
     def described(self) -> str:
         """Return how many of them succeed, with or without a hint."""
-        without = ~self.hinted_N if (~self.hinted_N).any() else self.hinted_N
-        hints = "without" if without is not self.hinted_N else "with"
-        return f"{self.success_N[without].mean():.1%} {hints} a hint"
+        all_hinted = self.hinted_N.all()
+        success = self.success_N[self.hinted_N == all_hinted].mean()
+        return f"{success:.1%} {'with' if all_hinted else 'without'} a hint"
 
 
 def tokenized(config: Any, care: float, folder: Path) -> Tokenized:

@@ -37,7 +37,7 @@ Rendered = tuple[list[str], str]  # the command and the text
 class Asked(NamedTuple):
     """The request: the words of the run, and where it runs."""
 
-    run: tuple[str, ...]
+    run: commands.Words
     nodes: int
     devices: str
     image: str
@@ -108,7 +108,7 @@ def counted(text: str) -> int:
 
 def launch(
     scheduler: Literal["slurm", "jobset", "skypilot"],
-    run: tuple[str, ...],
+    run: commands.Words,
     *,
     nodes: int = 1,
     devices: str = "",

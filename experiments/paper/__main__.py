@@ -68,12 +68,12 @@ def report(study: Study, folder: Path) -> str:
 
 
 def main(
-    tables: tuple[str, ...],
+    tables: commands.Words,
     *,
     scale: Literal["tiny", "full"] = "full",
-    cells: tuple[str, ...] = (),
+    cells: commands.Words = (),
     seeds: str = "0",
-    models: tuple[str, ...] = (),
+    models: commands.Words = (),
     workdir: Path | None = None,
     jobs: int = 1,
     dry_run: bool = False,

@@ -11,6 +11,7 @@ from evolver.plan import calls, targets
 from evolver.plan.amounts import evaluated_episodes, first_tasks
 from evolver.plan.case import case_of
 from evolver.plan.estimate import overheads, phases, step_seconds
+from experiments.compare import Table
 from experiments.grid import Run, some
 from experiments.paper.study import RUNS, Study
 
@@ -90,7 +91,7 @@ def spent(money: float | None) -> str:
     return "?" if money is None else f"{money:,.0f}"
 
 
-def rows(study: Study, target: str, prices: str = "") -> list[list[str]]:
+def rows(study: Study, target: str, prices: str = "") -> Table:
     """Return the list of the runs as a table, with a last line of totals. Raises PlanError and
     OSError."""
     devices = 0 if study.tiny else targets.parse(target).count

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from experiments.compare import height, mean_curve, means_of
+from experiments.compare import Curve, height, mean_curve, means_of
 from rl.evaluation import Scores
 
 GOAL = 0.9
@@ -34,7 +34,7 @@ def shown(published: Mapping[str, float], k: int) -> list[str]:
     return names
 
 
-def per_task(name: str, scores: Scores | None, curve: Mapping[int, Scores]) -> np.ndarray | None:
+def per_task(name: str, scores: Scores | None, curve: Curve) -> np.ndarray | None:
     """Return one value per task (or scenario) of a measure, in [0, 1]; None if there is nothing to
     measure.
 
@@ -53,7 +53,7 @@ def per_task(name: str, scores: Scores | None, curve: Mapping[int, Scores]) -> n
     return scores.per_task(f"pass@{k}" if kind == "tgc" else name)
 
 
-def early_step(curve: Mapping[int, Scores]) -> int | None:
+def early_step(curve: Curve) -> int | None:
     """Return the evaluated step nearest to a fifth of the steps, None if nothing between the ends
     was evaluated."""
     if len(curve) < 3:
@@ -61,7 +61,7 @@ def early_step(curve: Mapping[int, Scores]) -> int | None:
     return min(curve, key=lambda step: abs(step - EARLY * max(curve)))
 
 
-def goal_of(curves: Sequence[Mapping[int, Scores]]) -> float:
+def goal_of(curves: Sequence[Curve]) -> float:
     """Return 90% of the best point of the mean of several runs' curves, nan without curves."""
     mean = mean_curve([means_of(curve, "avg@8") for curve in curves])
     return GOAL * max(mean.values(), default=math.nan)

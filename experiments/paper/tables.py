@@ -12,7 +12,7 @@ from tabulate import LATEX_ESCAPE_RULES, tabulate
 
 from configs.paper.cells import TABLES
 from experiments import compare
-from experiments.compare import Estimate, Row
+from experiments.compare import Estimate, Row, Values
 from experiments.ledger import INTERRUPTED, Ledger
 from experiments.paper import measures
 from experiments.paper.study import Study, module_of, title_of
@@ -44,7 +44,7 @@ class Result(Row):
     greedy: dict[int, Scores] = field(default_factory=dict)
     runs: list[str] = field(default_factory=list)
 
-    def values(self, measure: str) -> dict[int, np.ndarray]:
+    def values(self, measure: str) -> Values:
         """Return {seed: one value per task} of a measure."""
         found = {}
         for seed in sorted(self.curves.keys() | self.scores.keys()):
@@ -84,7 +84,7 @@ class Table:
                     scores[seed] = curve[max(curve)]
         return result
 
-    def lines(self) -> list[list[str]]:
+    def lines(self) -> compare.Table:
         """Return a line per cell and measure, with the header."""
         rows = [list(HEAD)]
         for name, cell in self.cells.items():
@@ -138,7 +138,7 @@ class Table:
             minus = f"{np.mean(reached) - published:+.0f}" if published is not None else ""
         return [text, sd, minus, "", str(len(found))]
 
-    def orderings(self) -> list[list[str]]:
+    def orderings(self) -> compare.Table:
         """Return the paper's orderings: published and our paired difference, and if ours has its
         sign."""
         rows = [["better", "worse", "measure", "published", "ours, paired [95%]", "holds"]]

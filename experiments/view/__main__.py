@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def view(
-    workdir: tuple[str, ...],
+    workdir: commands.Words,
     *,
     port: int = 8321,
     bundle: Path | None = None,

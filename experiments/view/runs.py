@@ -7,6 +7,7 @@ told, with its line.
 
 import contextlib
 import functools
+import itertools
 import json
 import re
 import threading
@@ -225,8 +226,8 @@ class Run:
         records, tokenizer = self.records(file, member), self._tokenizer
         if tokenizer is None:
             return {"records": records, "pieces": {}, "without_pieces": WITHOUT_TOKENIZER}
-        turns = [turn for record in records for turn in record["turns"]]
-        ids = {id for turn in turns for id in turn["prompt"] + turn["tokens"]}
+        turns = itertools.chain.from_iterable(record["turns"] for record in records)
+        ids = set(itertools.chain.from_iterable(turn["prompt"] + turn["tokens"] for turn in turns))
         known = range(tokenizer.vocab_size)
         pieces = {id: tokenizer.decode([id]) if id in known else "" for id in sorted(ids)}
         return {"records": records, "pieces": pieces, "without_pieces": ""}
@@ -279,7 +280,7 @@ class Run:
         `--mode=eval`, and the accounts of language models by role."""
         record = self.config()
         lines = self._lines("metrics.jsonl", metrics_of)
-        names = sorted({name for line in lines for name in line})
+        names = sorted(set().union(*lines))
         self.all_tasks()
         self.experience()
         mechanisms = ("questioning", "navigating", "attributing")
@@ -302,7 +303,7 @@ class Run:
                 role: {**vars(account), "failures": dict(account.failures)}
                 for role, account in sorted(accounts(self._lines("llm.jsonl", ledger_line)).items())
             },
-            "wrong": [self._named(fault) for faults in self.wrong.values() for fault in faults],
+            "wrong": list(map(self._named, itertools.chain(*self.wrong.values()))),
         }
 
     def _named(self, fault: str) -> str:

@@ -2,26 +2,25 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from evolver.files.workdir import Workdir
 from experiments import commands, discovery
 from rl.evaluation import Scores
-
-TASKS = ["a", "b", "c", "d"]
+from tests.experiments.results import scores_of
 
 
 def base(solved: list[int]) -> Scores:
     """Return 256 attempts of each task, of which the first `solved` succeed."""
-    rows = [[1] * n + [0] * (256 - n) for n in solved]
-    parts = [[row[i : i + 64] for row in rows] for i in range(0, 256, 64)]
-    sweep = dict(zip(("0.2", "0.4", "0.7"), parts[1:], strict=True))
-    return Scores(TASKS, [1, 2, 3, 4], parts[0], parts[0], [], sweep=sweep)
+    rows = np.arange(256) < np.array(solved)[:, None]
+    first, *others = np.split(rows.astype(int), 4, axis=1)
+    sweep = {heat: part.tolist() for heat, part in zip(("0.2", "0.4", "0.7"), others)}
+    return scores_of(first.tolist(), sweep=sweep)
 
 
 def trained(greedy: list[int]) -> Scores:
-    success_NR = [[value] * 8 for value in greedy]
-    return Scores(TASKS, [1, 2, 3, 4], success_NR, success_NR, greedy)
+    return scores_of([[value] * 8 for value in greedy], greedy_N=greedy)
 
 
 def test_the_table_splits_the_tasks_and_averages_the_runs():
@@ -36,7 +35,7 @@ def test_the_table_splits_the_tasks_and_averages_the_runs():
     assert discovery.table(base([9, 9, 9, 9]), {"x": trained([1, 1, 1, 1])}).startswith("0 of 4")
 
 
-def test_a_base_that_is_there_is_not_evaluated_again(tmp_path, capsys, monkeypatch):
+def test_a_base_that_is_there_is_not_evaluated_again(tmp_path, stderr, stdout, monkeypatch):
     monkeypatch.setattr(
         discovery.subprocess, "run", lambda *args, **kwargs: pytest.fail("evaluated again")
     )
@@ -50,7 +49,7 @@ def test_a_base_that_is_there_is_not_evaluated_again(tmp_path, capsys, monkeypat
         return commands.run(discovery.main, f"{words} --out {tmp_path}/out.md".split())
 
     assert main("run") == 0
-    assert "50.0 [" in capsys.readouterr().out
+    assert "50.0 [" in stdout()
     assert (tmp_path / "out.md").read_text().startswith("2 of 4")
     assert main("nothing") == 2
-    assert "no greedy evaluation" in capsys.readouterr().err
+    assert "no greedy evaluation" in stderr()

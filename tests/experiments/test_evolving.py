@@ -3,12 +3,11 @@
 import pytest
 
 from experiments import commands, evolving
-from rl.evaluation import Scores
+from tests.experiments.results import scores_of
 
 
 def scores(greedy, sampled, tasks="abcd"):
-    tasks, success = [*tasks], [[one, one] for one in sampled]
-    return Scores(tasks, [1] * len(tasks), success, success, [*greedy])
+    return scores_of([[one, one] for one in sampled], tasks, greedy_N=greedy)
 
 
 def test_a_row_compares_greedy_training_with_the_best_temperature_before_it():
@@ -31,11 +30,11 @@ def test_seeds_with_other_held_out_tasks_are_one_sample_of_tasks():
     assert evolving.cells("desk", results)[9] == "+0.0 [0.0, 0.0]"
 
 
-def test_each_world_has_a_workdir_of_its_own_or_nothing_starts(tmp_path, capsys):
+def test_each_world_has_a_workdir_of_its_own_or_nothing_starts(tmp_path, stderr):
     assert evolving.folder_of(tmp_path, "--gym FrozenLake-v1", 2) == tmp_path / "FrozenLake-v1-2"
     start = ["--out", str(tmp_path / "out"), "--"]
     assert commands.run(evolving.main, [*start, "a:B", "a:B"]) == 2
-    assert "same workdir" in capsys.readouterr().err
+    assert "same workdir" in stderr()
     with pytest.raises(SystemExit):
         commands.run(evolving.main, [*start, "--gym"])
-    assert "expected one argument" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert "expected one argument" in stderr() and not (tmp_path / "out").exists()

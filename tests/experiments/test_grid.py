@@ -18,7 +18,7 @@ from jax._src.lru_cache import LRUCache
 from evolver.files.workdir import Workdir
 from experiments import commands, compare, grid
 from experiments.grid import Run, execute, product
-from rl.evaluation import Scores
+from tests.experiments.results import scores_of
 
 ROOT = Path(__file__).parents[2]
 MODULE = "tests.experiments.counted_run"
@@ -30,6 +30,10 @@ def counted(row: str, seed: int = 0, after: tuple[str, ...] = (), **values) -> R
 
 def quietly(runs, folder, **options) -> dict[str, str]:
     return execute(runs, folder, say=lambda _: None, **options)
+
+
+def all_done(runs, folder) -> bool:
+    return set(quietly(runs, folder).values()) == {"done"}
 
 
 def starts(folder: Path, name: str) -> int:
@@ -81,10 +85,12 @@ def test_what_failed_is_marked_and_stops_no_other(tmp_path):
     assert notes["child"] == ["seed 0 was not run"] and not notes["good"]
 
 
-def test_finished_runs_are_kept_and_changed_ones_run_again(tmp_path):
+def test_finished_runs_are_kept_whatever_lines_are_damaged_and_changed_ones_run_again(tmp_path):
     runs = [counted("a"), counted("b")]
-    for _ in range(2):
-        assert set(quietly(runs, tmp_path).values()) == {"done"}
+    assert all_done(runs, tmp_path)
+    with open(tmp_path / "grid.jsonl", "a") as file:
+        file.write('{"run": "a-0", "code": 1}\n{"run": 3}\n[]\nnull\n{"run": "b-0", "comma')
+    assert all_done(runs, tmp_path)
     assert starts(tmp_path, "a-0") == starts(tmp_path, "b-0") == 1
     quietly([counted("a"), counted("b", steps=5)], tmp_path)
     assert starts(tmp_path, "a-0") == 1 and starts(tmp_path, "b-0") == 2
@@ -98,21 +104,12 @@ def test_the_record_alone_goes_on_elsewhere_and_repeats_only_what_an_unfinished_
     there.mkdir()
     shutil.copy(here / "grid.jsonl", there)
     assert str(tmp_path) not in (there / "grid.jsonl").read_text()
-    assert set(quietly(runs, there).values()) == {"done"}
+    assert all_done(runs, there)
     assert not (there / "a-0").exists()
     assert not any(row.notes for row in grid.gather(runs, there))
     more = [*runs, counted("late", after=("b-0",))]
-    assert set(quietly(more, there).values()) == {"done"}
+    assert all_done(more, there)
     assert [starts(there, name) for name in ("a-0", "b-0", "c-0", "late-0")] == [1, 1, 0, 1]
-
-
-def test_damaged_lines_of_the_record_count_for_nothing(tmp_path):
-    runs = [counted("a"), counted("b")]
-    quietly(runs, tmp_path)
-    with open(tmp_path / "grid.jsonl", "a") as file:
-        file.write('{"run": "a-0", "code": 1}\n{"run": 3}\n[]\nnull\n{"run": "b-0", "comma')
-    assert set(quietly(runs, tmp_path).values()) == {"done"}
-    assert starts(tmp_path, "a-0") == starts(tmp_path, "b-0") == 1
 
 
 def test_a_repetition_that_is_killed_does_not_look_finished(tmp_path):
@@ -122,7 +119,7 @@ def test_a_repetition_that_is_killed_does_not_look_finished(tmp_path):
     grid.Execution(runs, tmp_path, say=lambda _: None)._find_finished()  # and the process ends here
     (tmp_path / "a-0").mkdir()
     assert grid.gather(runs[:1], tmp_path)[0].notes == ["seed 0 is unfinished"]
-    assert set(quietly(runs, tmp_path).values()) == {"done"} and starts(tmp_path, "a-0") == 1
+    assert all_done(runs, tmp_path) and starts(tmp_path, "a-0") == 1
 
 
 def test_runs_share_what_they_compile_unless_another_directory_is_given(tmp_path, monkeypatch):
@@ -201,15 +198,15 @@ def test_an_interrupted_grid_ends_its_runs_and_the_same_command_goes_on(tmp_path
     assert starts(folder, "a-0") == 2 and steps(folder, "a-0") == 3
 
 
-def test_problems_are_found_before_anything_starts_each_once(tiny, tmp_path, capsys):
+def test_problems_are_found_before_anything_starts_each_once(tiny, tmp_path, stderr):
     words = [f"--config={tiny}", f"--workdir={tmp_path / 'grid'}"]
     words += ["--set", "rollout.temprature=1,2", "optim.lr=0", "--seeds", "0", "1"]
     assert commands.run(grid.main, words) == 2 and not (tmp_path / "grid").exists()
-    err = capsys.readouterr().err
+    err = stderr()
     assert err.count("did you mean rollout.temperature?") == 1 and err.count("must be above 0") == 1
     assert "and 1 more" in err and err.startswith("2 problems; nothing was started.")
     assert commands.run(grid.main, ["--config=configs/nothing.py", "--set", "steps=1,2"]) == 2
-    assert "no such file" in capsys.readouterr().err
+    assert "no such file" in stderr()
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +244,7 @@ def test_an_evaluation_may_follow_a_run_and_is_gathered_with_its_tasks(tiny, fin
 
 
 def row(name: str, *runs: list[list[int]], tasks: str = "ab", notes=()) -> compare.Row:
-    curves = {seed: {0: Scores([*tasks], [1, 2], run, run)} for seed, run in enumerate(runs)}
+    curves = {seed: {0: scores_of(run, tasks)} for seed, run in enumerate(runs)}
     return compare.Row(name, curves, list(notes))
 
 

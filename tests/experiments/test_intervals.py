@@ -6,7 +6,7 @@ import pytest
 
 from experiments import compare
 from experiments.compare import Estimate, paired
-from rl.evaluation import Scores
+from tests.experiments.results import scores_of
 
 TASKS, ROLLOUTS, SIMULATIONS = 48, 8, 200
 
@@ -46,21 +46,15 @@ def test_an_interval_of_one_run_resamples_the_tasks_and_without_runs_there_is_no
     assert all(np.isnan(compare.interval_over_seeds(np.zeros((0, 3)))))
 
 
-def scores(success: list[list[int]]) -> Scores:
-    return Scores(["a", "b"], [1, 1], [[float(x) for x in row] for row in success], success)
-
-
 def test_an_interval_of_one_run_says_what_it_covers_wherever_it_is_shown():
     said = "(over tasks, of this one run)"
-    one = Estimate(50.0, 40.0, 60.0, float("nan"), 1)
-    assert (
-        str(one) == f"50.0 [40.0, 60.0] {said}" and one.signed() == f"+50.0 [+40.0, +60.0] {said}"
-    )
+    alone = Estimate(50.0, 40.0, 60.0, float("nan"), 1)
+    assert str(alone) == f"50.0 [40.0, 60.0] {said}"
+    assert alone.signed() == f"+50.0 [+40.0, +60.0] {said}"
     assert said not in str(Estimate(50.0, 40.0, 60.0, 1.0, 2))
-    first = compare.Row(
-        "plain", {0: {1: scores([[1, 0], [0, 0]])}, 1: {1: scores([[1, 0], [1, 0]])}}
-    )
-    second = compare.Row("other", {0: {1: scores([[1, 1], [0, 0]])}})
+    runs = ([[1, 0], [0, 0]], [[1, 0], [1, 0]], [[1, 1], [0, 0]])
+    one, two, three = ({1: scores_of(run)} for run in runs)
+    first, second = compare.Row("plain", {0: one, 1: two}), compare.Row("other", {0: three})
     _, plain, other = compare.lines([first, second], [0, 1])
     assert said not in "".join(plain) and "".join(other).count(said) == 2
     figure = compare.new_figure(4, 3)

@@ -6,8 +6,8 @@ from envs.world import Evaluation
 from evolver.attributing import ABSTAIN, BAD, GOOD, Label, TurnJudge
 from evolver.files.lines import read_jsonl
 from evolver.questioning import OutcomeJudge
-from experiments import judging, measuring
-from tests.experiments.tables import rows_of
+from experiments import judging
+from tests.experiments.results import rows_of
 
 HERE = "tests.experiments.test_judging"
 
@@ -16,9 +16,8 @@ class Lenient(TurnJudge):
     """Calls every turn GOOD, but abstains on the first one of each episode."""
 
     def label(self, trajectories):
-        return [
-            [Label(ABSTAIN if n == 0 else GOOD) for n in range(len(t.turns))] for t in trajectories
-        ]
+        first, others = [Label(ABSTAIN)], [Label(GOOD)]
+        return [first + others * (len(t.turns) - 1) for t in trajectories]
 
 
 class ByOutcome(TurnJudge):
@@ -33,15 +32,15 @@ class Short(OutcomeJudge):
     rollout of a task."""
 
     def score(self, trajectories):
-        return ["no answer" if t.rollout == 1 else Evaluation(1.0 * (len(t.turns) == 1), len(t.turns) == 1)
-                for t in trajectories]  # fmt: skip
+        verdicts = {True: Evaluation(1.0, True), False: Evaluation(0.0, False)}
+        return [
+            "no answer" if t.rollout == 1 else verdicts[len(t.turns) == 1] for t in trajectories
+        ]
 
 
 def measure(tiny, workdir, *words, judges=(f"{HERE}:Lenient", f"{HERE}:ByOutcome")) -> int:
-    command = f"judging --config={tiny} --workdir={workdir} --tasks=6 --rollouts=4 --judges"
-    words = [*command.split(), *judges, *words]
-    least = {"tasks": 0, "rollouts": 1}
-    return measuring.main(judging.measure, judging.problems, words, least)
+    command = f"--config={tiny} --workdir={workdir} --tasks=6 --rollouts=4 --judges"
+    return judging.main([*command.split(), *judges, *words])
 
 
 def test_judges_and_controls_beside_replay(tiny, tmp_path):
@@ -80,10 +79,10 @@ def test_cells():
     assert judging.cells(np.full(6, ABSTAIN), replay, tasks) == ["0.0", "", "", "", ""]
 
 
-def test_what_is_refused(tiny, tmp_path, capsys):
+def test_what_is_refused(tiny, tmp_path, stderr):
     assert measure(tiny, tmp_path, "--tasks=-1", judges=("nobody",)) == 2
-    told = capsys.readouterr().err
+    told = stderr()
     assert "--tasks must be at least 0" in told and "nobody" in told
     assert not (tmp_path / "labels.jsonl").exists()
     assert measure(tiny, tmp_path, judges=("llm",)) == 2
-    assert "config.llm" in capsys.readouterr().err
+    assert "config.llm" in stderr()

@@ -5,8 +5,7 @@ import shutil
 
 from evolver.files.workdir import Workdir
 from experiments import commands, compare, grid, mechanisms
-from experiments.ledger import Ledger, outcome
-from rl.evaluation import Scores
+from tests.experiments.results import named, record_attempt, scores_of
 
 
 def test_every_run_of_every_study_can_start_and_has_a_name_of_its_own(tmp_path):
@@ -37,20 +36,9 @@ def finished(folder, name, means, seconds_per_step):
     """Write a finished run whose success on two tasks is `means` at steps 0, 5, 10, ..."""
     workdir = Workdir(folder / name)
     for n, mean in enumerate(means):
-        success_NR = [[1] * round(8 * mean) + [0] * (8 - round(8 * mean))] * 2
-        workdir.log_scores(5 * n, Scores(["a", "b"], [1, 2], success_NR, success_NR))
+        workdir.log_scores(5 * n, scores_of([[int(i < 8 * mean) for i in range(8)]] * 2))
         workdir.log_metrics(5 * n, {"time/elapsed": seconds_per_step * 5.0 * n})
-    recorded(folder, name)
-
-
-def recorded(folder, name, code=0):
-    Ledger(folder).add(run=name, command=[], code=code, seconds=1.0, **outcome(folder / name))
-
-
-def named(table: list[list[str]]) -> list[dict[str, str]]:
-    """Return {column: cell} of each row."""
-    head, *rows = table
-    return [dict(zip(head, row, strict=True)) for row in rows]
+    record_attempt(folder, name)
 
 
 def test_the_table_compares_at_equal_rollouts_and_at_equal_time(tmp_path):
@@ -79,14 +67,14 @@ def test_what_the_runs_logged_is_averaged_over_the_early_steps_of_all_seeds(tmp_
     for seed in (0, 1):
         for row, extra in (("q", {}), ("+n", advice)):
             workdir = Workdir(tmp_path / f"s,1,{row}-{seed}")
-            workdir.log_scores(0, Scores(["a"], [1], [[0]], [[0]]))
+            workdir.log_scores(0, scores_of([[0]]))
             workdir.log_metrics(0, {"questioning/pool": 30.0})
             workdir.log_metrics(1, {**step, **extra, "ledger/no_signal": 16 + 32 * seed})
             workdir.log_metrics(2, {**step, "ledger/no_signal": 32})  # no guided rollout
             late = {**step, "ledger/no_signal": 0, "questioning/pool": 40.0 + seed}
             workdir.log_metrics(mechanisms.EARLY + 1, late)
-            recorded(tmp_path, workdir.path.name)
-    recorded(tmp_path, "s,1,q-2", code=1)
+            record_attempt(tmp_path, workdir.path.name)
+    record_attempt(tmp_path, "s,1,q-2", code=1)
     plain, other = named(mechanisms.logged(tmp_path, runs))
     known = {"row": "q", "seeds": "2", "invented tasks": "40"}  # 40.5, rounded to even
     known |= {"success": "50.0", "no signal": "50.0", "guided - unguided": ""}
@@ -102,7 +90,7 @@ def test_what_the_runs_logged_is_averaged_over_the_early_steps_of_all_seeds(tmp_
 
 def test_a_row_that_never_gets_there_says_so():
     def curve(*means):
-        return {5 * n: Scores(["a"], [1], [[m]], [[m]]) for n, m in enumerate(means)}
+        return {5 * n: scores_of([[mean]]) for n, mean in enumerate(means)}
 
     def said(*curves):
         return mechanisms.steps_to_half(compare.Row("r", dict(enumerate(curves))))
@@ -111,6 +99,6 @@ def test_a_row_that_never_gets_there_says_so():
     assert said(curve(0, 0)) == "(1 of 1 never)" and said() == ""
 
 
-def test_an_unknown_study_is_refused(capsys):
+def test_an_unknown_study_is_refused(stderr):
     assert commands.run(mechanisms.main, ["--studies", "nothing"]) == 2
-    assert "questioning" in capsys.readouterr().err
+    assert "questioning" in stderr()

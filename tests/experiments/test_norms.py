@@ -15,7 +15,7 @@ def record(task, labels, score, *, stop="done", fate="trained"):
     return rollouts.record(0, task, turns=turns, score=score, stop=stop, fate=fate)
 
 
-def test_the_norms_are_compared_on_recorded_rollouts(tmp_path, capsys):
+def test_the_norms_are_compared_on_recorded_rollouts(tmp_path, stdout):
     step = [
         record("a", [1, -1], 1.0), record("a", [-1, -1, 1], 0.0), record("a", [1], 1.0, stop="env_error"),
         record("b", [1], 1.0, fate="no_signal"), record("b", [-1], 1.0, fate="no_signal"),
@@ -29,6 +29,6 @@ def test_the_norms_are_compared_on_recorded_rollouts(tmp_path, capsys):
     lines = "".join(json.dumps(r) + "\n" for r in step)
     (tmp_path / "trajectories/step_000001.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     norms.main((tmp_path,))
-    _, _, *rows, last = capsys.readouterr().out.splitlines()
+    _, _, *rows, last = stdout().splitlines()
     assert [row.split()[0] for row in rows] == list(found) and last.startswith("5 turns")
     assert rows[0].split()[-2:] == ["4.2", "-1.1"] and rows[2].split()[-2:] == ["74.6", "-66.8"]

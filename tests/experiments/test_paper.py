@@ -2,6 +2,7 @@
 
 import csv
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,19 +11,20 @@ from evolver.files.workdir import Workdir
 from evolver.plan.case import case_of
 from evolver.plan.estimate import overheads, step_seconds
 from experiments import commands
-from experiments.ledger import Ledger, outcome
+from experiments.ledger import Ledger
 from experiments.paper import __main__ as paper
 from experiments.paper import costs, measures, tables
 from experiments.paper.study import TABLES, chosen, study_of
 from rl.evaluation import Scores
+from tests.experiments.results import named, record_attempt, scores_of
 
 TASKS = ["a_1", "a_2", "b_1", "c"]
 
 
 def scores(rate: float, seed: int = 0, k: int = 8) -> Scores:
     success_NR = (np.random.default_rng(seed).random((len(TASKS), k)) < rate).astype(int).tolist()
-    ones, greedy = [1] * len(TASKS), [int(rate > 0.5)] * len(TASKS)
-    return Scores(TASKS, ones, success_NR, success_NR, greedy, temperature=0.9)
+    greedy = [int(rate > 0.5)] * len(TASKS)
+    return scores_of(success_NR, TASKS, greedy_N=greedy, temperature=0.9)
 
 
 def mean(rate: float) -> float:
@@ -33,13 +35,11 @@ def mean(rate: float) -> float:
 def finish(folder, name: str, *, curve=None, final=None, code=0):
     """Write what a finished run leaves behind: {step: scores} of training, or one evaluation."""
     workdir = Workdir(folder / name)
-    workdir.claim({"steps": 1}, "train" if curve else "eval")
     for step, found in (curve or {}).items():
         workdir.log_scores(step, found)
     if final:
         workdir.log_evaluation({"scores": [vars(final)]})
-    found = outcome(workdir.path) | {"git": "0123456789abcdef"}
-    Ledger(folder).add(run=name, command=[], code=code, seconds=36.0, **found)
+    record_attempt(folder, name, code, git="0123456789abcdef")
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ def make(words: str) -> int:
 
 def rows_of(folder, study, table: str) -> dict[tuple[str, str], dict[str, str]]:
     """Return {(cell, measure): {column: text}}; only the first row of a cell names it."""
-    head, *rows = tables.Table(study, table, study.tables[table], Ledger(folder)).lines()
-    return {(row[0], row[1]): dict(zip(head, row)) for row in rows}
+    rows = named(tables.Table(study, table, study.tables[table], Ledger(folder)).lines())
+    return {(row["cell"], row["measure"]): row for row in rows}
 
 
 def test_a_table_has_ours_beside_the_published_numbers_and_the_paired_orderings(finished):
@@ -86,12 +86,10 @@ def test_a_table_has_ours_beside_the_published_numbers_and_the_paired_orderings(
     assert "NOT THE PAPER" in (finished / "tables/figure16.svg").read_text()
 
 
-def test_a_server_is_asked_for_only_where_something_is_run(tmp_path, capsys):
+def test_no_server_is_asked_for_where_nothing_is_run(tmp_path, stdout):
     cell = f"figure1 --cells=32b,appworld --workdir={tmp_path}"
     assert make(f"{cell} --only-report") == 0 and (tmp_path / "tables/figure1.md").exists()
-    assert make(f"{cell} --dry-run") == 0 and "eval-32b-appworld" in capsys.readouterr().out
-    assert make(cell) == 2
-    assert "give --models 32b=URL,NAME,TOKENIZER" in capsys.readouterr().err
+    assert make(f"{cell} --dry-run") == 0 and "eval-32b-appworld" in stdout()
 
 
 def test_full_scale_has_the_difference_to_the_published_number(finished):
@@ -143,9 +141,9 @@ def test_latex_escapes_what_it_would_read_as_commands():
         ("figure1 --cells 32b,* --scale=full --models 32b=http://h", "give URL,NAME,TOKENIZER"),
     ],
 )  # fmt: skip
-def test_bad_requests_list_what_there_is_and_start_nothing(words, said, tmp_path, capsys):
+def test_bad_requests_list_what_there_is_and_start_nothing(words, said, tmp_path, stderr):
     assert make(words.replace(" ", f" --workdir={tmp_path}/runs ", 1)) == 2
-    assert said in capsys.readouterr().err and not (tmp_path / "runs").exists()
+    assert said in stderr() and not (tmp_path / "runs").exists()
 
 
 def test_several_patterns_choose_the_tables_that_have_any_of_them():
@@ -183,9 +181,9 @@ def test_steps_that_a_seed_never_reaches_have_no_mean(finished):
     assert list(row.values())[3:6] == ["4, never", "", ""]
 
 
-def test_a_dry_run_lists_every_run_once_with_its_users(capsys):
+def test_a_dry_run_lists_every_run_once_with_its_users(stdout):
     assert make("table3 --scale=tiny --cells 14b,* --dry-run --seeds=0,1") == 0
-    out = capsys.readouterr().out
+    out = stdout()
     assert out.count("| 14b-appworld-q-0 ") == 1 and "| 14b-bfcl-q-0 " in out and "runs" in out
 
 
@@ -213,16 +211,15 @@ def test_runs_of_a_study_share_the_answers_of_language_models():
 
 def test_a_served_model_needs_no_weights_here():
     where = "http://127.0.0.1:9,qwen3-235b,/dir/of/tokenizer"
-    cells = ["qwen3-235b-a22b,appworld"]
-    models = {"qwen3-235b-a22b": where}
-    study = study_of(["figure1"], scale="full", cells=cells, models=models)
-    (run, greedy) = study.runs.values()
+    full = {"scale": "full", "models": {"qwen3-235b-a22b": where}}
+    study = study_of(["figure1"], cells=["qwen3-235b-a22b,appworld"], **full)
+    run, greedy = study.runs.values()
     assert run.overrides["engine.vllm.transfer"] == "none"
     assert run.overrides["engine.vllm.model"] == "qwen3-235b"
     assert "model.path" not in run.overrides and greedy.overrides["eval.temperature"] == 0.0
     assert run.overrides["template.thinking"] == "off"
-    cells = ["qwen3-235b-a22b-thinking,appworld"]
-    (run, _) = study_of(["figure1"], scale="full", cells=cells, models=models).runs.values()
+    thinking = study_of(["figure1"], cells=["qwen3-235b-a22b-thinking,appworld"], **full)
+    run, _ = thinking.runs.values()
     assert run.overrides["template.thinking"] == "on" and run.config.endswith("thinking")
     tiny = study_of(["figure1"], scale="tiny", cells=["32b,*"])
     assert not tiny.runs and set(tiny.left_out.values()) == {"has no counterpart at tiny scale"}
@@ -231,7 +228,7 @@ def test_a_served_model_needs_no_weights_here():
 def test_the_tables_are_those_of_the_folder():
     from configs import paper as folder
 
-    files = {p.stem for p in __import__("pathlib").Path(folder.__file__).parent.glob("*.py")}
+    files = {path.stem for path in Path(folder.__file__).parent.glob("*.py")}
     assert files == {*TABLES, "__init__", "cells", "runs", "policies"}
     with pytest.raises(commands.Problems):
         chosen(["cells"])

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from envs.world import Task
 from evolver.navigating import Extractor, Refiner, new_experience
 from evolver.processes.interrupt import Interrupted
-from experiments import measuring, retrieval
+from experiments import retrieval
 from experiments.retrieval import Learnt, Retrieved
-from tests.experiments.tables import rows_of
+from tests.experiments.results import rows_of
 from tests.tiny import Parity
 
 
@@ -51,11 +51,10 @@ class Farthest(Refiner):
 def measure(tiny, workdir, *words, embedders=("ngrams",)) -> int:
     here, navigating = "tests.experiments.test_retrieval", "--config.navigating"
     command = f"""
-        retrieval --config={tiny} --workdir={workdir} --rollouts=2 --folds=2 --config.env.name={here}:Kinds
+        --config={tiny} --workdir={workdir} --rollouts=2 --folds=2 --config.env.name={here}:Kinds
         {navigating}.enabled=True {navigating}.tasks=0 {navigating}.rollouts=1
         {navigating}.extractor.name={here}:Notes --embedders"""
-    words, least = [*command.split(), *embedders, *words], {"rollouts": 1, "folds": 2}
-    return measuring.main(retrieval.measure, retrieval.problems, words, least, goes_on=True)
+    return retrieval.main([*command.split(), *embedders, *words])
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -63,7 +62,7 @@ def rows(text: str) -> dict[str, list[str]]:
     return dict(found)
 
 
-def test_it_measures_and_goes_on_where_it_was_cut_off(tiny, tmp_path, monkeypatch, capsys):
+def test_it_measures_and_goes_on_where_it_was_cut_off(tiny, tmp_path, monkeypatch, stderr):
     batches, gather, most = [], retrieval.graded_rollouts, [2]
 
     def some(run, jobs, phase, grader):
@@ -75,7 +74,7 @@ def test_it_measures_and_goes_on_where_it_was_cut_off(tiny, tmp_path, monkeypatc
     monkeypatch.setattr(retrieval, "BATCH", 3)
     monkeypatch.setattr(retrieval, "graded_rollouts", some)
     assert measure(tiny, tmp_path) == 130
-    assert "goes on" in capsys.readouterr().err and not (tmp_path / "retrieval.md").exists()
+    assert "goes on" in stderr() and not (tmp_path / "retrieval.md").exists()
     most[0] = 99
     assert measure(tiny, tmp_path, embedders=("ngrams", "policy")) == 0
     table = rows((tmp_path / "retrieval.md").read_text())
@@ -94,18 +93,18 @@ def test_it_measures_and_goes_on_where_it_was_cut_off(tiny, tmp_path, monkeypatc
     assert len(played) == len(set(played))  # nothing twice
     assert {id for id, shown, _ in played if "Other words." in str(shown)} == {"train/1"}
     assert measure(tiny, tmp_path, "--config.seed=1") == 2
-    assert "results with seed=0, not 1" in capsys.readouterr().err
+    assert "results with seed=0, not 1" in stderr()
 
 
-def test_mistakes_are_named_before_anything_is_computed(tiny, tmp_path, capsys):
+def test_mistakes_are_named_before_anything_is_computed(tiny, tmp_path, stderr):
     words = ("--config.navigating.enabled=False", "--folds=1")
     assert measure(tiny, tmp_path, *words) == 2
-    err = capsys.readouterr().err
+    err = stderr()
     assert "config.navigating.enabled is False" in err and "--folds must be at least 2" in err
     assert measure(tiny, tmp_path, embedders=("ngram",)) == 2
-    assert "did you mean ngrams?" in capsys.readouterr().err
+    assert "did you mean ngrams?" in stderr()
     assert measure(tiny, tmp_path, embedders=("endpoint",)) == 2
-    assert "embedder needs it" in capsys.readouterr().err  # the url of a server
+    assert "embedder needs it" in stderr()  # the url of a server
     assert not list(tmp_path.iterdir())
 
 

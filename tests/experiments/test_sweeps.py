@@ -63,7 +63,7 @@ def test_a_grid_takes_the_values_of_a_sweep(tmp_path):
             grid.read_sweep(path)
 
 
-def test_whole_floats_are_integers_where_integers_are_wanted(capsys):
+def test_whole_floats_are_integers_where_integers_are_wanted(stderr):
     adca = ("attributing.enabled=True", "advantage.name=adca")
     floats = ("rollout.tasks=2.0", "advantage.args.alpha_steps=5.0", "advantage.args.alpha=1.0")
     config = config_of("quickstart:grpo", *adca, *floats)
@@ -72,4 +72,4 @@ def test_whole_floats_are_integers_where_integers_are_wanted(capsys):
     assert found == (2, 5, 1) and [type(value) for value in found] == [int, int, float]
     words = ["--config=configs/quickstart.py", "--config.rollout.group=2.5", "--mode=plan"]
     assert run.main(["run.py", *words]) == 2
-    assert "config.rollout.group must be of type int" in capsys.readouterr().err
+    assert "config.rollout.group must be of type int" in stderr()

@@ -5,6 +5,7 @@ import base64
 import gzip
 import http.client
 import io
+import itertools
 import json
 import re
 import shlex
@@ -23,10 +24,11 @@ import envs
 from envs.probed import probed
 from envs.world import Task
 from evolver.attributing.replay import ReplayJudge
-from evolver.files.rollout_files import index_path, record_of, write_rollouts
+from evolver.files.rollout_files import record_of, write_rollouts
 from evolver.files.workdir import Workdir
 from evolver.navigating import new_experience
 from evolver.parts import Parts
+from evolver.replaying import attempt
 from experiments.view.__main__ import main
 from experiments.view.bundle import resources, write_bundle
 from experiments.view.replay import compare
@@ -34,7 +36,6 @@ from experiments.view.runs import Run, encoded, named, problems
 from experiments.view.search import Search
 from experiments.view.server import STATIC, View
 from experiments.view.text import visible
-from rl.trajectory import Completion, StopReason, Trajectory, Turn
 from tests.tiny import tiny_policy
 
 HOSTILE = (
@@ -70,7 +71,8 @@ def made(folder: Path, steps: int = 3) -> Path:
         workdir.log_metrics(
             step, {"rollout/success": 0.5, "ledger/rollouts": 4, "ledger/trained": 4}
         )
-        workdir.log_trajectories(step, [record(i, task) for task in ("t1", "t2") for i in range(2)])
+        rollouts = itertools.product(("t1", "t2"), range(2))
+        workdir.log_trajectories(step, [record(i, task) for task, i in rollouts])
     held_out = [record(n, "h1", fate=fate) for n, fate in enumerate(("sampled", "greedy"))]
     workdir.log_trajectories("held_out_000002", held_out)
     known = Task("t1", "toy", "Find t1.", reference=["look"], verifier={"probes": [1]})
@@ -149,12 +151,12 @@ def show(folder: Path, words: str) -> int:
 
 
 @pytest.fixture
-def told(capsys):
+def told(stdout):
     """Return a function that shows a run as text and returns the text."""
 
     def tell(folder: Path, words: str = "") -> str:
         assert show(folder, f"--text {words}") == 0
-        return capsys.readouterr().out
+        return stdout()
 
     return tell
 
@@ -164,6 +166,11 @@ def grown(folder: Path) -> Search:
     search = Search(Run(folder))
     search.grow()
     return search
+
+
+def rows_with(search: Search, words: str) -> dict[int, list[int]]:
+    """Return {number of a file: rows} of the rollouts that hold these words."""
+    return search.find(words)["files"]
 
 
 def part(run: Run, first: int = -1, end: int = -1, generation: int = -1) -> dict:
@@ -198,37 +205,21 @@ def test_a_page_gets_the_latest_files_of_a_long_run_first(tmp_path, monkeypatch)
     before = part(run, 3, 4, generation)
     assert (before["first"], before["pending"], before["files"]) == (2, 2, whole["files"][2:3])
     Workdir(tmp_path).log_trajectories(4, [record(0)])
-    new = part(run, 2, 4, generation)
-    assert (new["first"], new["pending"], new["files"][0]["step"]) == (4, 2, 4)
-    rest = [part(run, first, 5, generation) for first in (2, 1, 0)]
-    found = [(r["first"], r["pending"], len(r["files"])) for r in rest]
-    assert found == [(1, 1, 1), (0, 0, 1), (0, 0, 0)]
+    rest = [part(run, *held, generation) for held in ((2, 4), (2, 5), (1, 5), (0, 5))]
+    found = [(r["first"], r["pending"], [file["step"] for file in r["files"]]) for r in rest]
+    assert found == [(4, 2, [4]), (1, 1, [2]), (0, 0, [1]), (0, 0, [])]
 
 
 def test_rows_of_the_index_are_the_rollouts_of_the_parts(tmp_path, monkeypatch):
     monkeypatch.setattr("evolver.files.rollout_files.MEMBER", 1500)  # several parts per file
     run = Run(made(tmp_path))
     for number, file in enumerate(run.index()["files"]):
-        found = [r for member in range(len(file["members"])) for r in run.records(number, member)]
+        parts = (run.records(number, member) for member in range(len(file["members"])))
+        found = list(itertools.chain.from_iterable(parts))
         assert [r["rollout"] for r in found] == file["columns"]["rollout"]
         assert file["columns"]["good"] == [1] * file["count"]
         assert file["columns"]["abstained"][0] == ["nothing shows it"]
     assert len(file["members"]) > 1
-
-
-def test_a_file_without_its_index_is_shown_without_its_damaged_lines(tmp_path):
-    path = tmp_path / "trajectories/step_000001.jsonl.gz"
-    write_rollouts(path, [record(1)])
-    index_path(path).unlink()
-    with gzip.open(path, "at") as file:
-        file.write('{"task": "cut", "st\n' + json.dumps(record(2)) + "\n")
-    run = Run(tmp_path)
-    (file,) = run.index()["files"]
-    assert (file["count"], file["broken"], file["columns"]["turns"]) == (2, 1, [2, 2])
-    chunk = run.chunk(0, 0)
-    assert [r["rollout"] for r in chunk["records"]] == [1, 2]
-    assert chunk["pieces"] == {} and "only the ids" in chunk["without_pieces"]
-    assert run.overview()["metrics"] == {} and run.tasks() == [] and run.experience() == []
 
 
 def test_token_ids_get_the_text_of_the_policys_tokenizer(tmp_path):
@@ -245,23 +236,23 @@ def test_words_are_found_by_their_beginnings_in_new_files_too_and_after_a_resume
     actions = ("Buy_a TICKET, now", HOSTILE)
     Workdir(tmp_path).log_trajectories(4, [record(n, action=a) for n, a in enumerate(actions)])
     search = Search(run)
-    assert search.find("ticket")["files"] == {}
+    assert rows_with(search, "ticket") == {}
     search.grow()
-    assert search.find("tick buy")["files"] == {4: [0]} and (search.done, search.of) == (5, 5)
+    assert rows_with(search, "tick buy") == {4: [0]} and (search.done, search.of) == (5, 5)
     # no query language: all of these words
-    assert search.find('alert" OR (x NEAR *')["files"] == {}
-    assert search.find("script ALERT onerror")["files"] == {4: [1]}
+    assert rows_with(search, 'alert" OR (x NEAR *') == {}
+    assert rows_with(search, "script ALERT onerror") == {4: [1]}
     every = {n: list(range(count)) for n, count in enumerate([4, 2, 4, 4, 2])}
-    assert search.find("window found")["files"] == every
-    assert search.find(" -!")["files"] == {} and (tmp_path / ".view" / "words.sqlite").is_file()
+    assert rows_with(search, "window found") == every
+    assert rows_with(search, " -!") == {} and (tmp_path / ".view" / "words.sqlite").is_file()
     Workdir(tmp_path).rewind(2)
     Workdir(tmp_path).log_trajectories(3, [record(0, action="something new")])
     again = grown(tmp_path)
-    assert again.find("ticket")["files"] == {} and again.find("something")["files"] == {3: [0]}
+    assert rows_with(again, "ticket") == {} and rows_with(again, "something") == {3: [0]}
     foreign = b"this is no database, whatever its name says" * 99
     (tmp_path / ".view" / "words.sqlite").write_bytes(foreign)
     again.grow()
-    assert again.find("something")["files"] == {3: [0]}
+    assert rows_with(again, "something") == {3: [0]}
 
 
 def test_a_workdir_that_cannot_be_written_is_searched_too(tmp_path, monkeypatch):
@@ -271,7 +262,7 @@ def test_a_workdir_that_cannot_be_written_is_searched_too(tmp_path, monkeypatch)
     made(tmp_path)
     monkeypatch.setattr(Path, "mkdir", refuse)
     search = grown(tmp_path)
-    assert search.find("window")["files"] and not (tmp_path / ".view").exists()
+    assert rows_with(search, "window") and not (tmp_path / ".view").exists()
     search.close()
     assert not search.path.exists()
 
@@ -361,12 +352,11 @@ def test_text_is_shown_in_any_locale(tmp_path, monkeypatch):
     """As with LC_ALL=C, PYTHONUTF8=0 and PYTHONCOERCECLOCALE=0, and with a closed output."""
     words = [str(made(tmp_path)), "--text", "--task", "t1"]
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", out)
-    assert main(words) == 0
+    for stdout in (out, None):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert main(words) == 0
     out.flush()
     assert b"rollout 0 ? failure" in out.buffer.getvalue()
-    monkeypatch.setattr(sys, "stdout", None)
-    assert main(words) == 0
 
 
 def test_text_shows_a_group_and_what_is_hidden_in_it(tmp_path, told):
@@ -383,19 +373,19 @@ def test_text_shows_a_group_and_what_is_hidden_in_it(tmp_path, told):
     assert visible("a\tb\nc\rd\u2066\ud800é") == "a\tb\nc\\rd\\u2066\\ud800é"
 
 
-def test_arguments_that_cannot_be_used_are_explained(tmp_path, capsys):
+def test_arguments_that_cannot_be_used_are_explained(tmp_path, stderr, stdout):
     run = made(tmp_path / "runs" / "a")
     assert show(tmp_path / "none", str(tmp_path / "runs")) == 2
-    said = capsys.readouterr().err
+    said = stderr()
     assert "there is no such directory" in said and "holds the workdirs a" in said
     assert problems([str(run)]) == []
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("mine")
     assert show(run, f"--bundle {tmp_path}/full") == 2
-    assert "name another directory" in capsys.readouterr().err
+    assert "name another directory" in stderr()
     assert show(run, "--task x") == 2
     assert show(run, f"--bundle {tmp_path}/new") == 0
-    assert "index.html" in capsys.readouterr().out
+    assert "index.html" in stdout()
     twice = named([str(run), f"{tmp_path}/new/../runs/a"])
     assert twice[0].name != twice[1].name
 
@@ -419,17 +409,11 @@ def test_rollouts_that_vanish_while_they_are_read_are_found_again(tmp_path):
     assert [f["step"] for f in run.index()["files"]] == [2, 2, 3, 1]
 
 
-def test_labels_are_compared_with_those_of_replay(tmp_path, capsys):
+def test_labels_are_compared_with_those_of_replay(tmp_path, stderr, stdout):
     world = probed(envs.make("travel"))
     judge = ReplayJudge(Parts(make_world=lambda: probed(envs.make("travel"))))
-    tasks, trajectories = world.tasks("train")[:6], []
-    for task in tasks:
-        messages, turns = world.reset(task, task.seed).messages, []
-        for action in task.reference:
-            result, sampled = world.step(action), Completion([1], [0.0], "stop", 0)
-            turns.append(Turn([], sampled, action, result.messages, result.info))
-        end = StopReason.DONE, world.evaluate()
-        trajectories.append(Trajectory(task, 0, 1, messages, turns, *end))
+    tasks = world.tasks("train")[:6]
+    trajectories = [attempt(world, task, task.reference) for task in tasks]
     for trajectory, labels in zip(trajectories, judge.label(trajectories)):
         for turn, label in zip(trajectory.turns, labels):
             turn.label = label.value
@@ -438,9 +422,10 @@ def test_labels_are_compared_with_those_of_replay(tmp_path, capsys):
     workdir.claim({"env": {"name": "travel"}})
     workdir.log_tasks(tasks)
     workdir.log_trajectories(1, [record_of(t, fate="trained") for t in trajectories])
-    good = sum(turn.label == 1 for t in trajectories for turn in t.turns)
+    turns = itertools.chain.from_iterable(t.turns for t in trajectories)
+    good = sum(turn.label == 1 for turn in turns)
     assert good > 3 and show(tmp_path, "--replay 50") == 0
-    assert "6 rollouts replayed, 0 skipped" in capsys.readouterr().out
+    assert "6 rollouts replayed, 0 skipped" in stdout()
     (found,) = Run(tmp_path).overview()["replayed"]
     assert found["both"] == found["agreed"] >= good
     for turn in trajectories[0].turns:
@@ -454,7 +439,7 @@ def test_labels_are_compared_with_those_of_replay(tmp_path, capsys):
     (tmp_path / ".view/replay.json").write_text('{"rollouts": 1, "table": [{"judge": 1}]}\n')
     assert Run(tmp_path).overview()["replayed"] == []
     (tmp_path / "config.json").unlink()
-    assert show(tmp_path, "--replay 1") == 1 and "names the world" in capsys.readouterr().err
+    assert show(tmp_path, "--replay 1") == 1 and "names the world" in stderr()
 
 
 def test_a_port_that_is_taken_is_said_as_such():

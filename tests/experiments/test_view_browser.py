@@ -50,6 +50,7 @@ FAINT = """(() => {
 })()"""
 
 
+WRONG = ("error", "warning", "assert")  # messages of the console
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39, "j": 74, "k": 75}
 
 
@@ -68,13 +69,9 @@ class Watched(Browser):
             self.requests.append(params["request"]["url"])
         elif event == "Runtime.exceptionThrown":
             self.complaints.append(json.dumps(params["exceptionDetails"])[:500])
-        elif event == "Runtime.consoleAPICalled" and params["type"] in (
-            "error",
-            "warning",
-            "assert",
-        ):
+        elif event == "Runtime.consoleAPICalled" and params["type"] in WRONG:
             self.complaints.append(json.dumps(params["args"])[:500])
-        elif event == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+        elif event == "Log.entryAdded" and params["entry"]["level"] in WRONG:
             self.complaints.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
         elif event == "Page.javascriptDialogOpening":
             self.complaints.append(f"a dialog: {params['message']}")
@@ -100,9 +97,8 @@ class Watched(Browser):
 
     def photograph(self, path: Path) -> None:
         """Write what the page shows to a .png file."""
-        path.write_bytes(
-            base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
-        )
+        shown = self.call("Page.captureScreenshot", format="png")
+        path.write_bytes(base64.b64decode(shown["data"]))
 
 
 @pytest.fixture(scope="module")
@@ -119,12 +115,8 @@ def page(browser):
     browser.look(1280)
     yield browser
     assert browser.complaints == []
-    away = [
-        url
-        for url in browser.requests
-        if not re.match(r"http://127\.0\.0\.1:|file://|data:|about:", url)
-    ]
-    assert away == []
+    near = r"http://127\.0\.0\.1:|file://|data:|about:"
+    assert [url for url in browser.requests if not re.match(near, url)] == []
 
 
 def a_run(folder: Path) -> Path:
@@ -132,32 +124,19 @@ def a_run(folder: Path) -> Path:
     rollouts."""
     made(folder)
     tiny_policy(folder / "policy")
-    values = {"eval/avg@2": 0.25, "eval/avg@2/low": 0.1, "eval/avg@2/high": 0.4, "eval/greedy": 0.5}
-    values |= {
-        "eval/greedy/low": 0.4,
-        "eval/greedy/high": 0.6,
-        "eval/best_temperature/avg": 0.3,
-        "entropy": 0.7,
-    }
-    values |= {
-        "ledger/rollouts": 2,
-        "ledger/trained": 2,
-        "attributing/good_rate": 0.5,
-        "alarm/weights": 1.0,
-    }
-    Workdir(folder).log_metrics(4, values | {BAD: 1.0})
-    bad = {
-        "error": BAD,
-        "components": {BAD: 1.0},
-        "experience": [{"id": BAD[:-1], "content": BAD}],
-        "query": BAD,
-    }
+    values = {
+        "eval/avg@2": 0.25, "eval/avg@2/low": 0.1, "eval/avg@2/high": 0.4, "eval/greedy": 0.5,
+        "eval/greedy/low": 0.4, "eval/greedy/high": 0.6, "eval/best_temperature/avg": 0.3,
+        "entropy": 0.7, "ledger/rollouts": 2, "ledger/trained": 2, "attributing/good_rate": 0.5,
+        "alarm/weights": 1.0, BAD: 1.0,
+    }  # fmt: skip
+    Workdir(folder).log_metrics(4, values)
+    shown = [{"id": BAD[:-1], "content": BAD}]
+    bad = {"error": BAD, "components": {BAD: 1.0}, "experience": shown, "query": BAD}
     worst = [record(n, BAD[:-1], action=BAD + "y" * 2**20, **bad) for n in range(2)]
+    said = [{"role": BAD, "content": BAD + "z" * 2**20}]
     for rollout in worst:
-        rollout["turns"][0] |= {
-            "reason": BAD,
-            "observation": [{"role": BAD, "content": BAD + "z" * 2**20}],
-        }
+        rollout["turns"][0] |= {"reason": BAD, "observation": said}
     Workdir(folder).log_trajectories(4, worst)
     return folder
 
@@ -172,59 +151,56 @@ def visit(page: Browser, address: str) -> str:
     return page.text()
 
 
+def links(page: Browser, selector: str) -> list[str]:
+    """The addresses that the elements of a page lead to."""
+    script = "[...document.querySelectorAll('%s')].map((a) => a.getAttribute('href'))"
+    return page.run(script % selector)
+
+
 def deep(page: Browser, base: str) -> list[str]:
     """The addresses of a group, a rollout and a task."""
     visit(page, f"{base}#/groups?step=1")
-    group = page.run("document.querySelector('td.t a').getAttribute('href')")
-    task = visit(page, f"{base}#/task?run=0&id=t1") and "#/task?run=0&id=t1"
+    group, *_ = links(page, "td.t a")
     visit(page, base + group)
-    return [group, page.run("document.querySelector('.head a').getAttribute('href')"), task]
+    rollout, *_ = links(page, ".head a")
+    return [group, rollout, "#/task?run=0&id=t1"]
+
+
+SAYS = {  # what a page says of `a_run`
+    "overview": r"25\.0 → 25\.0\s+30\.0\s+50\.0 → 50\.0\s+14\s+14",
+    "rollouts": r"16 of 16, 50\.0% successes",
+    "rollouts?kind=step&success=1&task=t1": r"(\d+) of 16",
+    "groups": r"9 groups with 16 rollouts",
+    "tasks": r"Find t1\.\s+original\s+[–\d]*\s*50\.0% of 6",
+    "experience": r"Look first\.\s+Find t1\.\s+\S+\s+6\s+0\.0\s+100\.0",
+    "judge": r"success: 7\s+14\s+7\s+0\s+7",
+}
 
 
 def numbers(page: Browser, base: str) -> dict[str, str]:
     """What the pages say that the records of `a_run` say too."""
-    said = {}
-    text = visit(page, f"{base}#/overview")
-    said["overview"] = re.search(r"25\.0 → 25\.0\s+30\.0\s+50\.0 → 50\.0\s+14\s+14", text)[0]
-    assert "the engine does not sample with the weights it was given: step 4 (1)" in text
-    text = visit(page, f"{base}#/rollouts")
-    said["rollouts"] = re.search(r"16 of 16, 50\.0% successes", text)[0]
-    assert (
-        "failure 8" in text
-        and "trained 14" in text
-        and page.run("document.querySelectorAll('tbody tr').length") == 16
-    )
-    text = visit(page, f"{base}#/rollouts?text=window&kind=step&success=1")
-    page.until("!document.querySelector('#main').textContent.includes('indexed so far')")
-    said["filtered"] = re.search(
-        r"(\d+) of 16", visit(page, f"{base}#/rollouts?kind=step&success=1&task=t1")
-    )[0]
-    said["groups"] = re.search(r"9 groups with 16 rollouts", visit(page, f"{base}#/groups"))[0]
-    said["tasks"] = re.search(
-        r"Find t1\.\s+original\s+[–\d]*\s*50\.0% of 6", visit(page, f"{base}#/tasks")
-    )[0]
-    said["experience"] = re.search(
-        r"Look first\.\s+Find t1\.\s+\S+\s+6\s+0\.0\s+100\.0", visit(page, f"{base}#/experience")
-    )[0]
-    said["judge"] = re.search(r"success: 7\s+14\s+7\s+0\s+7", visit(page, f"{base}#/judge"))[0]
     group, rollout, _ = deep(page, base)
+    shown = {address: visit(page, f"{base}#/{address}") for address in SAYS}
+    said = {address: re.search(SAYS[address], text)[0] for address, text in shown.items()}
+    alarm = "the engine does not sample with the weights it was given: step 4 (1)"
+    assert alarm in shown["overview"]
+    assert "failure 8" in shown["rollouts"] and "trained 14" in shown["rollouts"]
+    visit(page, f"{base}#/rollouts")
+    assert page.run("document.querySelectorAll('tbody tr').length") == 16
+    visit(page, f"{base}#/rollouts?text=window&kind=step&success=1")
+    page.until("!document.querySelector('#main').textContent.includes('indexed so far')")
     text = visit(page, base + group)
     said["group"] = re.search(r"1 of 2 succeeded", text)[0]
-    assert (
-        text.count("advantage +0.500")
-        == text.count("advantage −0.250")
-        == text.count("it found the seat")
-        == 2
-    )
+    for words in ("advantage +0.500", "advantage −0.250", "it found the seat"):
+        assert text.count(words) == 2, words
     visit(page, base + rollout)
     titles = page.run("[...document.querySelectorAll('.tokens .k')].map((node) => node.title)")
     assert titles == [
         "id 5 · token 0 of turn 1 · trains · advantage 0.5 · log p -0.5 · gap 0 · ratio 1",
         "id 6 · token 1 of turn 1 · trains · advantage 0.5 · log p 0 · gap 0.001 · ratio 1.2",
     ]
-    assert (
-        page.run("document.querySelector('.tokens .k').textContent") != "⟨5⟩"
-    )  # the tokenizer's own text
+    # the tokenizer's own text
+    assert page.run("document.querySelector('.tokens .k').textContent") != "⟨5⟩"
     return said
 
 
@@ -233,17 +209,11 @@ def harmless(page: Browser, base: str) -> None:
     scripts = page.run("document.scripts.length")
     task = "#/task?run=0&id=" + urllib.parse.quote(BAD[:-1])
     group = "#/group?run=0&file=4&draw=1&task=" + task.partition("id=")[2]
-    pages = (
-        "#/overview",
-        "#/rollouts?step=4",
-        "#/groups?step=4",
-        "#/tasks",
-        "#/experience",
-        "#/judge",
-    )
-    for address in (*pages, task, "#/rollout?run=0&file=4&row=1", group):
+    pages = {name: f"#/{name}" for name in PAGES}
+    pages |= {name: f"#/{name}?step=4" for name in ("rollouts", "groups")}
+    for address in (*pages.values(), task, "#/rollout?run=0&file=4&row=1", group):
         text = visit(page, base + address)
-        assert "<script>pwned=1</script>" in text or address in ("#/judge",), address
+        assert "<script>pwned=1</script>" in text or address == "#/judge", address
         assert not {"\u202e", "\x1b", "\x00"} & set(text), address
         assert page.run("typeof pwned") == "undefined", address
         assert page.run("document.querySelectorAll('img, b[onclick], #main script').length") == 0, (
@@ -285,71 +255,33 @@ def test_the_overview_shows_what_a_run_is_doing_and_that_it_was_killed(page, tmp
         assert "the run was killed, or its machine stands still" in page.text()
 
 
-def test_pages_show_what_the_records_say_and_hostile_text_as_text(page, tmp_path):
-    with served(a_run(tmp_path / "run")) as server:
-        numbers(page, server.url)
-        harmless(page, server.url)
-        visit(page, f"{server.url}#/rollouts")
-        assert page.run("document.cookie + localStorage.length + sessionStorage.length") == "00"
-    assert any("/api/run/0/index" in url for url in page.requests)
-
-
 def test_every_number_of_a_table_leads_to_what_is_behind_it(page, tmp_path):
     folder = a_run(tmp_path / "run")
-    call = {
-        "step": 1,
-        "role": "step_judge",
-        "what": "call",
-        "model": "m",
-        "prompt_tokens": 5,
-        "seconds": 0.5,
-    }
-    (folder / "llm.jsonl").write_text(json.dumps(call) + "\n")
-    score = {
-        "policy": "p",
-        "split": "dev",
-        "tasks": 2,
-        "avg@2": 0.5,
-        "avg@2/low": 0.4,
-        "avg@2/high": 0.6,
-    }
+    call = {"step": 1, "role": "step_judge", "what": "call", "model": "m", "prompt_tokens": 5}
+    (folder / "llm.jsonl").write_text(json.dumps(call | {"seconds": 0.5}) + "\n")
+    score = {"policy": "p", "split": "dev", "tasks": 2}
+    score |= {"avg@2": 0.5, "avg@2/low": 0.4, "avg@2/high": 0.6}
     (folder / "eval.jsonl").write_text(json.dumps(score) + "\n")
     plain = """[...document.querySelectorAll('#main td.n')]
         .filter((cell) => /[1-9]/.test(cell.textContent) && !cell.querySelector('a'))
         .map((cell) => cell.closest('table').querySelectorAll('th')[cell.cellIndex].innerText)"""
     with served(folder) as server:
-        for address in (
-            "#/overview",
-            "#/rollouts",
-            "#/groups",
-            "#/tasks",
-            "#/experience",
-            "#/judge",
-        ):
-            text = visit(page, server.url + address)
-            assert {name.split()[0].lower() for name in page.run(plain)} <= {
-                "difficulty",
-                "level",
-            }, address
-            for link in set(
-                page.run(
-                    "[...document.querySelectorAll('td.n a')].map((a) => a.getAttribute('href'))"
-                )
-            ):
+        for name in PAGES:
+            text = visit(page, f"{server.url}#/{name}")
+            heads = {head.split()[0].lower() for head in page.run(plain)}
+            assert heads <= {"difficulty", "level"}, name
+            for link in set(links(page, "td.n a")):
                 visit(page, server.url + link)
                 assert page.run("document.querySelector('h1') !== null"), link
-            assert "step_judge" in text or address not in ("#/overview", "#/judge")
+            assert "step_judge" in text or name not in ("overview", "judge")
         shown = visit(page, f"{server.url}#/rollouts?compared=exp/1")
         assert "12 of 16" in shown  # six that it was shown in, and six beside them
         assert "14 of 16" in visit(page, f"{server.url}#/rollouts?kind=step&labelled=1")
         group, rollout, _ = deep(page, server.url)
         visit(page, server.url + group)
-        marks = page.run(
-            "[...document.querySelectorAll('.cell a')].map((a) => a.getAttribute('href'))"
-        )
-        assert len(marks) == 4 and set(marks) >= {
-            rollout
-        }  # two rollouts of two turns: the tokens of an advantage
+        marks = links(page, ".cell a")
+        # two rollouts of two turns: the tokens of an advantage
+        assert len(marks) == 4 and rollout in marks
         assert "undefined" not in visit(page, server.url + rollout)
 
 
@@ -365,7 +297,7 @@ def test_a_group_and_a_rollout_wait_for_their_file_only(page, tmp_path, monkeypa
             assert page.run("view.runs[0].pending") > 0
 
 
-def test_a_bundle_shows_the_same_from_the_disk_and_asks_no_server(page, tmp_path):
+def test_a_server_and_a_bundle_show_what_the_records_say_and_hostile_text_as_text(page, tmp_path):
     write_bundle(named([str(a_run(tmp_path / "run"))]), tmp_path / "bundle")
     base = (tmp_path / "bundle/index.html").as_uri()
     said = numbers(page, base)
@@ -373,6 +305,10 @@ def test_a_bundle_shows_the_same_from_the_disk_and_asks_no_server(page, tmp_path
     assert {url.partition(":")[0] for url in page.requests} <= {"file", "data", "about"}
     with served(tmp_path / "run") as server:
         assert numbers(page, server.url) == said
+        harmless(page, server.url)
+        visit(page, f"{server.url}#/rollouts")
+        assert page.run("document.cookie + localStorage.length + sessionStorage.length") == "00"
+    assert any("/api/run/0/index" in url for url in page.requests)
 
 
 def test_a_group_splits_advantages_and_names_answers_and_can_be_read_on_a_narrow_screen(
@@ -409,17 +345,15 @@ def test_a_group_splits_advantages_and_names_answers_and_can_be_read_on_a_narrow
         assert all(left >= 0 and 340 < right - left <= 400 for left, right, _, _ in found)
         assert all(a[3] <= b[2] for a, b in itertools.pairwise(found)) and page.run(wide) == 0
         visit(page, f"{server.url}#/rollout?run=0&file=5&row=1")
-        assert (
-            "= outcome +0.700, labels −0.200" in page.text() and "given: 6 flights" in page.text()
-        )
+        text = page.text()
+        assert "= outcome +0.700, labels −0.200" in text and "given: 6 flights" in text
 
 
 def test_a_page_follows_its_run(page, tmp_path):
     with served(made(tmp_path)) as server:
         assert "14 of 14" in visit(page, f"{server.url}#/rollouts")
-        page.until(
-            "performance.getEntriesByType('resource').some((e) => e.name.endsWith('api/states'))"
-        )
+        asked = "performance.getEntriesByType('resource')"
+        page.until(f"{asked}.some((e) => e.name.endsWith('api/states'))")
         Workdir(tmp_path).log_trajectories(4, [record(0)])
         page.until("document.body.innerText.includes('15 of 15')")
         Workdir(tmp_path).rewind(2)
@@ -435,12 +369,8 @@ def test_a_long_run_shows_its_latest_rollouts_while_the_others_are_read(
         assert page.run("document.querySelector('tbody td').textContent") == "40"
         page.until("document.body.innerText.includes('162 of 162')")
         assert "still being read" not in page.text()
-        steps = page.run(
-            "JSON.stringify([...new Set(view.runs[0].rows.step)].sort((a, b) => a - b))"
-        )
-        assert (
-            json.loads(steps) == list(range(1, 41)) and page.run("view.runs[0].files.length") == 41
-        )
+        steps = page.run("[...new Set(view.runs[0].rows.step)].sort((a, b) => a - b)")
+        assert steps == list(range(1, 41)) and page.run("view.runs[0].files.length") == 41
 
 
 def focus(page: Browser) -> str:
@@ -472,18 +402,16 @@ def test_everything_can_be_reached_and_seen_with_the_keyboard(page, tmp_path):
         _, rollout, _ = deep(page, server.url)
         visit(page, server.url + rollout)
         row = "new URLSearchParams(location.hash.split('?')[1]).get('row')"
+        main = "document.getElementById('main').textContent"
         assert page.run(row) == "0"
         for key, wanted, words in (("j", "1", "(2 of 2)"), ("k", "0", "(1 of 2)")):
             page.press(key)  # the address changes before the page does
-            page.until(
-                f"{row} === '{wanted}' && document.getElementById('main').textContent.includes('{words}')"
-            )
+            page.until(f"{row} === '{wanted}' && {main}.includes('{words}')")
         page.run("document.querySelector('.tokens .k').focus()")
-        assert page.run("document.getElementById('token').textContent").startswith(
-            "id 5 · token 0 of turn 1"
-        )
+        token = "document.getElementById('token').textContent"
+        assert page.run(token).startswith("id 5 · token 0 of turn 1")
         page.press("Tab")
-        assert page.run("document.getElementById('token').textContent").startswith("id 6 ")
+        assert page.run(token).startswith("id 6 ")
         visit(page, f"{server.url}#/rollouts")
         page.run("document.querySelector('input[name=task]').focus()")
         page.type("t2")
@@ -496,11 +424,8 @@ def test_everything_can_be_reached_and_seen_with_the_keyboard(page, tmp_path):
 def test_pages_fit_the_screen_and_can_be_read(page, tmp_path, width, dark):
     page.look(width, dark=dark)
     with served(a_run(tmp_path)) as server:
-        for address in (
-            *(f"#/{name}" for name in PAGES),
-            *deep(page, server.url),
-            "#/group?run=0&file=4&draw=1",
-        ):
+        pages = [f"#/{name}" for name in PAGES]
+        for address in (*pages, *deep(page, server.url), "#/group?run=0&file=4&draw=1"):
             visit(page, server.url + address)
             assert page.run("document.documentElement.scrollWidth") <= width, address
             assert page.run(FAINT) == [], address

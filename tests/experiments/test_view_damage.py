@@ -9,6 +9,7 @@ import sqlite3
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,34 +22,35 @@ from evolver.navigating import new_experience
 from experiments.view.bundle import resources
 from experiments.view.runs import Run
 from experiments.view.search import Search
-from tests.experiments.test_view import ask, grown, made, record, served, show
+from tests.experiments.test_view import ask, grown, made, record, rows_with, served, show
+from tests.odd_parts import replaced
 
 DEEP = "[" * 900 + "]" * 900
 DEEPER = "[" * 100_000
 
 
-def turns(**more) -> dict:
-    return {"turns": [record(0)["turns"][0] | more]}
+def spoilt(value: Any, place: str, new: object) -> Any:
+    """Return a JSON value with another part at a place such as "turns.0.tokens"."""
+    path = (int(word) if word.isdigit() else word for word in place.split("."))
+    return replaced(value, tuple(path), new)
 
 
+WHOLE = record(0, messages=[{"role": "user", "content": "Go."}])
 RECORDS = {
-    "turns": {"turns": 5}, "turns.0": {"turns": [5]}, "turns.0.tokens": turns(tokens="abc"),
-    "turns.0.tokens.0": turns(tokens=[1.5, None]), "turns.0.observation": turns(observation=5),
-    "turns.0.observation.0": turns(observation=["a window"]), "experience": {"experience": 5},
-    "experience.0": {"experience": ["exp/1"]}, "experience.0.id": {"experience": [{"content": "Look."}]},
-    "turns.0.prompt.1": turns(prompt=[1, -1]), "turns.0.label": turns(label=True),
-    "turns.0.logprobs.0": turns(logprobs=["-0.5"]), "turns.0.advantage": turns(advantage=float("nan")),
-    "turns.0.reason": turns(reason=None), "turns.0.info": turns(info=[]), "draw": {"draw": 10**30},
-    "score": {"score": "1"}, "success": {"success": 1}, "components.judged": {"components": {"judged": []}},
-    "task": {"task": ["t1"]}, "query": {"query": None}, "error": {"error": {}}, "seed": {"seed": 1.5},
-    "messages.0": {"messages": [5]}, "rollout": {"rollout": -1},
+    "turns": 5, "turns.0": 5, "turns.0.tokens": "abc", "turns.0.tokens.0": 1.5, "turns.0.tokens.1": None,
+    "turns.0.observation": 5, "turns.0.observation.0": "a window", "experience": 5, "experience.0": "exp/1",
+    "experience.0.id": ..., "turns.0.prompt.0": -1, "turns.0.label": True, "turns.0.logprobs.0": "-0.5",
+    "turns.0.advantage": float("nan"), "turns.0.reason": None, "turns.0.info": [], "draw": 10**30,
+    "score": "1", "success": 1, "components.judged": [], "task": ["t1"], "query": None, "error": {},
+    "seed": 1.5, "messages.0": 5, "rollout": -1,
 }  # fmt: skip
 LINES = {
     "line 2: messages.0.content": json.dumps(record(1, messages=[{"content": 7}])).replace("7", DEEP),
     "line 2: it is nested too deeply": DEEPER, "line 2: : Input should be a valid dictionary": "[1]",
     "line 2: Expecting": "{", "line 2: Exceeds the limit": json.dumps(record(1)).replace(": 1,", ": 1" + "0" * 5000 + ","),
 }  # fmt: skip
-LINES |= {f"line 2: {place}: ": json.dumps(record(1, **wrong)) for place, wrong in RECORDS.items()}
+for place, wrong in RECORDS.items():
+    LINES[f"line 2: {place}: "] = json.dumps(spoilt(WHOLE, place, wrong))
 
 
 def written(path: Path, lines: list[str], index: dict | None = None) -> None:
@@ -76,7 +78,7 @@ def shown(folder: Path) -> dict:
 
 
 @pytest.mark.parametrize("indexed", [False, True])
-def test_a_line_that_is_no_rollout_is_named_and_the_others_are_shown(tmp_path, capsys, indexed):
+def test_a_line_that_is_no_rollout_is_named_and_the_others_are_shown(tmp_path, stdout, indexed):
     good = [record(0), record(1), record(2, action="an unusual word")]
     for number, line in enumerate(LINES.values()):
         path = tmp_path / f"trajectories/step_{number:06d}.jsonl.gz"
@@ -85,53 +87,53 @@ def test_a_line_that_is_no_rollout_is_named_and_the_others_are_shown(tmp_path, c
     run, numbers = Run(tmp_path), [0, 1, 2] if indexed else [0, 2]
     files = run.index()["files"]
     for number, (fault, file) in enumerate(zip(LINES, files, strict=True)):
-        found = run.chunk(number, 0)["records"]
+        chunk = run.chunk(number, 0)
+        found = chunk["records"]
         assert [r["rollout"] for r in found] == numbers
+        assert indexed or (file["count"], file["broken"], file["columns"]["turns"]) == (
+            2,
+            1,
+            [2, 2],
+        )
         said = found[1]["error"] if indexed else "; ".join(file["faults"])
         assert fault in said and len(said) < 400, (fault, said)
+    assert chunk["pieces"] == {} and "only the ids" in chunk["without_pieces"]
+    assert run.overview()["metrics"] == {} and run.tasks() == run.experience() == []
     search = grown(tmp_path)
     rows = [len(numbers) - 1]
-    assert search.find("unusual")["files"] == dict.fromkeys(range(len(LINES)), rows)
+    assert rows_with(search, "unusual") == dict.fromkeys(range(len(LINES)), rows)
     assert search.wrong == {} and search.done == search.of == len(LINES)
     assert len(shown(tmp_path)["run/0/index"]["files"]) == len(LINES)
     assert show(tmp_path, "--text --step 3") == show(tmp_path, "--text --step 3 --task t1") == 0
-    assert "line 2: " in capsys.readouterr().out
+    assert "line 2: " in stdout()
 
 
-INDEXES = [
-    ("columns.turns.0", lambda i: i["columns"].update(turns=[None, 2, 2, 2])),
-    ("columns.turns.1", lambda i: i["columns"].update(turns=[2, "2", 2, 2])),
-    ("columns.tokens.0", lambda i: i["columns"].update(tokens=[10**300, 2, 2, 2])),
-    ("columns.experience.0", lambda i: i["columns"].update(experience=[5, [], [], []])),
-    ("columns.success.2", lambda i: i["columns"].update(success=[True, True, 1, True])),
-    ("columns.score.3", lambda i: i["columns"].update(score=[0, 1, 0, float("nan")])),
-    ("columns.task.0", lambda i: i["columns"].update(task=[["t1"], "", "", ""])),
-    ("columns.fate: Field required", lambda i: i["columns"].pop("fate")),
-    ("columns.other: Extra", lambda i: i["columns"].update(other=[1, 2, 3, 4])),
-    ("good: not as many", lambda i: i["columns"].update(good=[1])),
-    ("members: not as many", lambda i: i.update(members=[(0, 5, 9)])),
-    ("members.0", lambda i: i.update(members=[None])),
-    ("members.0.0", lambda i: i.update(members=[(-5, 5, 4)])),
-    ("count", lambda i: i.update(count="4")),
-    ("columns", lambda i: i.update(columns=[])),
-    ("queries.t1", lambda i: i.update(queries={"t1": 5})),
-    ("faults: Extra", lambda i: i.update(faults=7, broken="x", name=5)),
-]  # fmt: skip
+INDEXES = {
+    "columns.turns.0": None, "columns.turns.1": "2", "columns.tokens.0": 10**300, "columns.experience.0": 5,
+    "columns.success.2": 1, "columns.score.3": float("nan"), "columns.task.0": ["t1"], "columns.fate": ...,
+    "columns.other": [1, 2, 3, 4], "columns.good": [1], "members": [(0, 5, 9)], "members.0": None,
+    "members.0.0": -5, "count": "4", "columns": [], "queries.t1": 5, "faults": 7, "broken": "x", "name": 5,
+}  # fmt: skip
+FAULTS = {  # where the place is not all that is said
+    "columns.fate": "columns.fate: Field required", "columns.other": "columns.other: Extra",
+    "columns.good": "good: not as many", "members": "members: not as many", "faults": "faults: Extra",
+    "broken": "broken: Extra", "name": "name: Extra",
+}  # fmt: skip
 
 
 def test_an_index_with_values_that_no_index_has_is_told_and_made_again(tmp_path):
     made(tmp_path, steps=len(INDEXES))
     whole = Run(tmp_path).index()["files"]
-    for number, (_, damage) in enumerate(INDEXES, 1):
+    for number, (place, wrong) in enumerate(INDEXES.items(), 1):
         path = index_path(tmp_path / f"trajectories/step_{number:06d}.jsonl.gz")
         index = json.loads(gzip.decompress(path.read_bytes()))
-        size = index.pop("bytes")
-        damage(index)
-        path.write_bytes(gzip.compress(json.dumps(index | {"bytes": size}).encode()))
+        size = index.pop("bytes")  # which come last
+        index = spoilt(index, place, wrong) | {"bytes": size}
+        path.write_bytes(gzip.compress(json.dumps(index).encode()))
     files = shown(tmp_path)["run/0/index"]["files"]
-    damaged = [file for file in files if file["kind"] == "step"]
-    for (fault, _), file in zip(INDEXES, damaged, strict=True):
-        assert fault in file["faults"][0] and "made again" in file["faults"][0], file["faults"]
+    damaged = [file["faults"] for file in files if file["kind"] == "step"]
+    for place, faults in zip(INDEXES, damaged, strict=True):
+        assert FAULTS.get(place, place) in faults[0] and "made again" in faults[0], faults
     assert [f["columns"] for f in files] == [f["columns"] for f in whole]
 
 
@@ -218,7 +220,7 @@ def test_what_is_no_regular_file_or_does_not_end_is_told_and_never_waited_for(
     assert str(tmp_path) not in wrong + json.dumps(found["run/0/index"])  # as bundles promise
     search = grown(tmp_path)
     assert (search.done, search.of, search.wrong) == (9, 9, {})
-    assert list(search.find("window")["files"].values()) == [[0]] * 3
+    assert list(rows_with(search, "window").values()) == [[0]] * 3
 
 
 def test_a_file_of_lines_that_are_no_rollouts_is_given_up(tmp_path, monkeypatch):
@@ -230,16 +232,16 @@ def test_a_file_of_lines_that_are_no_rollouts_is_given_up(tmp_path, monkeypatch)
     assert "line 4: so many lines cannot be read" in file["faults"][-1]
 
 
-def test_files_of_odd_names_are_shown_and_a_search_goes_on_past_them(tmp_path, capsys):
+def test_files_of_odd_names_are_shown_and_a_search_goes_on_past_them(tmp_path, stdout):
     whole = made(tmp_path) / "trajectories/step_000001.jsonl.gz"
     for name in (b"step_" + b"9" * 200, "step_٣".encode(), b"<img src=x>\n", b"a\xff"):
         shutil.copy(whole, whole.with_name(os.fsdecode(name + b".jsonl.gz")))
     files = shown(tmp_path)["run/0/index"]["files"]
     assert len(files) == 8 and {f["step"] for f in files} == {1, 2, 3, None}
-    assert show(tmp_path, "--text") == 0 and "of step 3" in capsys.readouterr().out
+    assert show(tmp_path, "--text") == 0 and "of step 3" in stdout()
     search = grown(tmp_path)
     assert (search.done, search.of, list(search.wrong)) == (7, 8, ["a\udcff.jsonl.gz"])
-    assert len(search.find("window")["files"]) == 7
+    assert len(rows_with(search, "window")) == 7
 
 
 ENDLESS = (
@@ -264,7 +266,7 @@ def test_a_data_base_that_is_no_index_of_words_is_made_anew_and_never_waited_for
     foreign.commit()
     foreign.close()
     search = grown(tmp_path)
-    assert search.done == 4 and len(search.find("window")["files"]) == 4
+    assert search.done == 4 and len(rows_with(search, "window")) == 4
     search.close()
 
 
@@ -313,7 +315,7 @@ def test_a_search_goes_on_past_a_file_that_cannot_be_read(tmp_path, monkeypatch)
 
 def test_whole_numbers_arrive_as_they_are(tmp_path):
     seed = 6384315726636232212
-    exact = record(0, seed=seed) | turns(info={"id": [2**53 + 1, 5]})
+    exact = spoilt(record(0, seed=seed), "turns.0.info", {"id": [2**53 + 1, 5]})
     configured(tmp_path, {"steps": 2**60}, seed=seed)
     Workdir(tmp_path).log_trajectories(4, [exact])
     task = {"id": "t1", "env": "toy", "query": "q", "seed": -seed, "meta": {"walk": 2**64}}
@@ -353,11 +355,11 @@ def stranger(folder: Path, env: object) -> Path:
 
 
 @pytest.mark.parametrize("env", CODE)
-def test_a_folder_names_no_code_that_a_replay_would_run(tmp_path, monkeypatch, capsys, env):
+def test_a_folder_names_no_code_that_a_replay_would_run(tmp_path, monkeypatch, stderr, env):
     monkeypatch.chdir(stranger(tmp_path, env))
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert command.main(["view", ".", "--replay", "5"]) == 1
-    said = capsys.readouterr().err
+    said = stderr()
     assert "add --trust" in said and "Traceback" not in said
     assert command.main(["view", ".", "--text"]) == 0
     assert not (tmp_path / "MARK").exists() and str(tmp_path) not in sys.path
@@ -366,9 +368,9 @@ def test_a_folder_names_no_code_that_a_replay_would_run(tmp_path, monkeypatch, c
 @pytest.mark.parametrize(
     "env", [5, [], {}, {"name": "travel", "args": [1]}, {"name": "travel", "mode": 5}]
 )
-def test_a_world_that_no_config_has_is_one_message(tmp_path, capsys, env):
+def test_a_world_that_no_config_has_is_one_message(tmp_path, stderr, env):
     assert show(stranger(tmp_path, env), "--replay 5") == 1
-    said = capsys.readouterr().err
+    said = stderr()
     assert said.startswith(str(tmp_path)) and said.count("\n") == 1
 
 
@@ -406,7 +408,7 @@ def test_the_index_of_words_is_never_written_through_a_link(tmp_path):
     (run / ".view").mkdir()
     (run / ".view/words.sqlite").symlink_to(tmp_path / "other.sqlite")
     search = grown(run)
-    assert search.find("window")["files"]
+    assert rows_with(search, "window")
     search.close()
     assert list(foreign.execute("SELECT sql FROM sqlite_master")) == [("CREATE TABLE file (mine)",)]
     foreign.close()
