@@ -128,21 +128,6 @@ def _middle(mean_D: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def paired_difference(before_N: ArrayLike, after_N: ArrayLike) -> tuple[float, float, float]:
-    """Return (mean, low, high) of after - before on the same tasks in the same order.
-
-    This interval is much tighter than two separate ones.
-    """
-    before_N, after_N = np.asarray(before_N, np.float64), np.asarray(after_N, np.float64)
-    if before_N.shape != after_N.shape:
-        raise ValueError(
-            f"a paired comparison needs the same tasks: {before_N.shape} before,"
-            f" {after_N.shape} after"
-        )
-    difference_N = after_N - before_N
-    return float(difference_N.mean()), *interval(difference_N)
-
-
 @dataclass
 class Scores:
     """The results of one evaluation: the input of every estimator, small enough to be stored for

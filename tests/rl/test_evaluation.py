@@ -56,14 +56,6 @@ def test_intervals_cover_the_mean_and_shrink_with_tasks():
     assert width[0] == pytest.approx(2 * 1.96 * narrow.std() / 20, rel=0.1)
 
 
-def test_a_paired_difference_is_not_widened_by_the_spread_of_the_tasks():
-    rng = np.random.default_rng(0)
-    before_N = rng.random(50)
-    assert evaluation.paired_difference(before_N, before_N + 0.2) == pytest.approx((0.2,) * 3)
-    with pytest.raises(ValueError, match="same tasks"):
-        evaluation.paired_difference(before_N, before_N[:10])
-
-
 def test_an_interval_contains_the_chance_of_the_rollouts():
     rng = np.random.default_rng(2)
 
