@@ -83,11 +83,14 @@ def score_outcomes(judge: OutcomeJudge, trajectories: Sequence[Trajectory]) -> N
             if is_verified(trajectory.task):
                 world = {"verified": float(trajectory.reached.success)}
                 verdict = replace(verdict, components=verdict.components | world)
-            forfeited, trajectory.evaluation, trajectory.lost = trajectory.lost, verdict, None
+            forfeited = trajectory.lost
+            trajectory.evaluation = verdict
+            trajectory.lost = None
             if forfeited:  # `rollout.must_end` holds for the judge's score too
                 trajectory.forfeit()
         else:
-            trajectory.evaluation, trajectory.stop = Evaluation(0.0, False), StopReason.CANCELLED
+            trajectory.evaluation = Evaluation(0.0, False)
+            trajectory.stop = StopReason.CANCELLED
             trajectory.error = f"{UNJUDGED}: {verdict}"
 
 
@@ -102,7 +105,9 @@ class Grading:
     def __init__(
         self, work: Callable[[Sequence[Trajectory]], None], sizes: Mapping[Group, int], threads: int
     ):
-        self._work, self._sizes, self._free = work, sizes, threads
+        self._work = work
+        self._sizes = sizes
+        self._free = threads
         self._ended: dict[Group, list[Trajectory]] = {group: [] for group in sizes}
         self._waiting: list[Trajectory] = []
         self._tasks: asyncio.TaskGroup | None = None
@@ -132,7 +137,8 @@ class Grading:
     def _start(self) -> None:
         if self._waiting and self._free and self._tasks:
             self._free -= 1
-            members, self._waiting = self._waiting, []
+            members = self._waiting
+            self._waiting = []
             self._tasks.create_task(self._grade(members))
 
     async def _grade(self, members: Sequence[Trajectory]) -> None:
@@ -176,7 +182,8 @@ def assign(
     if not rewarded:
         return
     batch = Batch.of(rewarded, step)
-    value_NK, outcome_NK = estimate(estimator, batch), of_outcomes(estimator, batch)
+    value_NK = estimate(estimator, batch)
+    outcome_NK = of_outcomes(estimator, batch)
     for n, trajectory in enumerate(rewarded):
         task = trajectory.task
         factor = config.advantage.synthetic if task.origin == "synthetic" else 1.0

@@ -124,11 +124,16 @@ class Chat:
         load("httpx", "llm")  # says how to install it
         from evolver.llm.servers import Servers
 
-        self.roles, self.limits, self.prices = roles, limits, prices or {}
-        self.cache, self.ledger = Cache(cache) if cache else None, ledger or Ledger()
+        self.roles = roles
+        self.limits = limits
+        self.prices = prices or {}
+        self.cache = Cache(cache) if cache else None
+        self.ledger = ledger or Ledger()
         self.budget = Budget(limits.budget_money, limits.budget_tokens, self.ledger)
         self.responders: dict[str, PolicyResponder] = {}
-        self.check, self.say, self._shown = check, say, set[str]()
+        self.check = check
+        self.say = say
+        self._shown = set[str]()
         self.keeps = False  # True: `said` returns what the current policy answers
         # Roles of the policy that answer without being held to a schema. Where such an answer
         # cannot be read, the question is asked again, held to it.
@@ -141,7 +146,8 @@ class Chat:
         self._pending: dict[str, asyncio.Task[Record]] = {}
         self._in_flight: set[str] = set()  # keys of those that a server is answering
         self._closing = self._closed = False
-        self._loop, self._owns_loop = loop or asyncio.new_event_loop(), loop is None
+        self._loop = loop or asyncio.new_event_loop()
+        self._owns_loop = loop is None
         self._thread = threading.Thread(target=self._loop.run_forever, name="chat", daemon=True)
         if self._owns_loop:
             self._thread.start()
@@ -251,7 +257,8 @@ class Chat:
         body |= role.sampling(question.seed)
         free = question.role in self.free and question.schema is not None
         for held in (False, True) if free else (True,):
-            weights, version = self._weights(role), question.version
+            weights = self._weights(role)
+            version = question.version
             call = Call(question.role, role, body, question.schema, version, weights, held)
             record, cached = await self._record(call)
             if self.keeps and role.url == CURRENT_POLICY and record.get("tokens"):
@@ -265,7 +272,8 @@ class Chat:
 
     def _keep(self, question: Question, call: Call, record: Record) -> None:
         """Keep an answer for `said`, once for all questions that share it."""
-        key, usable = call.key, call.is_usable(record)
+        key = call.key
+        usable = call.is_usable(record)
         about = {question.about, *(self._said[key].about if key in self._said else ())} - {""}
         reply = Reply(**record)
         self._said[key] = Said(question, reply, usable, key, tuple(sorted(about)), call.held)
@@ -294,7 +302,8 @@ class Chat:
 
         Retry-After pauses all questions to the server.
         """
-        queue, limits = self._queues[call.role.server], self.limits
+        queue = self._queues[call.role.server]
+        limits = self.limits
         wait = limits.first_wait
         for attempt in range(1, limits.attempts + 1):
             try:
@@ -350,7 +359,9 @@ class Chat:
 
     async def _within_deadline(self, call: Call) -> Record:
         """Return the answer of an engine or a server. Raises ChatError, also if it is cancelled."""
-        deadline, kind, billed = self.limits.deadline, "timeout", not call.role.is_policy
+        deadline = self.limits.deadline
+        kind = "timeout"
+        billed = not call.role.is_policy
         if billed:  # what the policy answers is not paid for: nothing waits for it at the end
             self._in_flight.add(call.key)
         asked = self._servers if billed else self.responders[call.role.server]

@@ -90,7 +90,8 @@ class EndpointEmbedder:
     roles = ("embedder",)
 
     def __init__(self, parts: Parts, *, role: str = "embedder"):
-        self.chat, self.role = parts.chat, role
+        self.chat = parts.chat
+        self.role = role
         self.dims = self._vectors(["dimensions"]).shape[1]
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
@@ -136,7 +137,9 @@ class PolicyEmbedder:
             raise ValueError(f"{key}.name=policy needs a checkpoint: {hint}")
         folder = model_folder(path, weights=True)
         shape, self._params = hf.load(folder)
-        self._tokenizer, self._most, self.dims = Tokenizer.load(folder), tokens, shape.d_model
+        self._tokenizer = Tokenizer.load(folder)
+        self._most = tokens
+        self.dims = shape.d_model
 
         @jax.jit
         def pooled(params: qwen.Params, tokens_T: jax.Array, real_T: jax.Array) -> jax.Array:

@@ -42,8 +42,11 @@ class PolicyResponder:
         grammars: Grammars | None = None,
         temperature: float = 1.0,
     ):
-        self.engine, self.tokenizer, self.context = engine, tokenizer, context
-        self._grammars, self._temperature = grammars, temperature
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.context = context
+        self._grammars = grammars
+        self._temperature = temperature
         self._sessions = itertools.count()
         self._weights: dict[int, str] = {}  # by version
         self.expect(params, engine.version)
@@ -65,12 +68,14 @@ class PolicyResponder:
         are left out where they are not the policy's own: of an answer that was held, and at another
         temperature than the learner's. Raises ChatError and EngineFault.
         """
-        session, held = f"chat/{next(self._sessions)}", {}
+        session = f"chat/{next(self._sessions)}"
+        held = {}
         try:
             ids = chat.opening(self.tokenizer, call.body["messages"])
             if self._grammars and call.schema is not None and call.held:
                 held["guide"] = self._grammars.guide(call.schema)
-            body, room = call.body, self.context - len(ids)
+            body = call.body
+            room = self.context - len(ids)
             if room < 1:
                 limit = f"of {self.context} (config.llm.context) none is left for an answer"
                 raise ContextFull(f"the question has {len(ids)} tokens, and {limit}")
@@ -104,7 +109,8 @@ class PolicyResponder:
 def trajectory_of(said: Said, tokenizer: Tokenizer) -> Trajectory:
     """Return an answer of the policy as a rollout of one turn, so that it can train: the task is
     the question, and the policy's tokens are those that were sampled."""
-    question, reply = said.question, said.reply
+    question = said.question
+    reply = said.reply
     messages = list(question.messages)
     completion = Completion(reply.tokens, reply.logprobs, reply.finish, reply.version)
     name = hashlib.sha256(said.key.encode()).hexdigest()[:16]

@@ -28,7 +28,9 @@ class Spread:
     """
 
     def __init__(self, roles: Collection[str], answer: Answer, loop: asyncio.AbstractEventLoop):
-        self.roles, self._answer, self._loop = roles, answer, loop
+        self.roles = roles
+        self._answer = answer
+        self._loop = loop
         self._asked = [hosts.Stream(f"asked/{i}") for i in range(hosts.count())]
         self._answers = [hosts.Stream(f"answers/{i}") for i in range(hosts.count())]
         self._waiting: list[Waiting] = [{} for _ in self._asked]  # by the question's number
@@ -42,7 +44,8 @@ class Spread:
         place = seed_of(repr((question.messages, question.seed))) % len(self._asked)
         if not place:
             return None
-        number, future = self._asked[place].sent, concurrent.futures.Future[Reply]()
+        number = self._asked[place].sent
+        future = concurrent.futures.Future[Reply]()
         self._waiting[place][number] = future
         self._asked[place].put(question)
         return future
@@ -79,10 +82,12 @@ class Spread:
     def serve(self) -> None:
         """Answer what the first process asks this one, until its block ends."""
         me = hosts.index()
-        asked, answers = self._asked[me], self._answers[me]
+        asked = self._asked[me]
+        answers = self._answers[me]
         going = set[concurrent.futures.Future[Reply]]()
         while True:
-            number, question = asked.received, asked.get()
+            number = asked.received
+            question = asked.get()
             if question is None:
                 break
             future = asyncio.run_coroutine_threadsafe(self._answer(question), self._loop)

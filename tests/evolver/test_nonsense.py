@@ -12,8 +12,7 @@ from evolver.config import cli
 from evolver.config.checks import problems
 from models import hf, qwen
 from models.tokenizer import Tokenizer, TokenizerError
-from tests.evolver.chat_server import Answer
-from tests.evolver.test_llm import client
+from tests.evolver.chat_server import Answer, client
 
 LLM = (
     "attributing.enabled=True", "advantage.name=adca", "attributing.judge.name=llm", "llm.model=tiny",
