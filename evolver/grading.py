@@ -94,6 +94,7 @@ def score_outcomes(judge: OutcomeJudge, trajectories: Sequence[Trajectory]) -> N
             trajectory.error = f"{UNJUDGED}: {verdict}"
 
 
+@dataclass
 class Grading:
     """Grades the groups of some rollouts in threads, each as soon as its last rollout has ended,
     while others go on.
@@ -102,16 +103,16 @@ class Grading:
     that work at a time. A thread that becomes free takes all groups that wait for one.
     """
 
-    def __init__(
-        self, work: Callable[[Sequence[Trajectory]], None], sizes: Mapping[Group, int], threads: int
-    ):
-        self._work = work
-        self._sizes = sizes
-        self._free = threads
-        self._ended: dict[Group, list[Trajectory]] = {group: [] for group in sizes}
+    work: Callable[[Sequence[Trajectory]], None]
+    sizes: Mapping[Group, int]
+    threads: int
+
+    def __post_init__(self) -> None:
+        self._free = self.threads
+        self._ended: dict[Group, list[Trajectory]] = {group: [] for group in self.sizes}
         self._waiting: list[Trajectory] = []
         self._tasks: asyncio.TaskGroup | None = None
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="judge")
+        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="judge")
 
     async def until_graded(self, played: Coroutine[Any, Any, T]) -> T:
         """Return what `played` does, once all of its groups are graded. `add` gets each rollout
@@ -122,7 +123,7 @@ class Grading:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._pool.shutdown(wait=False, cancel_futures=True)
         return result.result()
 
     def add(self, *trajectories: Trajectory) -> None:
@@ -130,7 +131,7 @@ class Grading:
         for trajectory in trajectories:
             members = self._ended[trajectory.group]
             members.append(trajectory)
-            if len(members) == self._sizes[trajectory.group]:
+            if len(members) == self.sizes[trajectory.group]:
                 self._waiting += sorted(members, key=lambda member: member.rollout)
         self._start()
 
@@ -142,7 +143,7 @@ class Grading:
             self._tasks.create_task(self._grade(members))
 
     async def _grade(self, members: Sequence[Trajectory]) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._work, members)
+        await asyncio.get_running_loop().run_in_executor(self._pool, self.work, members)
         self._free += 1
         self._start()
 

@@ -154,21 +154,22 @@ def _unplayed(turn: Turn) -> Label:
     return Label(BAD, "the turn was cut by its token limit")
 
 
+@dataclass
 class _Judgement:
     """Labels the moves of one trajectory. limit: value of `episodes.steps` at which judging
     stops."""
 
-    def __init__(self, moves: list[_Move], nodes: list[_Node], episodes: _Episodes, limit: int):
-        self.moves = moves
-        self.nodes = nodes
-        self.episodes = episodes
-        self.limit = limit
-        self.labels = [Label(ABSTAIN, "the turn depends on one that did harm")] * len(moves)
-        self.kept = list(range(len(moves)))  # moves that were not removed
-        self.value = episodes.end(moves).value  # of the kept moves
-        # True if the value depends on a closing text that quotes no observation
-        self.unquoted = False
-        self.over_budget = False
+    moves: list[_Move]
+    nodes: list[_Node]
+    episodes: _Episodes
+    limit: int
+    unquoted: bool = False  # True if the value depends on a closing text without a quotation
+    over_budget: bool = False
+
+    def __post_init__(self) -> None:
+        self.labels = [Label(ABSTAIN, "the turn depends on one that did harm")] * len(self.moves)
+        self.kept = list(range(len(self.moves)))  # moves that were not removed
+        self.value = self.episodes.end(self.moves).value  # of the kept moves
 
     def label(self, success: bool) -> list[Label]:
         """Return the labels of all moves. success: of the trajectory."""
@@ -267,16 +268,18 @@ class _End:
     taken: list[bool]
 
 
+@dataclass
 class _Episodes:
     """Plays sequences of moves of one task. Results, and a snapshot after each walked move, are
     kept."""
 
-    def __init__(self, world: World, task: Task):
-        self.world = world
-        self.task = task
-        self.steps = 0  # environment steps played
-        self.opening = opening_words(world.reset(task, task.seed))
-        self._nodes: dict[_Moves, _Node] = {(): _Node(snapshot_of(world))}
+    world: World
+    task: Task
+    steps: int = 0  # environment steps played
+
+    def __post_init__(self) -> None:
+        self.opening = opening_words(self.world.reset(self.task, self.task.seed))
+        self._nodes: dict[_Moves, _Node] = {(): _Node(snapshot_of(self.world))}
         self._ends: dict[_Moves, _End] = {}
         self._at: _Moves | None = ()  # the moves that led to where the world is
 

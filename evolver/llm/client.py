@@ -18,12 +18,11 @@ import concurrent.futures
 import contextlib
 import json
 import math
-import os
 import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from envs.packages import load
@@ -79,60 +78,48 @@ class _Queue:
         self.tokens = Rate(rates.tokens_per_minute)
         self.paused_until = 0.0  # set by Retry-After, on the monotonic clock
         self.failed = 0  # consecutive unanswered questions
-        self.asking = self.waiting = 0  # questions
+        self.inside = 0  # questions that are asked or wait for it
 
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
         """Wait for one of the places, and hold it during the block."""
-        self.waiting += 1
+        self.inside += 1
         try:
-            await self.slots.acquire()
+            async with self.slots:
+                yield
         finally:
-            self.waiting -= 1
-        self.asking += 1
-        try:
-            yield
-        finally:
-            self.asking -= 1
-            self.slots.release()
+            self.inside -= 1
 
 
+@dataclass(eq=False)
 class Chat:
     """The client of all language-model roles of a run.
 
-    prices: {model: money per million (prompt tokens, completion tokens)}. check: called while
-    waiting; raises if the user wants the run to end. say: called with a line for the user, once per
-    kind of failure. loop: a running event loop to use, that of the engines if the policy answers
-    for a role; None = one of its own.
+    prices: {model: money per million (prompt tokens, completion tokens)}. cache: None = answers are
+    not kept. check: called while waiting; raises if the user wants the run to end. say: called with
+    a line for the user, once per kind of failure. loop: a running event loop to use, that of the
+    engines if the policy answers for a role; None = one of its own.
 
     `responders` has the PolicyResponder of each url whose answers depend on weights of this run. It
     is filled when the engines are built, before the first question.
     """
 
-    def __init__(
-        self,
-        roles: dict[str, Role],
-        *,
-        limits: Limits = Limits(),
-        prices: dict[str, tuple[float, float]] | None = None,
-        cache: str | os.PathLike | None = None,
-        ledger: Ledger | None = None,
-        check: Callable[[], None] = lambda: None,
-        say: Callable[[str], None] = print,
-        loop: asyncio.AbstractEventLoop | None = None,
-    ):
+    roles: dict[str, Role]
+    limits: Limits = Limits()
+    prices: dict[str, tuple[float, float]] = field(default_factory=dict)
+    cache: Cache | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+    check: Callable[[], None] = lambda: None
+    say: Callable[[str], None] = print
+    loop: InitVar[asyncio.AbstractEventLoop | None] = None
+
+    def __post_init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
         load("httpx", "llm")  # says how to install it
         from evolver.llm.servers import Servers
 
-        self.roles = roles
-        self.limits = limits
-        self.prices = prices or {}
-        self.cache = Cache(cache) if cache else None
-        self.ledger = ledger or Ledger()
+        limits = self.limits
         self.budget = Budget(limits.budget_money, limits.budget_tokens, self.ledger)
         self.responders: dict[str, PolicyResponder] = {}
-        self.check = check
-        self.say = say
         self._shown = set[str]()
         self.keeps = False  # True: `said` returns what the current policy answers
         # Roles of the policy that answer without being held to a schema. Where such an answer
@@ -141,7 +128,7 @@ class Chat:
         self._said: dict[str, Said] = {}  # by the key of the question
         self._servers = Servers(lambda text: self.say(text))
         self.spread: Spread | None = None  # of a run of several processes
-        self._queues = {role.server: _Queue(limits, role.is_policy) for role in roles.values()}
+        self._queues = {role.server: _Queue(limits, role.is_policy) for role in self.roles.values()}
         # Equal concurrent questions share one call.
         self._pending: dict[str, asyncio.Task[Record]] = {}
         self._in_flight: set[str] = set()  # keys of those that a server is answering
@@ -186,10 +173,11 @@ class Chat:
 
     def queues(self) -> list[Json]:
         """Return the questions that each server is answering, and those that wait for it."""
-        return [
-            {"name": url, "running": queue.asking, "waiting": queue.waiting}
-            for url, queue in self._queues.items()
-        ]
+        found = []
+        for url, queue in self._queues.items():
+            running = min(queue.inside, self.limits.concurrency)
+            found.append({"name": url, "running": running, "waiting": queue.inside - running})
+        return found
 
     def said(self) -> list[Said]:
         """Return the current policy's answers since the last call, also those that could not be

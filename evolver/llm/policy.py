@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from rl.seeds import seed_of
 from rl.trajectory import Completion, Sampling, StopReason, Trajectory, Turn
 
 
+@dataclass(eq=False)
 class PolicyResponder:
     """Answers questions with an engine.
 
@@ -32,24 +34,17 @@ class PolicyResponder:
     the learner's log-probabilities. All but `expect` runs on the engine's event loop.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        tokenizer: Tokenizer,
-        context: int,
-        params: Any,
-        *,
-        grammars: Grammars | None = None,
-        temperature: float = 1.0,
-    ):
-        self.engine = engine
-        self.tokenizer = tokenizer
-        self.context = context
-        self._grammars = grammars
-        self._temperature = temperature
+    engine: Engine
+    tokenizer: Tokenizer
+    context: int
+    params: InitVar[Any]
+    grammars: Grammars | None = None
+    temperature: float = 1.0
+
+    def __post_init__(self, params: Any) -> None:
         self._sessions = itertools.count()
         self._weights: dict[int, str] = {}  # by version
-        self.expect(params, engine.version)
+        self.expect(params, self.engine.version)
 
     def expect(self, params: Any, version: int) -> None:
         """Note the weights that the engine is about to load."""
@@ -72,8 +67,8 @@ class PolicyResponder:
         held = {}
         try:
             ids = chat.opening(self.tokenizer, call.body["messages"])
-            if self._grammars and call.schema is not None and call.held:
-                held["guide"] = self._grammars.guide(call.schema)
+            if self.grammars and call.schema is not None and call.held:
+                held["guide"] = self.grammars.guide(call.schema)
             body = call.body
             room = self.context - len(ids)
             if room < 1:
@@ -94,7 +89,7 @@ class PolicyResponder:
             raise ChatError("request", str(error)) from None
         finally:
             await self.engine.release(session)
-        own = not held and (sampling.temperature or 1.0) == self._temperature
+        own = not held and (sampling.temperature or 1.0) == self.temperature
         return {
             "text": self.tokenizer.decode(completion.text_tokens),
             "finish": completion.stop,

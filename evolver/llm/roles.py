@@ -25,7 +25,7 @@ from evolver.files import formats
 from evolver.llm.client import Chat, Limits
 from evolver.llm.prompts import Prompt, prompt
 from evolver.llm.questions import INITIAL_POLICY, POLICY_URLS, SERVED, Role, url_problem
-from evolver.llm.store import Ledger
+from evolver.llm.store import Cache, Ledger
 from evolver.processes import hosts
 from models import hub
 from models.files import loads
@@ -307,7 +307,7 @@ def make_chat(
         roles,
         limits=divided(limits, ledger, hosts.count()),
         prices=read_prices(c.prices),
-        cache=cache,
+        cache=Cache(cache) if cache else None,
         ledger=ledger,
         check=check,
         loop=loop if policy_urls(config) else None,

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Collection, Coroutine, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from evolver.llm.questions import Question, Reply
@@ -20,6 +21,7 @@ Answer = Callable[[Question], Coroutine[Any, Any, Reply]]
 Waiting = dict[int, concurrent.futures.Future[Reply]]
 
 
+@dataclass
 class Spread:
     """Divides questions among the processes, by their content.
 
@@ -27,10 +29,11 @@ class Spread:
     serves. answer, loop: what answers a question in this process, and on which event loop.
     """
 
-    def __init__(self, roles: Collection[str], answer: Answer, loop: asyncio.AbstractEventLoop):
-        self.roles = roles
-        self._answer = answer
-        self._loop = loop
+    roles: Collection[str]
+    answer: Answer
+    loop: asyncio.AbstractEventLoop
+
+    def __post_init__(self) -> None:
         self._asked = [hosts.Stream(f"asked/{i}") for i in range(hosts.count())]
         self._answers = [hosts.Stream(f"answers/{i}") for i in range(hosts.count())]
         self._waiting: list[Waiting] = [{} for _ in self._asked]  # by the question's number
@@ -90,7 +93,7 @@ class Spread:
             question = asked.get()
             if question is None:
                 break
-            future = asyncio.run_coroutine_threadsafe(self._answer(question), self._loop)
+            future = asyncio.run_coroutine_threadsafe(self.answer(question), self.loop)
             going.add(future)
             future.add_done_callback(functools.partial(_reply, answers, number))
         for future in going:

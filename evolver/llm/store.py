@@ -206,6 +206,7 @@ class Rate:
             self.full_at -= 60 * units / self.per_minute
 
 
+@dataclass
 class Budget:
     """Money and tokens that may be spent; 0 = no limit.
 
@@ -214,17 +215,18 @@ class Budget:
     nothing is in flight.
     """
 
-    def __init__(self, money: float, tokens: int, ledger: Ledger):
-        self.money = money
-        self.tokens = tokens
-        self._ledger = ledger
+    money: float
+    tokens: int
+    ledger: Ledger
+
+    def __post_init__(self) -> None:
         self._reserved: list[tuple[float, float]] = []  # (money, tokens) of each call in flight
         self._settled = asyncio.Condition()
 
     def _lack(self, money: float, tokens: float) -> str:
         """Return why calls with these estimates do not fit, "" if they do."""
-        spent = self._ledger.money
-        used = self._ledger.tokens
+        spent = self.ledger.money
+        used = self.ledger.tokens
         if self.money and spent + money > self.money:
             return f"{spent:.4f} of config.llm.budget_money={self.money:g} is spent"
         if self.tokens and used + tokens > self.tokens:

@@ -149,8 +149,8 @@ class Watch:
     def __init__(self, deadline: float):
         self._client = _client()
         self._deadline = deadline
-        self._me = jax.process_index()
-        self._count = jax.process_count()
+        self._me = index()
+        self._count = count()
         self._name = f"{self._me} {socket.gethostname()} {os.getpid()}"
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -244,19 +244,19 @@ def index() -> int:
 
 def first() -> bool:
     """Return True in the process that writes metrics and records."""
-    return jax.process_index() == 0
+    return index() == 0
 
 
 def own_name(name: str) -> str:
     """Return the name of this process's own file or folder in the workdir, which all share: `name`
     in the first process, with the number of the process in the others."""
     stem, dot, ending = name.partition(".")
-    return name if first() else f"{stem}_{jax.process_index()}{dot}{ending}"
+    return name if first() else f"{stem}_{index()}{dot}{ending}"
 
 
 def share(items: Sequence[T]) -> list[T]:
     """Return this process's part: every n-th item, which balances long and short ones."""
-    return list(items[jax.process_index() :: jax.process_count()])
+    return list(items[index() :: count()])
 
 
 def gather_shares(part: Sequence[T]) -> list[T]:

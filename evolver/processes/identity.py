@@ -23,6 +23,7 @@ def identity(config: Any) -> dict[str, str]:
     about = provenance()
     found |= {f"version of {name}": text for name, text in about["versions"].items()}
     found["version of Python"] = about["python"]
-    settings = {name: repr(value) for name, value in flat(config).items()}
-    kept = {name: text for name, text in settings.items() if not name.startswith(RESUMABLE)}
-    return found | {f"config.{name}": text for name, text in kept.items()}
+    for name, value in flat(config).items():
+        if not name.startswith(RESUMABLE):
+            found[f"config.{name}"] = repr(value)
+    return found

@@ -11,6 +11,7 @@ from typing import Any
 from evolver.llm.client import Chat, Limits
 from evolver.llm.questions import Role
 from evolver.llm.roles import ROLES
+from evolver.llm.store import Cache
 
 
 class Answer:
@@ -123,8 +124,9 @@ class ChatServer:
 
 
 @contextlib.contextmanager
-def client(script, *, key="", models=("tiny",), limits=None, role=None, **settings):
+def client(script, *, key="", models=("tiny",), limits=None, role=None, cache=None, **settings):
     """A client whose every role is answered by a script; `lines` holds what it says."""
+    settings["cache"] = cache and Cache(cache)
     with ChatServer(script, models=models, key=key and "sk-right") as server:
         spec = {"url": server.url, "model": "tiny", "key": key, "max_tokens": 64} | (role or {})
         fast = {"first_wait": 0.01, "longest_wait": 0.02, "deadline": 5.0} | (limits or {})

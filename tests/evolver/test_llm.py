@@ -303,29 +303,28 @@ class TestAnswers:
             assert len(chat.server.requests) == 3  # response_format is tried once only
 
     @pytest.mark.parametrize(
-        "bad,kind,schema",
+        "bad,kind,told,schema",
         [
-            ("", "empty", SCHEMA),
-            ('{"score": 90, "score": 10}', "unreadable", SCHEMA),
-            ('{"a": {"x": 1, "x": 2}, "score": 1}', "unreadable", SCHEMA),
-            ('You wrote {"score":  "1"}, {"score": 100}.', "quoted", SCHEMA),
+            ("", "empty", "is empty", SCHEMA),
+            ('{"score": 90, "score": 10}', "unreadable", "the answer has", SCHEMA),
+            ('{"a": {"x": 1, "x": 2}, "score": 1}', "unreadable", "the answer has", SCHEMA),
+            ('You wrote {"score":  "1"}, {"score": 100}.', "quoted", "only quotes", SCHEMA),
             # What was cut may have been the verdict, and what is left a quotation.
-            (said('{"score": 1}', finish="length"), "cut", SCHEMA),
-            (said('{"score": 1}', finish="content_filter"), "cut", SCHEMA),
-            (" \n", "empty", None),
-            (said("I think that", finish="length"), "cut", None),
+            (said('{"score": 1}', finish="length"), "cut", "cut at max_tokens=64", SCHEMA),
+            (said('{"score": 1}', finish="content_filter"), "cut", "by content_filter", SCHEMA),
+            (" \n", "empty", "is empty", None),
+            (said("I think that", finish="length"), "cut", "cut at max_tokens=64", None),
         ],
     )
-    def test_useless_answers_are_counted_by_kind_and_asked_again(self, tmp_path, bad, kind, schema):
+    def test_useless_answers_are_counted_by_kind_and_asked_again(
+        self, tmp_path, bad, kind, told, schema
+    ):
         """A bad hour of the server must not become permanent. Without a schema any whole text is an
         answer."""
         question = 'they wrote {"score": 100} and {\\"score\\": \\"1\\"}'
         with client(lambda body, n: bad if n < 2 else '{"score": 7}', cache=tmp_path) as chat:
             errors = [ask(chat, question, schema=schema)[0] for _ in range(2)]
-            assert {error.kind for error in errors} == {kind}
-            body = bad.body if isinstance(bad, Answer) else b""
-            assert ("cut at max_tokens=64" in str(errors[0])) == (b'"length"' in body)
-            assert ("cut by content_filter" in str(errors[0])) == (b'"content_filter"' in body)
+            assert {error.kind for error in errors} == {kind} and told in str(errors[0])
             figures = chat.ledger.metrics()
             assert figures["llm/judge/unanswered"] == figures[f"llm/judge/failures/{kind}"] == 2
             replies = [ask(chat, question, schema=schema)[0] for _ in range(2)]

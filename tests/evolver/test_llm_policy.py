@@ -17,6 +17,7 @@ from evolver.llm.answers import array, record, string
 from evolver.llm.client import Chat, Limits
 from evolver.llm.policy import PolicyResponder, fingerprint, trajectory_of
 from evolver.llm.questions import CURRENT_POLICY, INITIAL_POLICY, Question, Role
+from evolver.llm.store import Cache
 from evolver.processes.interrupt import Interrupted, Stop
 from models import hf
 from models.tokenizer import Tokenizer
@@ -69,7 +70,7 @@ def client_of(tokenizer, cache, *, context=128, limits=None, extra="", check=Non
         chat = Chat(
             {"judge": judge, "writer": Role(server.url, "tiny")},
             limits=limits or Limits(attempts=2),
-            cache=cache,
+            cache=Cache(cache),
             check=check or stop.check,
             say=lines.append,
             loop=stop.loop,
@@ -152,7 +153,7 @@ class TestResponder:
         self, tokenizer, asking
     ):
         with asking(limits=Limits(failures=3)) as chat:
-            chat.responders[CURRENT_POLICY]._grammars = Grammars(tokenizer, 400)
+            chat.responders[CURRENT_POLICY].grammars = Grammars(tokenizer, 400)
             robot = Question("judge", [{"role": "robot", "content": ""}])
             unknown = judged("Is it?", schema={"type": "robot"})
             long, odd, wrong, fine = chat.ask(
@@ -315,7 +316,7 @@ def test_what_the_policy_says_can_train(tokenizer, asking):
         assert only.completion.tokens == [*tokenizer.encode("yes"), tokenizer.im_end]
         assert only.completion.version == 0
         assert not only.completion.logprobs  # not at the learner's temperature
-        chat.responders[CURRENT_POLICY]._temperature = 0.5
+        chat.responders[CURRENT_POLICY].temperature = 0.5
         chat.ask([judged("So?")])
         (reply,) = (one.reply for one in chat.said())
         assert len(reply.logprobs) == len(reply.tokens)
@@ -332,8 +333,8 @@ def test_a_free_role_shows_its_form_and_is_held_to_it_where_it_misses_it(tokeniz
     schema = record(score={"type": "integer"})
     with asking(text="seven") as chat:
         responder = chat.responders[CURRENT_POLICY]
-        responder._grammars = Held()
-        responder._temperature = 0.5
+        responder.grammars = Held()
+        responder.temperature = 0.5
         chat.keeps = True
         asked = [judged("Score it.", schema=schema, about=name) for name in ("a/1", "a/0", "")]
         assert [reply.parsed for reply in chat.ask(asked)] == 3 * [{"score": 7}]
