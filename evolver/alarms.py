@@ -26,7 +26,9 @@ LENGTH = 0.25  # least share of the tokens of the first steps
 BALANCE = -0.25  # least mean advantage, in standard deviations
 REPEATED = 0.25  # most rollouts that repeat themselves
 SAME_TURNS = 3  # equal turns in a row that are a repetition
-BLOCKS, PERIOD, LEAST = 4, 32, 24  # equal blocks at the end of a turn; most and least tokens
+BLOCKS = 4  # equal ones at the end of a turn that are a loop
+PERIOD = 32  # most tokens of a block
+LEAST = 24  # tokens of all blocks
 
 History = Sequence[Metrics]  # the metrics of the steps so far, oldest first
 

@@ -83,14 +83,18 @@ def score_outcomes(judge: OutcomeJudge, trajectories: Sequence[Trajectory]) -> N
             if is_verified(trajectory.task):
                 world = {"verified": float(trajectory.reached.success)}
                 verdict = replace(verdict, components=verdict.components | world)
-            forfeited, trajectory.evaluation, trajectory.lost = trajectory.lost, verdict, None
+            forfeited = trajectory.lost
+            trajectory.evaluation = verdict
+            trajectory.lost = None
             if forfeited:  # `rollout.must_end` holds for the judge's score too
                 trajectory.forfeit()
         else:
-            trajectory.evaluation, trajectory.stop = Evaluation(0.0, False), StopReason.CANCELLED
+            trajectory.evaluation = Evaluation(0.0, False)
+            trajectory.stop = StopReason.CANCELLED
             trajectory.error = f"{UNJUDGED}: {verdict}"
 
 
+@dataclass
 class Grading:
     """Grades the groups of some rollouts in threads, each as soon as its last rollout has ended,
     while others go on.
@@ -99,14 +103,16 @@ class Grading:
     that work at a time. A thread that becomes free takes all groups that wait for one.
     """
 
-    def __init__(
-        self, work: Callable[[Sequence[Trajectory]], None], sizes: Mapping[Group, int], threads: int
-    ):
-        self._work, self._sizes, self._free = work, sizes, threads
-        self._ended: dict[Group, list[Trajectory]] = {group: [] for group in sizes}
+    work: Callable[[Sequence[Trajectory]], None]
+    sizes: Mapping[Group, int]
+    threads: int
+
+    def __post_init__(self) -> None:
+        self._free = self.threads
+        self._ended: dict[Group, list[Trajectory]] = {group: [] for group in self.sizes}
         self._waiting: list[Trajectory] = []
         self._tasks: asyncio.TaskGroup | None = None
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="judge")
+        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="judge")
 
     async def until_graded(self, played: Coroutine[Any, Any, T]) -> T:
         """Return what `played` does, once all of its groups are graded. `add` gets each rollout
@@ -117,7 +123,7 @@ class Grading:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._pool.shutdown(wait=False, cancel_futures=True)
         return result.result()
 
     def add(self, *trajectories: Trajectory) -> None:
@@ -125,18 +131,19 @@ class Grading:
         for trajectory in trajectories:
             members = self._ended[trajectory.group]
             members.append(trajectory)
-            if len(members) == self._sizes[trajectory.group]:
+            if len(members) == self.sizes[trajectory.group]:
                 self._waiting += sorted(members, key=lambda member: member.rollout)
         self._start()
 
     def _start(self) -> None:
         if self._waiting and self._free and self._tasks:
             self._free -= 1
-            members, self._waiting = self._waiting, []
+            members = self._waiting
+            self._waiting = []
             self._tasks.create_task(self._grade(members))
 
     async def _grade(self, members: Sequence[Trajectory]) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._work, members)
+        await asyncio.get_running_loop().run_in_executor(self._pool, self.work, members)
         self._free += 1
         self._start()
 
@@ -176,7 +183,8 @@ def assign(
     if not rewarded:
         return
     batch = Batch.of(rewarded, step)
-    value_NK, outcome_NK = estimate(estimator, batch), of_outcomes(estimator, batch)
+    value_NK = estimate(estimator, batch)
+    outcome_NK = of_outcomes(estimator, batch)
     for n, trajectory in enumerate(rewarded):
         task = trajectory.task
         factor = config.advantage.synthetic if task.origin == "synthetic" else 1.0

@@ -2,6 +2,7 @@
 `time/...`."""
 
 import contextlib
+import itertools
 import math
 import threading
 import time
@@ -24,7 +25,8 @@ class Meter:
     """
 
     def __init__(self, prefix: str, *names: str):
-        self.prefix, self.names = prefix, names
+        self.prefix = prefix
+        self.names = names
         self._lock = threading.Lock()
         self._clear()
 
@@ -67,7 +69,8 @@ class Mechanism(Protocol):
 @contextlib.contextmanager
 def timed(name: str) -> Iterator[Metrics]:
     """Yield metrics that hold the seconds of the block as time/<name> once it ends."""
-    metrics, began = Metrics(), time.monotonic()
+    metrics = Metrics()
+    began = time.monotonic()
     try:
         yield metrics
     finally:
@@ -107,7 +110,8 @@ def rollout_metrics(
             metrics[f"rollout/score{suffix}"] = mean(t.outcome for t in members)
     if shaped := [t.reward for t in trajectories if t.reward is not None]:
         metrics["rollout/reward"] = mean(shaped)
-    turns = [turn for t in trajectories for turn in t.turns if not turn.given]
+    every_turn = itertools.chain.from_iterable(t.turns for t in trajectories)
+    turns = [turn for turn in every_turn if not turn.given]
     generated = [len(turn.completion.tokens) for turn in turns]
     return metrics | {
         "rollout/turns": mean(len(t.turns) for t in trajectories),

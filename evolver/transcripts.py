@@ -70,7 +70,8 @@ def shortened(text: str, limit: int) -> str:
     mark."""
     if len(text) <= limit:
         return text
-    head, tail = (2 * limit) // 3, limit - (2 * limit) // 3
+    head = (2 * limit) // 3
+    tail = limit - (2 * limit) // 3
     return f"{text[:head]}\n[... {len(text) - head - tail} characters left out ...]\n{text[-tail:]}"
 
 

@@ -8,7 +8,9 @@ from typing import NamedTuple, Protocol
 from evolver.metrics import Mechanism, Meter, Metrics
 from rl.trajectory import Trajectory, groups_of
 
-GOOD, BAD, ABSTAIN = 1, -1, 0
+GOOD = 1
+BAD = -1
+ABSTAIN = 0
 JUDGES = {
     "replay": "evolver.attributing.replay:ReplayJudge",
     "llm": "evolver.attributing.llm:LlmJudge",

@@ -38,12 +38,15 @@ _REASON = 200  # characters of an analysis that are kept as the reason of a labe
 class LlmJudge(TurnJudge):
     """Labels trajectories by asking a chat role about all of them at once."""
 
-    roles, prompts = ("step_judge",), ("step_judge",)
+    roles = ("step_judge",)
+    prompts = ("step_judge",)
     concurrency = 8
 
     def __init__(self, parts: Parts, *, skip_flat: bool = False):
         """skip_flat: abstain, without asking, on groups whose outcomes are all equal."""
-        self.chat, self.max_chars, self.skip_flat = parts.chat, parts.max_chars, skip_flat
+        self.chat = parts.chat
+        self.max_chars = parts.max_chars
+        self.skip_flat = skip_flat
         # trajectories left unanswered, and turns that an answer left without a label, by reason
         self.meter = meter_of("unanswered", *_PROBLEMS.values())
 
@@ -91,7 +94,8 @@ def read_labels(answer: dict[str, Any], count: int) -> list[Label]:
     """
     labels: dict[int, Label] = {}
     for entry in answer["steps"]:
-        step, value = entry["step"], VALUES[entry["label"].upper()]
+        step = entry["step"]
+        value = VALUES[entry["label"].upper()]
         if not 1 <= step <= count:
             return [Label(ABSTAIN, _MISNUMBERED)] * count
         reason = textwrap.shorten(entry["analysis"], _REASON, placeholder=" ...")

@@ -83,14 +83,17 @@ class ReplayJudge(TurnJudge):
         """skip_flat: abstain on groups whose outcomes are all equal. max_replayed: environment
         steps that may be spent on one trajectory; the judge abstains on the turns that are left."""
         self._make_world = parts.make_world
-        self.skip_flat, self.max_replayed = skip_flat, max_replayed
+        self.skip_flat = skip_flat
+        self.max_replayed = max_replayed
         self._world: World | None = None
         # trajectories without labels by reason, and replayed environment steps
         self.meter = meter_of("not_reproduced", "errors", "over_budget", "env_steps")
 
     def label(self, trajectories: Sequence[Trajectory]) -> list[list[Label]]:
         """Return one list per trajectory with one label per turn."""
-        labels, group, episodes = [], None, None
+        labels = []
+        group = None
+        episodes = None
         for trajectory, why in zip(trajectories, reasons_to_skip(trajectories, self.skip_flat)):
             self.meter.count("skipped", bool(why))
             row = [Label(ABSTAIN, why)] * len(trajectory.turns)
@@ -104,12 +107,14 @@ class ReplayJudge(TurnJudge):
                     row = self._judge(trajectory, episodes)
                 except Exception as error:  # only this trajectory loses its labels, the run goes on
                     self.meter.count("errors")
-                    name, kind = trajectory.task.id, type(error).__name__
+                    name = trajectory.task.id
+                    kind = type(error).__name__
                     logging.warning(
                         "replay of task %s failed, no labels: %s: %s", name, kind, error
                     )
                     self.close()
-                    episodes, row = None, [Label(ABSTAIN, f"the replay failed: {kind}")] * len(row)
+                    episodes = None
+                    row = [Label(ABSTAIN, f"the replay failed: {kind}")] * len(row)
             labels.append(row)
         count_labels(self.meter, labels)
         return labels
@@ -122,7 +127,8 @@ class ReplayJudge(TurnJudge):
 
     def _judge(self, trajectory: Trajectory, episodes: _Episodes) -> list[Label]:
         """Return the labels of the turns of one trajectory."""
-        turns, before = executed_turns(trajectory), episodes.steps
+        turns = executed_turns(trajectory)
+        before = episodes.steps
         texts = [text_of(turn.observation) for turn in turns]
         executed = [executed_text(turn) for turn in turns]
         needed = values_needed(executed, [words(text) for text in texts], episodes.opening)
@@ -148,18 +154,22 @@ def _unplayed(turn: Turn) -> Label:
     return Label(BAD, "the turn was cut by its token limit")
 
 
+@dataclass
 class _Judgement:
     """Labels the moves of one trajectory. limit: value of `episodes.steps` at which judging
     stops."""
 
-    def __init__(self, moves: list[_Move], nodes: list[_Node], episodes: _Episodes, limit: int):
-        self.moves, self.nodes, self.episodes, self.limit = moves, nodes, episodes, limit
-        self.labels = [Label(ABSTAIN, "the turn depends on one that did harm")] * len(moves)
-        self.kept = list(range(len(moves)))  # moves that were not removed
-        self.value = episodes.end(moves).value  # of the kept moves
-        # True if the value depends on a closing text that quotes no observation
-        self.unquoted = False
-        self.over_budget = False
+    moves: list[_Move]
+    nodes: list[_Node]
+    episodes: _Episodes
+    limit: int
+    unquoted: bool = False  # True if the value depends on a closing text without a quotation
+    over_budget: bool = False
+
+    def __post_init__(self) -> None:
+        self.labels = [Label(ABSTAIN, "the turn depends on one that did harm")] * len(self.moves)
+        self.kept = list(range(len(self.moves)))  # moves that were not removed
+        self.value = self.episodes.end(self.moves).value  # of the kept moves
 
     def label(self, success: bool) -> list[Label]:
         """Return the labels of all moves. success: of the trajectory."""
@@ -178,7 +188,8 @@ class _Judgement:
                 self.labels[k] = self._label_of_equal(k, success, harm)
                 superfluous = self.value[0] and self.labels[k].value != ABSTAIN
             if value > self.value or superfluous:
-                self.kept, self.value = rest, value
+                self.kept = rest
+                self.value = value
         return self.labels
 
     def _remove_harm(self) -> bool:
@@ -190,7 +201,8 @@ class _Judgement:
             rest, value = self._without(k)
             if value > self.value:
                 self.labels[k] = _WORTH_MORE
-                self.kept, self.value = rest, value
+                self.kept = rest
+                self.value = value
                 left = rest[:]  # without this move, another one may turn out to be harmful
         return len(self.kept) < len(self.moves)
 
@@ -256,15 +268,18 @@ class _End:
     taken: list[bool]
 
 
+@dataclass
 class _Episodes:
     """Plays sequences of moves of one task. Results, and a snapshot after each walked move, are
     kept."""
 
-    def __init__(self, world: World, task: Task):
-        self.world, self.task = world, task
-        self.steps = 0  # environment steps played
-        self.opening = opening_words(world.reset(task, task.seed))
-        self._nodes: dict[_Moves, _Node] = {(): _Node(snapshot_of(world))}
+    world: World
+    task: Task
+    steps: int = 0  # environment steps played
+
+    def __post_init__(self) -> None:
+        self.opening = opening_words(self.world.reset(self.task, self.task.seed))
+        self._nodes: dict[_Moves, _Node] = {(): _Node(snapshot_of(self.world))}
         self._ends: dict[_Moves, _End] = {}
         self._at: _Moves | None = ()  # the moves that led to where the world is
 
@@ -301,7 +316,8 @@ class _Episodes:
         """Play `moves` after a walked prefix. Return the node without snapshot, and which moves
         were taken."""
         node = dataclasses.replace(self._nodes[known])
-        at, self._at = self._at, None
+        at = self._at
+        self._at = None
         if node.snapshot is not None:
             self.world.restore(node.snapshot)
         elif at != known:  # a world without snapshots may be slow to start again
@@ -320,14 +336,16 @@ class _Episodes:
                 renamed |= ids | {old.lower(): new.lower() for old, new in ids.items()}
                 node.shown += words(text)
                 node.ended = result.terminated or result.truncated
-                errors, calls = result.info.get("errors", 0), len(result.info.get("calls", ()))
+                errors = result.info.get("errors", 0)
+                calls = len(result.info.get("calls", ()))
                 node.failed = bool(result.info.get("parse_error")) or 0 < errors >= calls
         if all(taken) and not renamed:
             self._at = known + moves
         return node, taken
 
     def _value(self, evaluation: Evaluation) -> Value:
-        wanted, changes = self.task.verifier.get("state"), 0
+        wanted = self.task.verifier.get("state")
+        changes = 0
         if wanted is not None and hasattr(self.world, "difference"):
             changes = sum(1 if row in wanted else -1 for row in self.world.difference())
         progress = evaluation.components.get("progress", evaluation.score)

@@ -20,7 +20,8 @@ Schema = dict[str, Any]
 NUMBER: Schema = {"type": "number"}
 INTEGER: Schema = {"type": "integer"}
 UNFIT_REASONS = ("empty", "long", "marked", "quoted", "foreign")  # see `unfit_reason`
-_OPENING, _LOOSE = re.compile(r"[{\[]"), re.compile(r"[\s\\]+")
+_OPENING = re.compile(r"[{\[]")
+_LOOSE = re.compile(r"[\s\\]+")
 _LONGEST = 1200  # characters; a task or an experience has a few hundred
 _FEW = 5  # words
 _TAGS = re.compile(  # text that would end or imitate a part of a prompt
@@ -116,8 +117,11 @@ def read_json(text: str, schema: Schema, *, prompt: str = "") -> Any:
         raise Unreadable("cut", "the answer ends inside a thought")
     if not text.strip():
         raise Unreadable("empty", "the answer is empty")
-    own, quotes, problem = [], False, "there is no JSON in the answer"
-    prompt, properties = _squeezed(prompt), schema.get("properties")
+    own = []
+    quotes = False
+    problem = "there is no JSON in the answer"
+    prompt = _squeezed(prompt)
+    properties = schema.get("properties")
     for value, source in _values(text):
         # An answer is an object with a property of the schema; anything if it has none.
         if properties and not (isinstance(value, dict) and properties.keys() & value):
@@ -142,7 +146,8 @@ def read_json(text: str, schema: Schema, *, prompt: str = "") -> Any:
 def _values(text: str) -> Iterator[tuple[Any, str]]:
     """Yield the JSON objects and arrays in a text that are not parts of one another, with their
     source text."""
-    decoder, start = json.JSONDecoder(object_pairs_hook=without_repeats), 0
+    decoder = json.JSONDecoder(object_pairs_hook=without_repeats)
+    start = 0
     for _ in range(_TRIES):
         match = _OPENING.search(text, start)
         if not match:
@@ -187,5 +192,6 @@ def unfit_reason(text: str, query: str = "", observations: Iterable[str] = ()) -
         return "long"
     if len(text.split()) > _FEW and any(sentence in words(seen) for seen in observations):
         return "quoted"
-    common, own = scripts(text), scripts(query)
+    common = scripts(text)
+    own = scripts(query)
     return "foreign" if common and own and common[0] not in own else ""

@@ -18,12 +18,11 @@ import concurrent.futures
 import contextlib
 import json
 import math
-import os
 import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from envs.packages import load
@@ -79,56 +78,49 @@ class _Queue:
         self.tokens = Rate(rates.tokens_per_minute)
         self.paused_until = 0.0  # set by Retry-After, on the monotonic clock
         self.failed = 0  # consecutive unanswered questions
-        self.asking = self.waiting = 0  # questions
+        self.inside = 0  # questions that are asked or wait for it
 
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
         """Wait for one of the places, and hold it during the block."""
-        self.waiting += 1
+        self.inside += 1
         try:
-            await self.slots.acquire()
+            async with self.slots:
+                yield
         finally:
-            self.waiting -= 1
-        self.asking += 1
-        try:
-            yield
-        finally:
-            self.asking -= 1
-            self.slots.release()
+            self.inside -= 1
 
 
+@dataclass(eq=False)
 class Chat:
     """The client of all language-model roles of a run.
 
-    prices: {model: money per million (prompt tokens, completion tokens)}. check: called while
-    waiting; raises if the user wants the run to end. say: called with a line for the user, once per
-    kind of failure. loop: a running event loop to use, that of the engines if the policy answers
-    for a role; None = one of its own.
+    prices: {model: money per million (prompt tokens, completion tokens)}. cache: None = answers are
+    not kept. check: called while waiting; raises if the user wants the run to end. say: called with
+    a line for the user, once per kind of failure. loop: a running event loop to use, that of the
+    engines if the policy answers for a role; None = one of its own.
 
     `responders` has the PolicyResponder of each url whose answers depend on weights of this run. It
     is filled when the engines are built, before the first question.
     """
 
-    def __init__(
-        self,
-        roles: dict[str, Role],
-        *,
-        limits: Limits = Limits(),
-        prices: dict[str, tuple[float, float]] | None = None,
-        cache: str | os.PathLike | None = None,
-        ledger: Ledger | None = None,
-        check: Callable[[], None] = lambda: None,
-        say: Callable[[str], None] = print,
-        loop: asyncio.AbstractEventLoop | None = None,
-    ):
+    roles: dict[str, Role]
+    limits: Limits = Limits()
+    prices: dict[str, tuple[float, float]] = field(default_factory=dict)
+    cache: Cache | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+    check: Callable[[], None] = lambda: None
+    say: Callable[[str], None] = print
+    loop: InitVar[asyncio.AbstractEventLoop | None] = None
+
+    def __post_init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
         load("httpx", "llm")  # says how to install it
         from evolver.llm.servers import Servers
 
-        self.roles, self.limits, self.prices = roles, limits, prices or {}
-        self.cache, self.ledger = Cache(cache) if cache else None, ledger or Ledger()
+        limits = self.limits
         self.budget = Budget(limits.budget_money, limits.budget_tokens, self.ledger)
         self.responders: dict[str, PolicyResponder] = {}
-        self.check, self.say, self._shown = check, say, set[str]()
+        self._shown = set[str]()
         self.keeps = False  # True: `said` returns what the current policy answers
         # Roles of the policy that answer without being held to a schema. Where such an answer
         # cannot be read, the question is asked again, held to it.
@@ -136,12 +128,13 @@ class Chat:
         self._said: dict[str, Said] = {}  # by the key of the question
         self._servers = Servers(lambda text: self.say(text))
         self.spread: Spread | None = None  # of a run of several processes
-        self._queues = {role.server: _Queue(limits, role.is_policy) for role in roles.values()}
+        self._queues = {role.server: _Queue(limits, role.is_policy) for role in self.roles.values()}
         # Equal concurrent questions share one call.
         self._pending: dict[str, asyncio.Task[Record]] = {}
         self._in_flight: set[str] = set()  # keys of those that a server is answering
         self._closing = self._closed = False
-        self._loop, self._owns_loop = loop or asyncio.new_event_loop(), loop is None
+        self._loop = loop or asyncio.new_event_loop()
+        self._owns_loop = loop is None
         self._thread = threading.Thread(target=self._loop.run_forever, name="chat", daemon=True)
         if self._owns_loop:
             self._thread.start()
@@ -180,10 +173,11 @@ class Chat:
 
     def queues(self) -> list[Json]:
         """Return the questions that each server is answering, and those that wait for it."""
-        return [
-            {"name": url, "running": queue.asking, "waiting": queue.waiting}
-            for url, queue in self._queues.items()
-        ]
+        found = []
+        for url, queue in self._queues.items():
+            running = min(queue.inside, self.limits.concurrency)
+            found.append({"name": url, "running": running, "waiting": queue.inside - running})
+        return found
 
     def said(self) -> list[Said]:
         """Return the current policy's answers since the last call, also those that could not be
@@ -251,7 +245,8 @@ class Chat:
         body |= role.sampling(question.seed)
         free = question.role in self.free and question.schema is not None
         for held in (False, True) if free else (True,):
-            weights, version = self._weights(role), question.version
+            weights = self._weights(role)
+            version = question.version
             call = Call(question.role, role, body, question.schema, version, weights, held)
             record, cached = await self._record(call)
             if self.keeps and role.url == CURRENT_POLICY and record.get("tokens"):
@@ -265,7 +260,8 @@ class Chat:
 
     def _keep(self, question: Question, call: Call, record: Record) -> None:
         """Keep an answer for `said`, once for all questions that share it."""
-        key, usable = call.key, call.is_usable(record)
+        key = call.key
+        usable = call.is_usable(record)
         about = {question.about, *(self._said[key].about if key in self._said else ())} - {""}
         reply = Reply(**record)
         self._said[key] = Said(question, reply, usable, key, tuple(sorted(about)), call.held)
@@ -294,7 +290,8 @@ class Chat:
 
         Retry-After pauses all questions to the server.
         """
-        queue, limits = self._queues[call.role.server], self.limits
+        queue = self._queues[call.role.server]
+        limits = self.limits
         wait = limits.first_wait
         for attempt in range(1, limits.attempts + 1):
             try:
@@ -350,7 +347,9 @@ class Chat:
 
     async def _within_deadline(self, call: Call) -> Record:
         """Return the answer of an engine or a server. Raises ChatError, also if it is cancelled."""
-        deadline, kind, billed = self.limits.deadline, "timeout", not call.role.is_policy
+        deadline = self.limits.deadline
+        kind = "timeout"
+        billed = not call.role.is_policy
         if billed:  # what the policy answers is not paid for: nothing waits for it at the end
             self._in_flight.add(call.key)
         asked = self._servers if billed else self.responders[call.role.server]

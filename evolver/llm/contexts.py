@@ -26,11 +26,13 @@ class SummarisedWindow(SlidingWindow):
     """
 
     memory: Count = 512
-    roles, prompts = ("summariser",), ("memory",)
+    roles = ("summariser",)
+    prompts = ("memory",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        messages, self.summary = self.opening.observation.messages, ""
+        messages = self.opening.observation.messages
+        self.summary = ""
         asked = [m["content"] for m in messages if m["role"] == "user"]
         self.query = asked[-1] if asked else ""
 

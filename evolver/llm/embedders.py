@@ -90,25 +90,23 @@ class EndpointEmbedder:
     roles = ("embedder",)
 
     def __init__(self, parts: Parts, *, role: str = "embedder"):
-        self.chat, self.role = parts.chat, role
-        self.dims = self._vectors(["dimensions"]).shape[1]
+        self.chat = parts.chat
+        self.role = role
+        self.dims = len(self._vectors(["dimensions"])[0])
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        if not texts:
-            return np.zeros((0, self.dims), np.float32)
-        vectors_ND = self._vectors([text or " " for text in texts])  # servers refuse empty texts
-        count = vectors_ND.shape[1]
-        if count != self.dims:
-            raise ServerDown(f"embeddings have {count} numbers instead of {self.dims}")
+        vectors = self._vectors([text or " " for text in texts])  # servers refuse empty texts
+        for count in map(len, vectors):
+            if count != self.dims:
+                raise ServerDown(f"embeddings have {count} numbers instead of {self.dims}")
+        vectors_ND = np.array(vectors, np.float32).reshape(-1, self.dims)
         return vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
 
-    def _vectors(self, texts: Sequence[str]) -> np.ndarray:
+    def _vectors(self, texts: Sequence[str]) -> list[list[float]]:
         try:
-            return np.array(self.chat.embed(texts, role=self.role), np.float32)
+            return self.chat.embed(texts, role=self.role)
         except ChatError as error:
             raise ServerDown(f"experience cannot be searched without embeddings: {error}") from None
-        except ValueError:
-            raise ServerDown("the embeddings of one request have different lengths") from None
 
 
 class PolicyEmbedder:
@@ -136,7 +134,9 @@ class PolicyEmbedder:
             raise ValueError(f"{key}.name=policy needs a checkpoint: {hint}")
         folder = model_folder(path, weights=True)
         shape, self._params = hf.load(folder)
-        self._tokenizer, self._most, self.dims = Tokenizer.load(folder), tokens, shape.d_model
+        self._tokenizer = Tokenizer.load(folder)
+        self._most = tokens
+        self.dims = shape.d_model
 
         @jax.jit
         def pooled(params: qwen.Params, tokens_T: jax.Array, real_T: jax.Array) -> jax.Array:

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from rl.seeds import seed_of
 from rl.trajectory import Completion, Sampling, StopReason, Trajectory, Turn
 
 
+@dataclass(eq=False)
 class PolicyResponder:
     """Answers questions with an engine.
 
@@ -32,21 +34,17 @@ class PolicyResponder:
     the learner's log-probabilities. All but `expect` runs on the engine's event loop.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        tokenizer: Tokenizer,
-        context: int,
-        params: Any,
-        *,
-        grammars: Grammars | None = None,
-        temperature: float = 1.0,
-    ):
-        self.engine, self.tokenizer, self.context = engine, tokenizer, context
-        self._grammars, self._temperature = grammars, temperature
+    engine: Engine
+    tokenizer: Tokenizer
+    context: int
+    params: InitVar[Any]
+    grammars: Grammars | None = None
+    temperature: float = 1.0
+
+    def __post_init__(self, params: Any) -> None:
         self._sessions = itertools.count()
         self._weights: dict[int, str] = {}  # by version
-        self.expect(params, engine.version)
+        self.expect(params, self.engine.version)
 
     def expect(self, params: Any, version: int) -> None:
         """Note the weights that the engine is about to load."""
@@ -65,12 +63,14 @@ class PolicyResponder:
         are left out where they are not the policy's own: of an answer that was held, and at another
         temperature than the learner's. Raises ChatError and EngineFault.
         """
-        session, held = f"chat/{next(self._sessions)}", {}
+        session = f"chat/{next(self._sessions)}"
+        held = {}
         try:
             ids = chat.opening(self.tokenizer, call.body["messages"])
-            if self._grammars and call.schema is not None and call.held:
-                held["guide"] = self._grammars.guide(call.schema)
-            body, room = call.body, self.context - len(ids)
+            if self.grammars and call.schema is not None and call.held:
+                held["guide"] = self.grammars.guide(call.schema)
+            body = call.body
+            room = self.context - len(ids)
             if room < 1:
                 limit = f"of {self.context} (config.llm.context) none is left for an answer"
                 raise ContextFull(f"the question has {len(ids)} tokens, and {limit}")
@@ -89,7 +89,7 @@ class PolicyResponder:
             raise ChatError("request", str(error)) from None
         finally:
             await self.engine.release(session)
-        own = not held and (sampling.temperature or 1.0) == self._temperature
+        own = not held and (sampling.temperature or 1.0) == self.temperature
         return {
             "text": self.tokenizer.decode(completion.text_tokens),
             "finish": completion.stop,
@@ -104,7 +104,8 @@ class PolicyResponder:
 def trajectory_of(said: Said, tokenizer: Tokenizer) -> Trajectory:
     """Return an answer of the policy as a rollout of one turn, so that it can train: the task is
     the question, and the policy's tokens are those that were sampled."""
-    question, reply = said.question, said.reply
+    question = said.question
+    reply = said.reply
     messages = list(question.messages)
     completion = Completion(reply.tokens, reply.logprobs, reply.finish, reply.version)
     name = hashlib.sha256(said.key.encode()).hexdigest()[:16]

@@ -11,7 +11,8 @@ from envs.values import Json
 from evolver.llm.answers import Schema, Unreadable, read_json
 from evolver.processes.interrupt import RunEnds
 
-CURRENT_POLICY, INITIAL_POLICY = "policy", "policy:initial"
+CURRENT_POLICY = "policy"
+INITIAL_POLICY = "policy:initial"
 CUT = ("content_filter", "abort", "error")  # why an answer is not whole, besides "length"
 SERVED = "served"  # url of a role, or of the world, that the run serves itself
 POLICY_URLS = (CURRENT_POLICY, INITIAL_POLICY)  # urls of roles that an engine of this run answers
@@ -45,7 +46,10 @@ class ChatError(RuntimeError):
         billed: bool = False,
     ):
         super().__init__(message)
-        self.kind, self.retriable, self.after, self.billed = kind, retriable, after, billed
+        self.kind = kind
+        self.retriable = retriable
+        self.after = after
+        self.billed = billed
 
     def __reduce__(self) -> Any:  # between processes, where it is never asked again
         return ChatError, (self.kind, str(self))
@@ -173,7 +177,8 @@ class Call:
         """
         if self.is_embedding:
             return record["vector"]
-        text, why = record["text"], record["finish"]
+        text = record["text"]
+        why = record["finish"]
         if why == "length" or (why in CUT and text.strip()):
             where = f"at max_tokens={self.role.max_tokens}" if why == "length" else f"by {why}"
             raise Unreadable("cut", f"the answer was cut {where}")

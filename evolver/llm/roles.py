@@ -25,7 +25,7 @@ from evolver.files import formats
 from evolver.llm.client import Chat, Limits
 from evolver.llm.prompts import Prompt, prompt
 from evolver.llm.questions import INITIAL_POLICY, POLICY_URLS, SERVED, Role, url_problem
-from evolver.llm.store import Ledger
+from evolver.llm.store import Cache, Ledger
 from evolver.processes import hosts
 from models import hub
 from models.files import loads
@@ -227,7 +227,8 @@ def _role_problems(key: str, role: Role) -> Iterator[str]:
 def role_settings(config: Any) -> dict[str, Role]:
     """Return the settings of each role that the config needs; url, model and key default to those
     of `config.llm`. A role that the policy answers for has the url as its model and no key."""
-    c, roles = config.llm, {}
+    c = config.llm
+    roles = {}
     for name in roles_of(config):
         settings = c[name].to_dict()
         for key in ("url", "model", "key"):
@@ -290,7 +291,8 @@ def make_chat(
     served: the address of the model that the run serves. loop: the event loop of the engines, which
     the client uses if the policy answers for a role.
     """
-    c, roles = config.llm, role_settings(config)
+    c = config.llm
+    roles = role_settings(config)
     if not roles:
         return None
     own = [name for name, role in roles.items() if role.url in (*POLICY_URLS, SERVED)]
@@ -305,7 +307,7 @@ def make_chat(
         roles,
         limits=divided(limits, ledger, hosts.count()),
         prices=read_prices(c.prices),
-        cache=cache,
+        cache=Cache(cache) if cache else None,
         ledger=ledger,
         check=check,
         loop=loop if policy_urls(config) else None,

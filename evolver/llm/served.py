@@ -46,7 +46,8 @@ def serving(
 def command_of(config: Any, port: int) -> list[str]:
     """Return the command line of the server: vLLM's under an interpreter with vLLM, else that of
     this project."""
-    c, s = config.llm, config.llm.serve
+    c = config.llm
+    s = config.llm.serve
     folder = model_folder(s.path, weights=True)
     if s.python:
         parallel = len([device for device in s.devices.split(",") if device])

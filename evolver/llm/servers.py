@@ -14,7 +14,8 @@ from envs.http import bearer, retry_after
 from evolver.llm.questions import Call, ChatError, Json, Record, Role
 
 RETRIABLE = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # HTTP statuses
-KEY_REFUSED, NO_ROUTE = {401, 403}, {404, 405}
+KEY_REFUSED = {401, 403}
+NO_ROUTE = {404, 405}
 LONG_PROMPT = ("context length", "context_length", "maximum context", "too long")
 CONNECT = 30.0  # seconds to connect
 PREFLIGHT = 20.0  # seconds of a check before the run
@@ -57,7 +58,8 @@ class Servers:
     async def problem(self, roles: dict[str, Role]) -> str:
         """Return what is wrong with the server of roles that share url, model and key, "" if
         nothing is: an unreachable url, an unknown model, a refused key, a small context."""
-        (role, *_), names = roles.values(), list(roles)
+        role, *_ = roles.values()
+        names = list(roles)
         most = max(role.max_tokens for role in roles.values())
         try:
             async with asyncio.timeout(PREFLIGHT):
@@ -122,7 +124,8 @@ class Servers:
     ) -> httpx.Response:
         """Return the response, whatever its status. Raises ChatError for a key that cannot be sent
         and for a broken connection."""
-        url, headers = f"{role.server}/{route}", _headers(role.key)
+        url = f"{role.server}/{route}"
+        headers = _headers(role.key)
         # ASCII, because httpx cannot encode lone surrogates
         content = json.dumps(body) if body else None
         why = "the server cannot be reached"
@@ -142,7 +145,8 @@ def _read(call: Call, answer: Json) -> Record:
 
     Missing counts of tokens are estimated, so that they count towards the budget.
     """
-    text, given = "", answer.get("usage") or {}
+    text = ""
+    given = answer.get("usage") or {}
     if call.is_embedding:
         vector = [float(x) for x in answer["data"][0]["embedding"]]
         if not vector or not all(abs(x) < _LARGEST for x in vector):
@@ -164,7 +168,8 @@ def _read(call: Call, answer: Json) -> Record:
 
 def _refusal(answer: httpx.Response, key: str) -> ChatError:
     """Return the error that a response other than 200 means."""
-    status, message = answer.status_code, _shown(answer, key)
+    status = answer.status_code
+    message = _shown(answer, key)
     if status in KEY_REFUSED:
         why = "the server requires a key; name its environment variable in config.llm.key"
         if key:
@@ -185,7 +190,8 @@ def _shown(answer: httpx.Response, key: str) -> str:
 
 def _headers(key: str) -> dict[str, str]:
     """Return the headers of a request. Raises ChatError if the key's variable holds none."""
-    value, problem = _secret(key), ""
+    value = _secret(key)
+    problem = ""
     if key and not value:
         problem = f"is not set; export {key}=... with the server's key"
     elif not value.isascii() or not value.isprintable():

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Collection, Coroutine, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from evolver.llm.questions import Question, Reply
@@ -20,6 +21,7 @@ Answer = Callable[[Question], Coroutine[Any, Any, Reply]]
 Waiting = dict[int, concurrent.futures.Future[Reply]]
 
 
+@dataclass
 class Spread:
     """Divides questions among the processes, by their content.
 
@@ -27,8 +29,11 @@ class Spread:
     serves. answer, loop: what answers a question in this process, and on which event loop.
     """
 
-    def __init__(self, roles: Collection[str], answer: Answer, loop: asyncio.AbstractEventLoop):
-        self.roles, self._answer, self._loop = roles, answer, loop
+    roles: Collection[str]
+    answer: Answer
+    loop: asyncio.AbstractEventLoop
+
+    def __post_init__(self) -> None:
         self._asked = [hosts.Stream(f"asked/{i}") for i in range(hosts.count())]
         self._answers = [hosts.Stream(f"answers/{i}") for i in range(hosts.count())]
         self._waiting: list[Waiting] = [{} for _ in self._asked]  # by the question's number
@@ -42,7 +47,8 @@ class Spread:
         place = seed_of(repr((question.messages, question.seed))) % len(self._asked)
         if not place:
             return None
-        number, future = self._asked[place].sent, concurrent.futures.Future[Reply]()
+        number = self._asked[place].sent
+        future = concurrent.futures.Future[Reply]()
         self._waiting[place][number] = future
         self._asked[place].put(question)
         return future
@@ -79,13 +85,15 @@ class Spread:
     def serve(self) -> None:
         """Answer what the first process asks this one, until its block ends."""
         me = hosts.index()
-        asked, answers = self._asked[me], self._answers[me]
+        asked = self._asked[me]
+        answers = self._answers[me]
         going = set[concurrent.futures.Future[Reply]]()
         while True:
-            number, question = asked.received, asked.get()
+            number = asked.received
+            question = asked.get()
             if question is None:
                 break
-            future = asyncio.run_coroutine_threadsafe(self._answer(question), self._loop)
+            future = asyncio.run_coroutine_threadsafe(self.answer(question), self.loop)
             going.add(future)
             future.add_done_callback(functools.partial(_reply, answers, number))
         for future in going:

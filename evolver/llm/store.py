@@ -137,7 +137,8 @@ class Ledger:
         """Return `llm/<role>/<name>` and mean seconds per call since the last call of this method,
         the money and tokens of the whole run so far, and counts of failed writes."""
         with self._lock:
-            recent, self._recent = self._recent, accounts([])
+            recent = self._recent
+            self._recent = accounts([])
         metrics: Metrics = {}
         for role, account in recent.items():
             metrics |= account.metrics(role)
@@ -194,7 +195,8 @@ class Rate:
         if not self.per_minute:
             return
         async with self._lock:  # first in, first out: small requests cannot starve a large one
-            now, cost = time.monotonic(), 60 * min(1, units / self.per_minute)
+            now = time.monotonic()
+            cost = 60 * min(1, units / self.per_minute)
             self.full_at = max(self.full_at, now) + cost
             await asyncio.sleep(self.full_at - 60 - now)
 
@@ -204,6 +206,7 @@ class Rate:
             self.full_at -= 60 * units / self.per_minute
 
 
+@dataclass
 class Budget:
     """Money and tokens that may be spent; 0 = no limit.
 
@@ -212,14 +215,18 @@ class Budget:
     nothing is in flight.
     """
 
-    def __init__(self, money: float, tokens: int, ledger: Ledger):
-        self.money, self.tokens, self._ledger = money, tokens, ledger
+    money: float
+    tokens: int
+    ledger: Ledger
+
+    def __post_init__(self) -> None:
         self._reserved: list[tuple[float, float]] = []  # (money, tokens) of each call in flight
         self._settled = asyncio.Condition()
 
     def _lack(self, money: float, tokens: float) -> str:
         """Return why calls with these estimates do not fit, "" if they do."""
-        spent, used = self._ledger.money, self._ledger.tokens
+        spent = self.ledger.money
+        used = self.ledger.tokens
         if self.money and spent + money > self.money:
             return f"{spent:.4f} of config.llm.budget_money={self.money:g} is spent"
         if self.tokens and used + tokens > self.tokens:

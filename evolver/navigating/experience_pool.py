@@ -21,8 +21,8 @@ from evolver.navigating import Experience
 from models.files import BrokenFile, write_atomically
 
 DUPLICATE = 0.95  # least cosine, of `key` and of `content`, at which two experiences are one
-# experiences used at least this often, with at most this win rate, are deleted
-MIN_USES, MAX_WIN_RATE = 5, 0.5
+MIN_USES = 5  # before an experience may be deleted
+MAX_WIN_RATE = 0.5  # of those that are deleted
 # candidates fetched in addition, so that experiences with equal cosines are ordered by their ids
 _TIES = 256
 _MOST_TWINS = 16  # nearest experiences among which a duplicate is looked for
@@ -157,7 +157,8 @@ class ExperiencePool:
     def _nearest(
         self, vector_D: np.ndarray, k: int, min_similarity: float
     ) -> list[tuple[Experience, float]]:
-        experiences, count = self.all(), min(k + _TIES, len(self))
+        experiences = self.all()
+        count = min(k + _TIES, len(self))
         found = search(self._vectors_ND, vector_D, count, MetricKind.Cos, exact=True, threads=1)
         cosines = zip(found.keys, np.round(1 - found.distances.astype(float), 6))
         near = [(experiences[n], float(c)) for n, c in cosines if c >= min_similarity]
@@ -183,7 +184,8 @@ class ExperiencePool:
 def read_pool(folder: Path) -> Json:
     """Return the state of a pool on disk. Raises OSError, and BrokenFile with the line, also for a
     pool that does not name its splits, since it may hold answers of held-out tasks."""
-    path, lines = folder / "experiences.jsonl", list[Json]()
+    path = folder / "experiences.jsonl"
+    lines = list[Json]()
     if not path.is_file():
         raise BrokenFile(f"{path} does not exist: this is not a pool, or one that was never saved")
 
@@ -199,7 +201,8 @@ def read_pool(folder: Path) -> Json:
     for line in read_jsonl(path, make=fitting):
         lines.append(line)
     header, *records = lines or [{"size": "nothing"}]
-    ids, size = {record["id"] for record in records}, header["size"]
+    ids = {record["id"] for record in records}
+    size = header["size"]
     if len(records) != size or len(ids) != size:
         raise BrokenFile(
             f"{path} was cut or edited: {len(records)} experiences, its first line says {size}"

@@ -63,8 +63,10 @@ class Contrast(Extractor):
     ):
         """render, when: "module:attribute" of the functions that turn a Lesson into the content and
         a query into `when`."""
-        self._make_world, self.splits = parts.make_world, parts.splits
-        self._render, self._when = _function("render", render), _function("when", when)
+        self._make_world = parts.make_world
+        self.splits = parts.splits
+        self._render = _function("render", render)
+        self._when = _function("when", when)
 
     def extract(self, trajectories: Sequence[Trajectory], *, step: int) -> list[Experience]:
         """Return the new experiences. Raises ValueError for a task of another split."""
@@ -74,7 +76,8 @@ class Contrast(Extractor):
             solved = [t for t in group if t.success]
             solved.sort(key=lambda t: (len(_useful(t)), t.rollout))
             if solved and _useful(solved[0]) and self._succeeds_again(solved[0]):
-                query, content = solved[0].task.query, self._render(_compare(solved, failed))
+                query = solved[0].task.query
+                content = self._render(_compare(solved, failed))
                 if content:
                     when = self._when(query)
                     experiences.append(

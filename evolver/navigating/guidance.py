@@ -1,7 +1,6 @@
 """Self-navigating: retrieving experience that guides rollouts, and learning new experience from
 them."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,8 +16,6 @@ from rl.trajectory import Trajectory, groups_of
 # candidates per experience retrieved: the ranking depends on success too, not only on similarity
 _NEAR = 4
 _GAIN_WEIGHT = 0.1  # of the gain of an experience, beside the cosine of its key
-
-
 _METRICS = ("guided_rate", "empty_rate", "similarity", "extracted", "added", "pruned")
 
 
@@ -69,10 +66,12 @@ class Navigating:
         retrieved: list[list[Experience]] = [[] for _ in tasks]
         if guided_NG.any():
             retrieved = self.retrieve([task.query for task in tasks])
-        pairs = zip(guided_NG, retrieved, strict=True)
-        guidance = [[list(found) if guided else [] for guided in row] for row, found in pairs]
-        for given in itertools.chain(*guidance):
-            self._meter.average("guided_rate", bool(given))
+        guidance = []
+        for guided_G, found in zip(guided_NG, retrieved, strict=True):
+            given_G = [list(found) if guided else [] for guided in guided_G]
+            for given in given_G:
+                self._meter.average("guided_rate", bool(given))
+            guidance.append(given_G)
         return guidance
 
     def record(self, trajectories: Sequence[Trajectory]) -> None:

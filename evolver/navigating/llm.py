@@ -26,7 +26,9 @@ from rl.bounds import Fraction
 from rl.trajectory import Trajectory
 
 MOST = 2  # experiences from one task
-_REASON, _WHEN, _CONTENT = string(300), string(400), string(800)
+_REASON = string(300)
+_WHEN = string(400)
+_CONTENT = string(800)
 EXTRACTION = record(experiences=array(record(when=_WHEN, content=_CONTENT), MOST))
 # characters of an action or observation that validation sees: enough to tell what was done and
 # refused
@@ -41,13 +43,16 @@ class LlmExtractor(Extractor):
     It also learns from tasks whose attempts all failed.
     """
 
-    roles, prompts = ("summariser",), ("extract", "validate")
+    roles = ("summariser",)
+    prompts = ("extract", "validate")
     reads_labels = False
 
     def __init__(self, parts: Parts, *, valid: Fraction = 0.5):
         """valid: least score of the validation, 0 = no validation."""
-        self.chat, self.max_chars = parts.chat, parts.max_chars
-        self.splits, self.valid = parts.splits, valid
+        self.chat = parts.chat
+        self.max_chars = parts.max_chars
+        self.splits = parts.splits
+        self.valid = valid
         # questions that were not answered, and experiences that were refused, by reason
         refused = [f"unfit/{problem}" for problem in REFUSED]
         self.meter = Meter("navigating", "unanswered", "invalid", "misscored", *refused)
@@ -75,11 +80,14 @@ class LlmExtractor(Extractor):
         """Return the experiences of an answer whose text is fit for a prompt, and count the
         others."""
         self.meter.count("unfit/surplus", len(entries[MOST:]))
-        task, experiences, observations = contrast[0].task, [], []
+        task = contrast[0].task
+        experiences = []
+        observations = []
         for trajectory in contrast:
             observations += [text_of(turn.observation) for turn in trajectory.turns]
         for entry in entries[:MOST]:
-            when, content = entry["when"].strip(), entry["content"].strip()
+            when = entry["when"].strip()
+            content = entry["content"].strip()
             problem = unfit_reason(when, task.query, observations)
             problem = problem or unfit_reason(content, task.query, observations)
             if problem:
@@ -98,10 +106,12 @@ class LlmExtractor(Extractor):
             for _, experiences in found:
                 kept += experiences
             return kept
-        questions, limit = [], min(self.max_chars, ABRIDGED)
+        questions = []
+        limit = min(self.max_chars, ABRIDGED)
         for contrast, experiences in found:
             verdict = record(number=INTEGER, reason=_REASON, score=NUMBER)
-            schema, shown = record(verdicts=array(verdict, len(experiences))), listed(experiences)
+            schema = record(verdicts=array(verdict, len(experiences)))
+            shown = listed(experiences)
             asked = self._question("validate", schema, contrast, limit, experiences=shown)
             questions.append(asked)
         for (_, experiences), answer in zip(found, self.chat.ask(questions)):
@@ -132,7 +142,8 @@ class LlmExtractor(Extractor):
                 f"=== ATTEMPT {number}: {result}, score {trajectory.outcome:.2f}\n"
                 + transcript(without_experience(trajectory), limit)
             )
-        task, shown = contrast[0].task, "\n\n".join(attempts)
+        task = contrast[0].task
+        shown = "\n\n".join(attempts)
         return prompt(name).question(
             self.roles[0], schema, None, task.id, task=quoted(task.query), attempts=shown, **slots
         )
@@ -161,7 +172,8 @@ class Reranker(Refiner):
     """Asks a model which of the retrieved experiences fit the task. Without an answer, the best
     candidates are used."""
 
-    roles, prompts = ("reranker",), ("rerank",)
+    roles = ("reranker",)
+    prompts = ("rerank",)
     candidates = 3
     rewrites = False
 
@@ -222,4 +234,5 @@ class Reranker(Refiner):
 class Rewriter(Reranker):
     """Also rewrites the chosen experiences for the task at hand."""
 
-    prompts, rewrites = ("rewrite",), True
+    prompts = ("rewrite",)
+    rewrites = True

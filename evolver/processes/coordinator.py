@@ -31,7 +31,8 @@ def serving(address: str, count: int, deadline: float) -> Iterator[None]:
     Raises OSError if the port is still taken, or the service has not started, after `deadline`
     seconds; the service itself prints why it did not.
     """
-    port, until = _port(address), time.monotonic() + deadline
+    port = _port(address)
+    until = time.monotonic() + deadline
     # Perhaps the service of a run that is ending; two services would silently share the port.
     while _listens(port):
         if time.monotonic() > until:

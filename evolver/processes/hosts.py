@@ -68,7 +68,10 @@ def connected(config: Any) -> Iterator[None]:
 
 def _join(c: Any, stack: contextlib.ExitStack) -> None:
     """Connect to the coordination service; process 0 starts it, and `stack` stops it."""
-    address, count, index, devices = c.coordinator, c.count, c.index, None
+    address = c.coordinator
+    count = c.count
+    index = c.index
+    devices = None
     if not count:
         from jax._src.clusters import ClusterEnv  # as jax.distributed.initialize does, later
 
@@ -146,7 +149,8 @@ class Watch:
     def __init__(self, deadline: float):
         self._client = _client()
         self._deadline = deadline
-        self._me, self._count = jax.process_index(), jax.process_count()
+        self._me = index()
+        self._count = count()
         self._name = f"{self._me} {socket.gethostname()} {os.getpid()}"
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -160,7 +164,8 @@ class Watch:
             self._publish(state)
 
     def _publish(self, state: str) -> None:
-        key, text = f"evolver/alive/{self._me}", f"{self._name}|{state}"
+        key = f"evolver/alive/{self._me}"
+        text = f"{self._name}|{state}"
         self._client.key_value_set(key, text, allow_overwrite=True)
 
     def _run(self) -> None:
@@ -239,19 +244,19 @@ def index() -> int:
 
 def first() -> bool:
     """Return True in the process that writes metrics and records."""
-    return jax.process_index() == 0
+    return index() == 0
 
 
 def own_name(name: str) -> str:
     """Return the name of this process's own file or folder in the workdir, which all share: `name`
     in the first process, with the number of the process in the others."""
     stem, dot, ending = name.partition(".")
-    return name if first() else f"{stem}_{jax.process_index()}{dot}{ending}"
+    return name if first() else f"{stem}_{index()}{dot}{ending}"
 
 
 def share(items: Sequence[T]) -> list[T]:
     """Return this process's part: every n-th item, which balances long and short ones."""
-    return list(items[jax.process_index() :: jax.process_count()])
+    return list(items[index() :: count()])
 
 
 def gather_shares(part: Sequence[T]) -> list[T]:
@@ -288,12 +293,14 @@ class Stream:
     def put(self, value: Any) -> None:
         """Send a value."""
         with self._lock:
-            key, self.sent = f"evolver/{self._name}/{self.sent}", self.sent + 1
+            key = f"evolver/{self._name}/{self.sent}"
+            self.sent = self.sent + 1
             _client().key_value_set_bytes(key, pickle.dumps(value))
 
     def get(self) -> Any:
         """Wait for the next value, and return it."""
-        key, self.received = f"evolver/{self._name}/{self.received}", self.received + 1
+        key = f"evolver/{self._name}/{self.received}"
+        self.received = self.received + 1
         while True:  # a signal is handled between two rounds
             try:
                 value = _client().blocking_key_value_get_bytes(key, 1000)
@@ -370,7 +377,8 @@ def in_all(error: BaseException | None) -> bool:
 def merge_metrics(metrics: Metrics, largest: Collection[str] = ()) -> Metrics:
     """Return the metrics of all processes: counts are added, rates averaged over the processes that
     have them, and of times and of what `largest` names the largest is taken."""
-    parts, combined = gather(metrics), {}
+    parts = gather(metrics)
+    combined = {}
     for name in sorted(set().union(*parts)):
         values = [part[name] for part in parts if name in part]
         if name in largest or name.startswith("time/"):

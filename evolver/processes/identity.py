@@ -16,11 +16,14 @@ def identity(config: Any) -> dict[str, str]:
     """Return {file, version or key: what it is} of everything that decides what a process computes.
     Keys that may change when a run resumes may differ between its hosts, too."""
     root = Path(rl.__file__).parents[1]
-    files = [path for room in ROOMS for path in sorted((root / room).rglob("*.py"))]
-    found = {str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+    found = {}
+    for room in ROOMS:
+        for path in sorted((root / room).rglob("*.py")):
+            found[str(path.relative_to(root))] = hashlib.sha256(path.read_bytes()).hexdigest()
     about = provenance()
     found |= {f"version of {name}": text for name, text in about["versions"].items()}
     found["version of Python"] = about["python"]
-    settings = {name: repr(value) for name, value in flat(config).items()}
-    kept = {name: text for name, text in settings.items() if not name.startswith(RESUMABLE)}
-    return found | {f"config.{name}": text for name, text in kept.items()}
+    for name, value in flat(config).items():
+        if not name.startswith(RESUMABLE):
+            found[f"config.{name}"] = repr(value)
+    return found

@@ -90,13 +90,15 @@ class Server:
     def _watch(self) -> None:
         """Start the process again whenever it ends by itself, as often as it may be. Say so, also
         when it is gone for good."""
-        left, reached = self.restarts, self.progress()
+        left = self.restarts
+        reached = self.progress()
         while left >= 0:
             while (child := self._child) is not None and not child.ended:
                 if self._closed.wait(CHECKS_S):
                     return
             if (now := self.progress()) != reached:
-                left, reached = self.restarts, now
+                left = self.restarts
+                reached = now
             if child is not None:
                 then = "and is started again" if left else "and is not started again"
                 self.say(self._fault(child, f"it ended, {then}"))

@@ -1,11 +1,17 @@
 """An OpenAI-compatible HTTP server whose answers and failures are scripted by the test."""
 
+import contextlib
 import json
 import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from evolver.llm.client import Chat, Limits
+from evolver.llm.questions import Role
+from evolver.llm.roles import ROLES
+from evolver.llm.store import Cache
 
 
 class Answer:
@@ -14,7 +20,10 @@ class Answer:
 
     def __init__(self, body, status=200, *, headers=None, cut=0, stall=0.0):
         self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.status, self.headers, self.cut, self.stall = status, headers or {}, cut, stall
+        self.status = status
+        self.headers = headers or {}
+        self.cut = cut
+        self.stall = stall
 
 
 def said(text, *, finish="stop", prompt=10, completion=5, stall=0.0):
@@ -46,9 +55,13 @@ class ChatServer:
     """
 
     def __init__(self, script, *, models=("tiny",), key="", context=4096):
-        self.script, self.key, self.requests = script, key, []
+        self.script = script
+        self.key = key
+        self.requests = []
         self.models = [{"id": name, "object": "model", "max_model_len": context} for name in models]
-        self._lock, self.busy, self.busiest = threading.Lock(), 0, 0
+        self._lock = threading.Lock()
+        self.busy = 0
+        self.busiest = 0
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -108,6 +121,22 @@ class ChatServer:
     def __exit__(self, *_):
         self._server.shutdown()
         self._server.server_close()
+
+
+@contextlib.contextmanager
+def client(script, *, key="", models=("tiny",), limits=None, role=None, cache=None, **settings):
+    """A client whose every role is answered by a script; `lines` holds what it says."""
+    settings["cache"] = cache and Cache(cache)
+    with ChatServer(script, models=models, key=key and "sk-right") as server:
+        spec = {"url": server.url, "model": "tiny", "key": key, "max_tokens": 64} | (role or {})
+        fast = {"first_wait": 0.01, "longest_wait": 0.02, "deadline": 5.0} | (limits or {})
+        roles = dict.fromkeys(ROLES, Role(**spec))
+        lines = []
+        chat = Chat(roles, limits=Limits(**fast), say=lines.append, **settings)
+        chat.server = server
+        chat.lines = lines
+        with contextlib.closing(chat):
+            yield chat
 
 
 def asked(chat):

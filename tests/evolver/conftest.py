@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evolver.llm.client import Chat, Limits
-from evolver.llm.questions import Role
-from evolver.llm.roles import ROLES
-from tests.evolver.chat_server import ChatServer
+from tests.evolver.chat_server import client
 from tests.evolver.runs import go
 from tests.tiny import config_file, tiny_policy
 
@@ -37,7 +34,7 @@ def checkpoint(policy, tmp_path):
 def finish(tiny, tmp_path):
     """Play a run of the tiny policy to its end, and return its workdir, which has this name."""
 
-    def play(name, *words) -> Path:
+    def play(name, *words):
         assert go(tiny, tmp_path / name, *words) == 0
         return tmp_path / name
 
@@ -49,7 +46,7 @@ def ends(tiny, tmp_path, capsys):
     """Play a run of the tiny policy that ends with this exit code, and return its message, which is
     no traceback."""
 
-    def play(code, *words) -> str:
+    def play(code, *words):
         assert go(tiny, tmp_path / "run", *words) == code
         said = capsys.readouterr().err
         assert "Traceback" not in said
@@ -60,17 +57,12 @@ def ends(tiny, tmp_path, capsys):
 
 @pytest.fixture
 def chat_of():
-    """A client whose every role is answered by a script."""
+    """Clients whose every role is answered by a script, and which take no failure for the end."""
     with contextlib.ExitStack() as stack:
 
-        def make(script, **limits) -> Chat:
-            server = stack.enter_context(ChatServer(script))
-            roles = dict.fromkeys(ROLES, Role(server.url, "tiny", max_tokens=500))
-            fast = {"first_wait": 0.01, "longest_wait": 0.02, "attempts": 2, "failures": 1000}
-            chat = Chat(roles, limits=Limits(**fast | limits), say=lambda text: None)
-            stack.callback(chat.close)
-            chat.server = server
-            return chat
+        def make(script, **limits):
+            limits = {"attempts": 2, "failures": 1000, "deadline": 120.0} | limits
+            return stack.enter_context(client(script, limits=limits, role={"max_tokens": 500}))
 
         yield make
 

@@ -19,7 +19,9 @@ class Crowded(Proxy):
     """A world with extra tools whose answers depend on nothing in it."""
 
     def __init__(self, world, answer, extra):
-        self.world, self.name, self.answer = world, world.name, answer
+        self.world = world
+        self.name = world.name
+        self.answer = answer
         names = [f"{'abcdefghij'[n % 10] * 3}_{n}" for n in range(extra)]
         self.extra = [
             tool_of(name, f"Report {name}.", {"key": {"type": "string"}}, ["key"]) for name in names

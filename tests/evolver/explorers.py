@@ -55,7 +55,8 @@ class RandomWalk:
 
     def explore(self, world, seeds, budget, rng):
         for _ in range(20 * budget):
-            start, actions = rng.choice(seeds), []
+            start = rng.choice(seeds)
+            actions = []
             world.reset(probe_of(start), start.seed)
             for _ in range(6):
                 tool = rng.choice(["shelf", "lend", "mark"])

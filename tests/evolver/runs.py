@@ -1,5 +1,7 @@
 """Whole runs of the program in this process, and what they left."""
 
+import time
+
 import run
 from evolver.files.rollout_files import read_rollouts
 from evolver.files.workdir import Workdir
@@ -21,6 +23,14 @@ def figures(workdir, *without):
         {name: value for name, value in line.items() if not name.startswith(skipped)}
         for line in Workdir(workdir).metrics()
     ]
+
+
+def eventually(holds, seconds=60):
+    """Wait until something holds, so long at most."""
+    ends = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
 
 
 def rollouts_of(workdir, name):

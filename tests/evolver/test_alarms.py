@@ -14,7 +14,7 @@ from evolver.phases import tasks
 from models.tokenizer import Tokenizer
 from rl.rollout import Actor
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
-from tests.evolver.runs import figures, go
+from tests.evolver.runs import figures
 from tests.models.test_jinja import SMOL
 from tests.tiny import tiny_policy
 
@@ -43,7 +43,7 @@ def healthy(step, **changes):
         "alarm/no_call/share": 0.05,
         "alarm/repetition/share": 0.1,
     }
-    return line | evaluated(success) | changes
+    return line | evaluated(changes.get("eval/avg@8", success)) | changes
 
 
 def evaluated(success):
@@ -63,7 +63,7 @@ def history(**of_step):
 
 def raised(lines):
     """Return the alarms that any step of a run raises."""
-    return {name for n in range(1, len(lines) + 1) for name in alarms.raised(lines[:n])}
+    return set().union(*(alarms.raised(lines[:n]) for n in range(1, len(lines) + 1)))
 
 
 DOOMED = {"ledger/trained": 0, "ledger/no_signal": 64, "rollout/success": 0.0}
@@ -96,9 +96,6 @@ def test_a_run_that_learns_raises_none_whatever_it_does_not_measure():
 )
 def test_each_is_raised_by_what_it_is_for_and_by_nothing_else(name, metrics):
     lines = history(**metrics)
-    if name == "held_out":
-        for line in lines:
-            line |= evaluated(line["eval/avg@8"])
     assert raised(lines) == {name}
     text = alarms.told(name, lines)
     assert text.startswith("ALARM: ") and f"alarm/{name}" in text and ".." not in text
@@ -169,15 +166,18 @@ def test_a_doomed_run_is_told_from_its_first_prompt(change, remedy):
 )
 def test_a_doomed_run_says_so_before_its_first_step(env, show_tools, context, said, tmp_path):
     """With a context of 0 the chat template raises an exception for tools."""
-    config, world = base.get_config(), envs.make(env)
-    config.env.name, config.model.path = env, str(tmp_path)
-    config.rollout.context, config.rollout.max_tokens = context, 20
+    config = base.get_config()
+    world = envs.make(env)
+    config.env.name = env
+    config.model.path = str(tmp_path)
+    config.rollout.context = context
+    config.rollout.max_tokens = 20
     tokenizer = Tokenizer.load(tiny_policy(tmp_path))
     if not context:
         raising = "{% if tools %}{{ raise_exception('No tools') }}{% endif %}"
         tokenizer = Tokenizer(tokenizer.to_json(), template=raising + SMOL)
     actor = Actor(None, tokenizer, None, show_tools=show_tools)
-    told: list[str] = []
+    told = []
     doomed = SimpleNamespace(
         config=config,
         actor=actor,
@@ -199,7 +199,8 @@ def test_a_doomed_run_says_so_before_its_first_step(env, show_tools, context, sa
 def rollout(*said, success=True, calls=True, **components):
     completions = [Completion(tokens, [0.0] * len(tokens), "stop", 0) for tokens in said]
     turns = [Turn([0], one, "", [], CALLS if calls else {}) for one in completions]
-    score, tools = Evaluation(float(success), success, components), [{"type": "function"}]
+    score = Evaluation(float(success), success, components)
+    tools = [{"type": "function"}]
     return Trajectory(Task("t", "w", "q"), 0, 0, [], turns, StopReason.DONE, score, tools=tools)
 
 
@@ -221,7 +222,8 @@ def test_figures_count_what_the_rollouts_did():
 
 def test_a_world_that_lists_no_calls_and_one_whose_steps_are_alike_raise_nothing():
     silent = rollout([1], calls=False)
-    silent.turns[0].info, silent.turns[0].action = {}, call_text("look", {})
+    silent.turns[0].info = {}
+    silent.turns[0].action = call_text("look", {})
     assert alarms.figures([silent])["alarm/no_call/share"] == 0.0
     moving, stuck = (rollout([5], [5], [5]) for _ in range(2))
     for place, turn in enumerate(moving.turns):
@@ -239,19 +241,19 @@ def test_a_loop_at_the_end_of_a_turn_is_told_from_a_list(period):
 
 
 @pytest.mark.slow
-def test_a_judge_that_inverts_the_world_is_found_and_stands_in_the_records(tiny, tmp_path, capsys):
+def test_a_judge_that_inverts_the_world_is_found_and_stands_in_the_records(finish, capsys):
     words = (
         "steps=2", "env.name=travel", "questioning.enabled=True", "questioning.share=1.0",
         "questioning.budget=6", "questioning.judge.name=tests.evolver.test_alarms:Inverted",
         "rollout.tasks=3", "rollout.group=8", "rollout.max_turns=1", "rollout.context=256", "learner.row=256",
         "eval.every=0",
     )  # fmt: skip
-    assert go(tiny, tmp_path / "run", *(f"--config.{word}" for word in words)) == 0
+    run = finish("run", *(f"--config.{word}" for word in words))
     assert "step 1: ALARM: the judge of synthetic tasks differs" in capsys.readouterr().out
-    lines = figures(tmp_path / "run")
+    lines = figures(run)
     assert [line.get("questioning/judge/agreed_rate") for line in lines] == [None, 0.0, 0.0]
     assert [line["alarm/judge"] for line in lines] == [0.0, 1.0, 1.0]
-    assert "alarm/judge: 2 times, steps 1 to 2" in (tmp_path / "run/summary.md").read_text()
+    assert "alarm/judge: 2 times, steps 1 to 2" in (run / "summary.md").read_text()
 
 
 class Inverted:

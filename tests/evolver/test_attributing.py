@@ -1,7 +1,5 @@
 """Labels depend on what a turn changed in a replay, not on how it looks."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -37,7 +35,7 @@ from tests.evolver.toy import (
 BOTH = task("Lend Solaris and mark Dune.", lent=["B15"], mark=["B11"])
 
 
-def judge_of(make_world=Library, **options) -> ReplayJudge:
+def judge_of(make_world=Library, **options):
     return ReplayJudge(Parts(make_world=make_world), **options)
 
 
@@ -170,13 +168,25 @@ class TestWorlds:
         before = trajectory.evaluation.components["progress"]
         assert rest.evaluation.components["progress"] >= before
 
-    def test_a_world_that_comes_out_otherwise_is_abstained_on_and_counted(self):
-        judge = judge_of(Fickle)
-        trajectory = tried(GREEN, LEND_15, of=BOTH, world=Fickle)
+    ENDED = "the environment ended the episode"
+
+    @pytest.mark.parametrize(
+        "world,stop,why,counted",
+        [
+            (Fickle, "done", "the replay did not reproduce the outcome", "not_reproduced"),
+            (Broken, "done", "the replay failed: RuntimeError", "errors"),
+            (Library, "env_error", ENDED, "skipped"),
+            (Library, "env_timeout", ENDED, "skipped"),
+            (Library, "cancelled", ENDED, "skipped"),
+        ],
+    )
+    def test_what_cannot_be_judged_loses_only_its_labels(self, world, stop, why, counted):
+        judge = judge_of(world)
+        trajectory = tried(GREEN, LEND_15, of=BOTH)
+        trajectory.stop = StopReason(stop)
         Fickle.luck = 1
-        why = "the replay did not reproduce the outcome"
         assert judge.label([trajectory]) == [[Label(ABSTAIN, why)] * 2]
-        assert judge.metrics()["attributing/not_reproduced"] == 1
+        assert judge.metrics()[f"attributing/{counted}"] == 1
 
     def test_an_episode_that_forfeits_is_compared_by_what_it_reached(self):
         whole, forfeited = (tried(GREEN, LEND_15, RED) for _ in range(2))
@@ -185,28 +195,12 @@ class TestWorlds:
         assert not forfeited.evaluation.success and forfeited.outcome == 0
         assert label(forfeited, Library) == label(whole, Library) == [GOOD, GOOD, BAD]
 
-    def test_a_world_that_breaks_costs_only_its_labels(self):
-        judge = judge_of(Broken)
-        why = "the replay failed: RuntimeError"
-        assert judge.label([tried(GREEN)]) == [[Label(ABSTAIN, why)]]
-        assert judge.metrics()["attributing/errors"] == 1
-
     def test_the_live_world_is_left_alone(self):
         world = Library()
         trajectory = attempt(world, LEND, [GREEN, LEND_15])
         before = world.snapshot()
         label(trajectory, Library)
         assert world.snapshot() == before
-
-    @pytest.mark.parametrize(
-        "stop", [StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.CANCELLED]
-    )
-    def test_broken_episodes_are_abstained_on(self, stop):
-        trajectory = tried(*WON)
-        trajectory.stop = stop
-        judge, why = judge_of(), "the environment ended the episode"
-        assert judge.label([trajectory]) == [[Label(ABSTAIN, why)] * 3]
-        assert judge.metrics()["attributing/skipped"] == 1
 
 
 class TestReasons:
@@ -259,7 +253,8 @@ class TestCost:
                 Counted.resets += 1
                 return super().reset(task, seed)
 
-        judge, trajectory = judge_of(Counted), tried(GREEN, RED, LEND_15, "done")
+        judge = judge_of(Counted)
+        trajectory = tried(GREEN, RED, LEND_15, "done")
         judge.label([trajectory])
         assert Counted.resets <= 1 + len(trajectory.turns)
 
@@ -280,18 +275,19 @@ class TestCost:
         assert judge.metrics()["attributing/trajectories"] == 0
 
 
-def flights(world, the_task) -> tuple[str, str]:
+def flights(world, the_task):
     """The flight that a reference books, and another one that its search lists."""
     *_, search = (action for action in the_task.reference if '"flights"' in action)
     rows = attempt(world, the_task, [search]).turns[0].observation[0]["content"].splitlines()
-    ids, booked = [row.split()[-1] for row in rows], "".join(the_task.reference)
+    ids = [row.split()[-1] for row in rows]
+    booked = "".join(the_task.reference)
     (right,) = (id for id in ids if f'"{id}"' in booked)
     return right, next(id for id in ids if id != right)
 
 
 class TestTravel:
     @staticmethod
-    def tasks(world, template: str = "") -> list[Task]:
+    def tasks(world, template=""):
         tasks = world.tasks("train")
         return [t for t in tasks if not template or t.meta["template"] == template]
 
@@ -336,7 +332,8 @@ class TestTravel:
         assert found == [GOOD] * len(before) + [BAD, BAD, GOOD, GOOD, ABSTAIN]
 
     def test_labels_do_not_depend_on_company(self):
-        world, tries = Travel(n_train=12), []
+        world = Travel(n_train=12)
+        tries = []
         for t in self.tasks(world):
             tries += [
                 attempt(world, t, [*t.reference[:n], "done"]) for n in range(len(t.reference))

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,16 +25,18 @@ from rl.evaluation import Scores
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
 
 
-def said(prompt, tokens, action, observation, *info) -> Turn:
+def said(prompt, tokens, action, observation, *info):
     completion = Completion(tokens, [-0.5] * len(tokens), "stop", 7)
     return Turn(prompt, completion, action, observation, *info)
 
 
-def trajectory(rollout=0, *, success=True, stop=StopReason.DONE, experience=()) -> Trajectory:
+def trajectory(rollout=0, *, success=True, stop=StopReason.DONE, experience=()):
     first = said([1, 2], [3, 4], "look", [{"role": "tool", "content": "é"}])
     second = said([1, 2, 3, 4, 5], [6], "book", [], {"parse_error": True})
-    second.label, second.advantage = 1, 0.25
-    task, messages = Task("t1", "toy", "Book it."), [{"role": "user", "content": "Book it."}]
+    second.label = 1
+    second.advantage = 0.25
+    task = Task("t1", "toy", "Book it.")
+    messages = [{"role": "user", "content": "Book it."}]
     evaluation = Evaluation(float(success), success)
     return Trajectory(
         task, rollout, 11, messages, [first, second], stop, evaluation, list(experience)
@@ -53,26 +54,23 @@ def test_metrics_lines_are_sorted_exact_and_finite_and_have_any_names(tmp_path):
     assert workdir.metrics()[0]["a"] == 1 / 3
 
 
-def test_a_line_cut_short_by_a_crash_is_forgiven_at_the_end(tmp_path):
+def crash_in(path):
+    with open(path, "a") as file:
+        file.write('{"step": 9')
+
+
+def test_a_line_that_a_crash_cut_short_costs_no_other(tmp_path):
     workdir = Workdir(tmp_path)
     for step in range(3):
-        workdir.log_metrics(step, {"x": step})
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(path.read_text() + '{"step": 3, "x"')
-    assert [line["step"] for line in workdir.metrics()] == [0, 1, 2]
-
-
-def test_a_line_after_one_that_a_crash_cut_short_is_not_lost(tmp_path):
-    workdir = Workdir(tmp_path)
-    for n in range(3):
-        workdir.log_evaluation({"n": n})
-        with open(tmp_path / "eval.jsonl", "a") as file:
-            file.write('{"n": 9')
-    assert [line["n"] for line in workdir.evaluations()] == [0, 1, 2]
+        workdir.log_metrics(step, {})
+        workdir.log_evaluation({"step": step})
+        crash_in(tmp_path / "eval.jsonl")
+    crash_in(tmp_path / "metrics.jsonl")  # what comes after it is rewound first
+    for lines in (workdir.metrics(), workdir.evaluations()):
+        assert [line["step"] for line in lines] == [0, 1, 2]
     ledger = Ledger(tmp_path / "llm.jsonl")
     ledger.add("call", "judge", "m", money=1.0)
-    with open(tmp_path / "llm.jsonl", "a") as file:
-        file.write('{"step": 0, "role"')
+    crash_in(tmp_path / "llm.jsonl")
     Ledger(tmp_path / "llm.jsonl").add("call", "judge", "m", money=2.0)
     assert Ledger(tmp_path / "llm.jsonl").money == 3.0
 
@@ -209,7 +207,8 @@ class Terminal(io.StringIO):
 
 
 def test_progress_is_lines_in_a_log_and_one_line_on_a_terminal():
-    log, terminal = io.StringIO(), Terminal()
+    log = io.StringIO()
+    terminal = Terminal()
     for stream in (log, terminal):
         progress = Progress(3, stream=stream)
         progress.phase("rollouts", 0, 16)
@@ -223,7 +222,8 @@ def test_progress_is_lines_in_a_log_and_one_line_on_a_terminal():
 
 def test_progress_counts_steps_only_while_there_are_some(monkeypatch):
     monkeypatch.setattr("evolver.files.progress.LOG_EVERY", 0.0)
-    log, terminal = io.StringIO(), Terminal()
+    log = io.StringIO()
+    terminal = Terminal()
     for stream in (log, terminal):
         progress = Progress(3, stream=stream)
         progress.phase("evaluation", 0, 6)  # --mode=eval
@@ -242,7 +242,8 @@ def test_progress_counts_steps_only_while_there_are_some(monkeypatch):
 
 
 def test_faults_are_counted_in_the_line_of_their_step_and_summed_on_a_terminal():
-    log, terminal = io.StringIO(), Terminal()
+    log = io.StringIO()
+    terminal = Terminal()
     steps = [
         {"ledger/env_error": 2, "llm/judge/failures/timeout": 3, "skipped": 0.0},
         {"ledger/env_error": 1, "ledger/cancelled": 0},
@@ -263,7 +264,7 @@ def test_faults_are_counted_in_the_line_of_their_step_and_summed_on_a_terminal()
     assert "left" in live
 
 
-def opened(folder: Path, wandb: str, id: str = "") -> Sinks:
+def opened(folder, wandb, id=""):
     asked = {"wandb": wandb, "project": "p", "tensorboard": False, "group": "study"}
     config = ConfigDict({"seed": 1, "log": asked | {"tags": ("qa", "seed0")}})
     return Sinks(folder, config, id=id)
@@ -277,7 +278,7 @@ def test_wandb_and_tensorboard_are_not_imported_unless_asked_for(tmp_path):
     assert sinks.id == "" and not {"wandb", "tensorboardX"} & (set(sys.modules) - before)
 
 
-def rollout(id: str, action: str) -> Trajectory:
+def rollout(id, action):
     turn = said([1], [2], action, [{"role": "tool", "content": "ok"}])
     return Trajectory(Task(id, "toy", "Do."), 0, 0, [], turns=[turn], stop=StopReason.DONE)
 
@@ -307,7 +308,7 @@ def test_wandb_writes_offline_and_goes_on_in_the_same_run(tmp_path):
     assert list(tmp_path.glob("wandb/offline-run-*"))
 
 
-def fill(workdir: Workdir, evaluations: int) -> None:
+def fill(workdir, evaluations):
     groups = {name: {"enabled": True} for name in ("questioning", "navigating", "attributing")}
     groups |= {"model": {"path": "p"}, "advantage": {"name": "adca"}, "eval": {"split": "dev"}}
     workdir.claim({"env": {"name": "toy"}} | groups)
@@ -320,7 +321,7 @@ def fill(workdir: Workdir, evaluations: int) -> None:
         evaluated(workdir, step, success_NR, [0, 1])
 
 
-def evaluated(workdir: Workdir, step: int, success_NR, greedy_N=(0, 0), **sweep) -> None:
+def evaluated(workdir, step, success_NR, greedy_N=(0, 0), **sweep):
     """Log an evaluation of two tasks, a and b of difficulty 1 and 3."""
     scores = Scores(["a", "b"], [1, 3], success_NR, success_NR, list(greedy_N), sweep=sweep)
     workdir.log_scores(step, scores)
@@ -329,7 +330,8 @@ def evaluated(workdir: Workdir, step: int, success_NR, greedy_N=(0, 0), **sweep)
 def test_the_report_says_how_much_of_a_gain_is_sharpening(tmp_path):
     workdir = Workdir(tmp_path)
     fill(workdir, 0)
-    few, most = [[1, 0, 0, 0], [0, 0, 0, 0]], [[1, 1, 1, 1], [1, 1, 1, 0]]
+    few = [[1, 0, 0, 0], [0, 0, 0, 0]]
+    most = [[1, 1, 1, 1], [1, 1, 1, 0]]
     sweep = {"0.2": [[1, 1, 1, 0], [0, 0, 0, 0]], "0.6": [[1, 0, 0, 0], [0, 0, 0, 0]]}
     evaluated(workdir, 0, few, **sweep)
     text = report(tmp_path)
@@ -353,7 +355,8 @@ def test_a_run_without_a_gain_is_not_split_into_parts_of_one(after, tmp_path):
     evaluated(workdir, 0, [[1, 0, 0, 0], none], **{"0.2": [[1, 1, 1, 0], none]})
     evaluated(workdir, 3, [after, none], [1, 1])
     text = report(tmp_path)
-    gain, new = 12.5 * (sum(after) - 1), 12.5 * (sum(after) - 3)
+    gain = 12.5 * (sum(after) - 1)
+    new = 12.5 * (sum(after) - 3)
     assert f"The change at temperature 1 is {gain:+.1f} points, and nothing of it is new" in text
     assert "gives +25.0 (the policy before, at its best temperature of 0.2)" in text
     assert f"the policy after is {new:+.1f} [" in text and "are new" not in text

@@ -1,7 +1,5 @@
 """The outcome of an episode: what the world or a judge says, and what counts."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from functools import partial
@@ -55,9 +53,12 @@ def group_of(draw, outcomes, labels=(1, 1)):
     members = []
     for outcome, label in zip(outcomes, labels):
         trajectory = tried(GREEN, of=LEND)
-        trajectory.draw, trajectory.evaluation = draw, Evaluation(outcome, outcome == 1)
-        trajectory.stop, trajectory.turns[0].label = StopReason.DONE, label
-        trajectory.turns[0].completion.tokens, trajectory.turns[0].completion.logprobs = [1], [0.0]
+        trajectory.draw = draw
+        trajectory.evaluation = Evaluation(outcome, outcome == 1)
+        trajectory.stop = StopReason.DONE
+        trajectory.turns[0].label = label
+        trajectory.turns[0].completion.tokens = [1]
+        trajectory.turns[0].completion.logprobs = [0.0]
         members.append(trajectory)
     return members
 
@@ -90,10 +91,12 @@ def test_a_group_has_signal_if_the_estimator_can_tell_its_rollouts_apart(estimat
 
 def test_groups_that_are_refilled_are_in_no_statistics():
     config = base.get_config()
-    with_signal, without = group_of(1, (0.0, 1.0)), group_of(2, (1.0, 1.0))
+    with_signal = group_of(1, (0.0, 1.0))
+    without = group_of(2, (1.0, 1.0))
     for replaced, expected in ((False, [-1.73, 0.58, 0.58, 0.58]), (True, [-1.0, 1.0, 0.0, 0.0])):
         for t in without:
-            t.replaced, t.turns[0].advantage = replaced, 0.0
+            t.replaced = replaced
+            t.turns[0].advantage = 0.0
         grading.assign(config, whitened, [*with_signal, *without], 1)
         got = [t.turns[0].advantage for t in (*with_signal, *without)]
         np.testing.assert_allclose(got, expected, atol=0.01)

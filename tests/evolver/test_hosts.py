@@ -24,7 +24,7 @@ from evolver.processes import coordinator, hosts
 from evolver.processes.identity import identity
 from rl.engines import EngineFault
 from tests.evolver.chat_server import ChatServer
-from tests.evolver.runs import command, figures
+from tests.evolver.runs import command, eventually, figures
 from tests.evolver.test_recipes import demonstrated
 from tests.faults.stage import descendants
 
@@ -46,21 +46,22 @@ def connecting(count, index, deadline, port):
     return [*words, f"--config.hosts.coordinator=127.0.0.1:{port}"]
 
 
+def started(words, *, root=ROOT, devices=1):
+    """Start a process with so many simulated devices."""
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *words], cwd=root, env=environment, **streams)
+
+
 def start(folder, config, count, workdir, *flags, deadline=DEADLINE):
     """Start `count` processes of one run, or one process with `count` simulated devices when
     `count` is negative."""
-    words = [sys.executable, *command(config, folder / workdir, *flags)]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    words = command(config, folder / workdir, *flags)
     if count < 0:
-        environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={-count}"
-        many = [[]]
-    else:
-        port = free_port()
-        many = [connecting(count, index, deadline, port) for index in range(count)]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return [
-        subprocess.Popen([*words, *more], cwd=ROOT, env=environment, **streams) for more in many
-    ]
+        return [started(words, devices=-count)]
+    port = free_port()
+    return [started([*words, *connecting(count, n, deadline, port)]) for n in range(count)]
 
 
 def finish(processes):
@@ -110,9 +111,7 @@ def test_several_processes_give_the_result_of_one(tmp_path, tiny, count, mesh):
 def test_a_process_that_dies_ends_the_others_and_the_run_can_resume(tmp_path, tiny, victim):
     flags = ["--config.mesh.fsdp=2", "--config.steps=6"]
     processes = start(tmp_path, tiny, 2, "run", *flags, deadline=20.0)
-    until = time.monotonic() + 900
-    while len([*tmp_path.glob("run/checkpoints/[0-9]*")]) < 2 and time.monotonic() < until:
-        time.sleep(0.2)
+    eventually(lambda: len([*tmp_path.glob("run/checkpoints/[0-9]*")]) > 1, seconds=900)
     processes[victim].kill()
     ends = finish(processes)
     code, _, err = ends[1 - victim]
@@ -129,10 +128,10 @@ def test_a_machine_that_stands_still_for_a_while_ends_nothing(tmp_path, tiny):
     processes = start(
         tmp_path, tiny, 2, "run", "--config.mesh.fsdp=2", "--config.steps=4", deadline=6.0
     )
-    until = time.monotonic() + 900
-    while not [*tmp_path.glob("run/checkpoints/[0-9]*")] and time.monotonic() < until:
-        time.sleep(0.2)
-    pids = [pid for process in processes for pid in (process.pid, *descendants(process.pid))]
+    eventually(lambda: [*tmp_path.glob("run/checkpoints/[0-9]*")], seconds=900)
+    pids = []
+    for process in processes:
+        pids += [process.pid, *descendants(process.pid)]
     for number in (signal.SIGSTOP, signal.SIGCONT):
         for pid in pids:
             os.kill(pid, number)
@@ -169,16 +168,12 @@ def test_processes_with_other_code_or_settings_end_with_one_message(tmp_path, ti
     copy = tmp_path / "code"
     shutil.copytree(ROOT, copy, ignore=lambda folder, names: [n for n in names if n[0] == "."])
     (copy / "rl/packing.py").write_text((copy / "rl/packing.py").read_text() + "\n# other\n")
-    port, environment = free_port(), os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    words = [sys.executable, *command(tiny, tmp_path / "run", "--config.mesh.fsdp=2")]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    port = free_port()
+    words = command(tiny, tmp_path / "run", "--config.mesh.fsdp=2")
     processes = [
-        subprocess.Popen(
-            [*words, *connecting(2, n, DEADLINE, port), f"--config.seed={n}"],
-            cwd=root, env=environment, **streams,
-        )
+        started([*words, *connecting(2, n, DEADLINE, port), f"--config.seed={n}"], root=root)
         for n, root in enumerate((ROOT, copy))
-    ]  # fmt: skip
+    ]
     for code, _, err in finish(processes):
         assert code == 1, err[-3000:]
         assert "differs from process 0" in err and "config.seed, rl/packing.py: give" in err
@@ -276,11 +271,8 @@ def test_the_service_stays_until_the_last_client_disconnects():
     time.sleep(1.0)  # process 0 is gone, this client is still connected
     socket.create_connection(("127.0.0.1", port)).close()
     client.close()
-    until = time.monotonic() + 60
     with pytest.raises(ConnectionRefusedError):
-        while time.monotonic() < until:
-            socket.create_connection(("127.0.0.1", port)).close()
-            time.sleep(0.2)
+        eventually(lambda: socket.create_connection(("127.0.0.1", port)).close())
 
 
 def test_a_service_whose_port_is_taken_reports_it():

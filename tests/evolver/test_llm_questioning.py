@@ -38,17 +38,17 @@ MARK_DUNE = proposal("Put a mark on Dune", 1, 5)
 LENDING = [task(f"Lend {title}.", lent=[id]) for id, (title, _) in BOOKS.items()]
 
 
-def bfcl_task() -> Task:
+def bfcl_task():
     (start,) = [t for t in Bfcl().tasks("train") if t.id == "multi_turn_base_0"]
     return start
 
 
-def exploring(chat, make_world=Library, seeds=LENDING[:1], **options) -> Questioning:
+def exploring(chat, make_world=Library, seeds=LENDING[:1], **options):
     return Questioning(LlmExplorer, make_world, seeds, chat, **{"rounds": 1} | options)
 
 
 class TestQuestioning:
-    def make(self, chat_of, *ideas, breadth=2, depth=6) -> Questioning:
+    def make(self, chat_of, *ideas, breadth=2, depth=6):
         return exploring(chat_of(library_script(*ideas)), breadth=breadth, depth=depth)
 
     def test_tasks_are_made_of_steps_that_were_executed(self, chat_of):
@@ -133,7 +133,7 @@ class TestQuestioning:
         requests = questioning.explorer.chat.server.requests
         walk = [body["messages"] for _, _, body in requests[:5]]
         assert len(requests) == 6  # the last is the writer's
-        assert all("Lend Dune" not in m["content"] for messages in walk for m in messages)
+        assert "Lend Dune" not in json.dumps(walk)
         assert MASK in walk[0][1]["content"] and '"shelf"' in walk[0][0]["content"]
         first_phase = ["Phase 1" in messages[-1]["content"] for messages in walk]
         assert first_phase == [True] * 2 + [False] * 3
@@ -179,7 +179,8 @@ class TestQuestioning:
 
     @pytest.mark.parametrize("steps", [[2], [1, 2], [1, 2, 1]])
     def test_a_task_of_bfcl_is_checked_by_its_effect(self, chat_of, steps):
-        look, touch = call_text("ls", {}), call_text("touch", {"file_name": "note.txt"})
+        look = call_text("ls", {})
+        touch = call_text("touch", {"file_name": "note.txt"})
         chat = chat_of(walking([look, touch], proposal("I need an empty file note.txt.", *steps)))
         (found,) = exploring(chat, Bfcl, [bfcl_task()], breadth=2, depth=2).explore(0, 1)
         assert found.reference == [touch, "done"]  # a look-up is not demanded
@@ -194,11 +195,13 @@ class Subscriptions(World):
 
     name = "subscriptions"
 
-    def __init__(self, *, shows: str = "{query}"):
+    def __init__(self, *, shows="{query}"):
         self.shows = shows
 
     def reset(self, task, seed=0):
-        self.goal, self.moves, self.active = task.verifier["active"], 0, ["S15", "S17"]
+        self.goal = task.verifier["active"]
+        self.moves = 0
+        self.active = ["S15", "S17"]
         opening = self.shows.format(query=task.query)
         return Observation([{"role": "user", "content": opening}], TOOLS)
 
@@ -222,12 +225,14 @@ class Subscriptions(World):
         return Evaluation(float(right), right)
 
 
-LIST, HELP = call_text("list", {}), call_text("help", {})
+LIST = call_text("list", {})
+HELP = call_text("help", {})
 CANCEL = call_text("cancel", {"id": "S15"})
 
 
 class TestWorldsWithoutVerifiers:
-    VERIFIER, META = {"active": ["S15"]}, {"kind": "home"}
+    VERIFIER = {"active": ["S15"]}
+    META = {"kind": "home"}
     SEED = Task("s1", "subscriptions", "Stop the music.", verifier=VERIFIER, meta=META)
 
     def explore(self, chat_of, *ideas):

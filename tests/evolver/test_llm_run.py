@@ -14,6 +14,7 @@ from envs.toolcalls import call_text
 from evolver.files.workdir import Workdir, read_tasks
 from evolver.llm.store import ledger_lines
 from tests.evolver import runs
+from tests.evolver.answers import chosen, graded, learnt, role_of, scored, verdicts, written
 from tests.evolver.chat_server import Answer, ChatServer, answer, refused, said
 from tests.evolver.runs import go, rollouts_of
 
@@ -37,26 +38,25 @@ def script(body, n):
         text = body["input"]
         return Answer({"data": [{"embedding": [1.0, len(text) / 1000, text.count("a") / 100]}]})
     text = body["messages"][-1]["content"]
-    if count := re.search(r"Grade all (\d+) steps", text):
-        steps = range(1, 1 + int(count[1]))
-        labels = [{"step": k, "analysis": "", "label": ("GOOD", "BAD")[k % 2]} for k in steps]
-        return answer({"steps": labels})
-    if text.endswith("Score every piece."):
-        return answer({"verdicts": [{"number": 1, "reason": "", "score": 0.9}]})
-    if text.endswith("Give the score."):
-        return answer({"analysis": "", "score": 70 if len(text) % 2 else 20})
-    if "THE RECORD" in text:
-        # An answer has to be a value that the walk showed.
-        shown = re.search(r"\bF\d\d\b", text.partition("THE RECORD")[2])
-        query = f"Which flights leave from Rome, please? ({n})"
-        task = {"query": query, "confidence": 1.0, "steps": [1]}
-        return answer({"tasks": [task | {"answer": shown[0] if shown else "x9"}]})
-    if "THE ATTEMPTS" in text:
-        found = {"when": f"When asked about {len(text)}", "content": "Look first."}
-        return answer({"experiences": [found]})
-    if "THE EXPERIENCES" in text:
-        return answer({"chosen": [{"number": 1, "content": "Look at it first."}]})
-    return said(call_text("flights", {"to": "Rome"}) if len(body["messages"]) < 6 else "done")
+    match role_of(body):
+        case "step_judge":
+            count = int(re.search(r"Grade all (\d+) steps", text)[1])
+            return answer(graded(*((k, ("GOOD", "BAD")[k % 2]) for k in range(1, 1 + count))))
+        case "judge":
+            return answer(scored(70 if len(text) % 2 else 20))
+        case "summariser":
+            return answer(learnt("Look first.", when=f"When asked about {len(text)}"))
+        case "validator":
+            return answer(verdicts((1, 0.9)))
+        case "reranker":
+            return answer(chosen((1, "Look at it first.")))
+        case "writer":  # an answer has to be a value that the walk showed
+            shown = re.search(r"\bF\d\d\b", text.partition("THE RECORD")[2])
+            query = f"Which flights leave from Rome, please? ({n})"
+            return answer(written(1, query=query, answer=shown[0] if shown else "x9"))
+        case _:
+            walks = len(body["messages"]) < 6
+            return said(call_text("flights", {"to": "Rome"}) if walks else "done")
 
 
 @pytest.fixture
@@ -87,7 +87,8 @@ def paid(workdir):
 
 def test_labels_of_a_model_train_and_a_second_run_costs_nothing(call, tmp_path, server):
     words = [*LABELLED, f"--config.llm.cache={tmp_path / 'cache'}"]
-    one, two = tmp_path / "one", tmp_path / "two"
+    one = tmp_path / "one"
+    two = tmp_path / "two"
     assert call("one", *words) == 0
     asked = len(server.requests)
     metrics = Workdir(one).metrics()
@@ -116,7 +117,8 @@ def test_rows_that_share_answers_train_on_the_same_tasks_which_are_paid_for_once
 @pytest.mark.slow
 def test_an_asynchronous_run_that_is_killed_loses_and_doubles_nothing(call, tiny, tmp_path, server):
     """It differs from one that was not killed: what was in flight is played anew."""
-    workdir, prices = tmp_path / "run", tmp_path / "prices.json"
+    workdir = tmp_path / "run"
+    prices = tmp_path / "prices.json"
     prices.write_text('{"tiny": [1.0, 2.0]}')
     words = [*LABELLED, "--config.rollout.async_depth=1", f"--config.llm.prices={prices}"]
     words.append("--config.steps=3")
@@ -127,7 +129,8 @@ def test_an_asynchronous_run_that_is_killed_loses_and_doubles_nothing(call, tiny
                 break
         process.kill()
     assert call("run", *words) == 0
-    metrics, trained = Workdir(workdir).metrics(), Counter()
+    metrics = Workdir(workdir).metrics()
+    trained = Counter()
     assert [line["step"] for line in metrics] == [0, 1, 2, 3]
     for line in metrics[1:]:
         fates = [value for name, value in line.items() if name.startswith("ledger/")]
@@ -152,7 +155,8 @@ def test_a_spent_budget_ends_the_run_with_everything_saved(call, tmp_path, serve
         return Answer(record | {"usage": {"prompt_tokens": 40_000, "completion_tokens": 5}})
 
     server.script = dear
-    workdir, budget = tmp_path / "run", int(first * 40_005 + 30_000)
+    workdir = tmp_path / "run"
+    budget = int(first * 40_005 + 30_000)
     words = [*LABELLED, f"--config.llm.budget_tokens={budget}"]
     assert call("run", *words) == 3
     err = capsys.readouterr().err
@@ -266,7 +270,7 @@ def test_dead_servers_unknown_models_and_wrong_keys_are_reported_before_anything
         ("llm.key=NO_SUCH_KEY llm.budget_tokens=-1", "NO_SUCH_KEY is not set"),
         ("llm.url=", "config.llm.url is empty and step_judge needs it"),
         ("llm.url=", "with its /v1, policy, or served"),
-        ("llm.url=localhost", "is not a URL"),
+        ("llm.url=localhost:8000", "is not a URL"),
         ("llm.url=Policy", "'Policy' is not a URL"),
         ("llm.url=policy:first", "nor one of policy, policy:initial"),
         ("llm.url=http://me:secret@a.example/v1", "contains a user name or a password"),

@@ -9,9 +9,11 @@ from tests.rl.test_samples import trajectory, turn
 
 def test_branches_have_figures_of_their_own():
     """A branch that begins with a success's turns says little about its task."""
-    whole, branch = trajectory(turn([1], [2])), trajectory(turn([1], [2]), turn([1, 2], [3]))
+    whole = trajectory(turn([1], [2]))
+    branch = trajectory(turn([1], [2]), turn([1, 2], [3]))
     whole.evaluation = Evaluation(0.0, False)
-    branch.turns[0].given, branch.evaluation = True, Evaluation(1.0, True)
+    branch.turns[0].given = True
+    branch.evaluation = Evaluation(1.0, True)
     found = rollout_metrics([whole, branch])
     assert [found[f"rollout/success{kind}"] for kind in ("", "/original", "/branched")] == [0, 0, 1]
     assert found["rollout/count"] == found["rollout/count/branched"] == 1

@@ -1,11 +1,10 @@
 """Experience comes from training attempts, is searched by the query, is kept on disk and guides an
 exact share."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +20,7 @@ from evolver.attributing import BAD, Label, TurnJudge
 from evolver.config import plugs
 from evolver.grading import Grader, grade
 from evolver.llm.embedders import HashedNgrams, PolicyEmbedder, normalise
-from evolver.navigating import Experience, Refiner, Unrefined, experience_pool, new_experience
+from evolver.navigating import Refiner, Unrefined, experience_pool, new_experience
 from evolver.navigating.experience_pool import ExperiencePool
 from evolver.navigating.extract import Contrast, Lesson, render
 from evolver.navigating.guidance import Navigating, guided_rollouts
@@ -44,17 +43,17 @@ TEXTS = [
 PARTS = Parts(make_world=Library, splits=("train",))
 
 
-def lesson(when: str, content: str = "Use shelf, then lend.", source: str = "t") -> Experience:
+def lesson(when, content="Use shelf, then lend.", source="t"):
     return new_experience(when, content, sources=[source])
 
 
-def pool_of(*experiences: Experience, dims: int = 512) -> ExperiencePool:
+def pool_of(*experiences, dims=512):
     pool = ExperiencePool(HashedNgrams(dims=dims))
     pool.add(experiences)
     return pool
 
 
-def loaded(folder) -> ExperiencePool:
+def loaded(folder):
     pool = pool_of()
     pool.load(folder)
     return pool
@@ -68,33 +67,33 @@ def test_records_of_experience_that_did_not_change_are_the_same_objects():
     assert same is second and first["sources"] == ["t"] and changed["sources"] == ["t", "another"]
 
 
-def nearest(pool: ExperiencePool, query: str, k: int = 1, **options) -> list:
+def nearest(pool, query, k=1, **options):
     return pool.search([query], k, **options)[0]
 
 
-def extract(*trajectories, step=0, **options) -> list[Experience]:
+def extract(*trajectories, step=0, **options):
     return Contrast(PARTS, **options).extract(trajectories, step=step)
 
 
-def navigating_of(*lessons: Experience, refiner=None, **settings) -> Navigating:
+def navigating_of(*lessons, refiner=None, **settings):
     """Return self-navigating with a pool of these lessons."""
     settings = {"share": 0.5, "top_k": 1, "min_similarity": 0.3} | settings
     return Navigating(pool_of(*lessons), Contrast(PARTS), refiner or Unrefined(), **settings)
 
 
-def retrieve(navigating: Navigating, query: str) -> list[Experience]:
+def retrieve(navigating, query):
     return navigating.retrieve([query])[0]
 
 
 LESSONS: list[Lesson] = []
 
 
-def keep_lesson(it: Lesson) -> str:
+def keep_lesson(it):
     LESSONS.append(it)
     return " ".join(it.path)
 
 
-def when_asked(query: str) -> str:
+def when_asked(query):
     return f"When asked to {query.lower()}"
 
 
@@ -142,14 +141,19 @@ actions = st.tuples(st.sampled_from(["add", "remove", "save"]), st.integers(0, 9
 
 
 class TestPool:
-    def test_a_pool_that_grew_and_shrank_finds_each_experience_by_its_key(self):
-        words, things = "lend pay find", "book card shelf fine desk lamp chair table door key room"
-        said = [f"{word} the {thing}" for word in words.split() for thing in things.split()]
-        pool = pool_of(*(lesson(text, content=text) for text in said))
+    def test_a_pool_that_grew_and_shrank_is_rarely_copied_and_finds_each_experience(self):
+        pool = pool_of(dims=64)
+        rows = set()
+        for n in range(200):
+            text = f"lesson {'abcdefghijklmnopqrst'[n % 20]}{'uvwxyzklmn'[n // 20]} of day"
+            pool.add([lesson(text, text[::-1] + str(n))])
+            rows.add(id(pool._vectors_ND.base))
+        grown = len(pool)
         gone = [e.id for e in pool.all()[::3]]
         pool.remove(gone)
-        pool.add([lesson("return all of it", content="another")])
-        assert len(pool) == len(said) - len(gone) + 1 and not any(id in pool for id in gone)
+        pool.add([lesson("return all of it", "another")])
+        assert grown > 150 and len(rows) < 10 and len(pool) == grown - len(gone) + 1
+        assert not any(id in pool for id in gone)
         for experience in pool.all():
             (found, cosine), *_ = nearest(pool, experience.key)
             assert found is experience and cosine > 0.999
@@ -217,7 +221,8 @@ class TestPool:
             assert other.search(TEXTS, 4, min_similarity=-1.0) == found
 
 
-LINE_1, LINE_4 = "line 1: ", "line 4: "
+LINE_1 = "line 1: "
+LINE_4 = "line 4: "
 
 
 class TestDisk:
@@ -261,6 +266,7 @@ class TestDisk:
             (3, '"id": "', '"id": "\\\\ud800', LINE_4),
             (0, '"size"', '"sizes"', f"{LINE_1}size: Field required"),
             (0, '"splits"', '"s"', f"{LINE_1}it does not say which splits .* make the pool again"),
+            (3, r"(?s).*", "", "cut or edited: 4 experiences, its first line says 5"),
         ],
     )
     def test_what_cannot_be_read_is_named(self, tmp_path, line, old, new, message):
@@ -278,26 +284,9 @@ class TestDisk:
         with pytest.raises(BrokenFile, match=r"experiences\.jsonl does not exist"):
             loaded(tmp_path)
 
-    def test_a_pool_that_was_cut_is_refused(self, tmp_path):
-        pool_of(*map(lesson, TEXTS)).save(tmp_path)
-        path = tmp_path / "experiences.jsonl"
-        path.write_text("\n".join(path.read_text().splitlines()[:3]))
-        message = "cut or edited: 2 experiences, its first line says 5"
-        with pytest.raises(BrokenFile, match=message):
-            loaded(tmp_path)
-
-    def test_a_large_pool_is_rarely_copied_as_it_grows_and_keeps_its_vectors(self):
-        pool, rows = ExperiencePool(HashedNgrams(dims=16)), set()
-        for n in range(200):
-            text = f"lesson {'abcdefghijklmnopqrst'[n % 20]}{'uvwxyzklmn'[n // 20]} of day"
-            pool.add([new_experience(text, text[::-1] + str(n), sources=[f"t{n}"])])
-            rows.add(id(pool._vectors_ND.base))
-        assert len(pool) > 150 and len(rows) < 10
-        pool.remove([e.id for e in pool.all()[::3]])
-        assert np.array_equal(pool._vectors_ND, pool.embedder([e.key for e in pool.all()]))
-
     def test_another_embedder_reads_it_too(self, tmp_path):
-        pool, other = pool_of(*map(lesson, TEXTS)), pool_of(dims=64)
+        pool = pool_of(*map(lesson, TEXTS))
+        other = pool_of(dims=64)
         pool.save(tmp_path)
         other.load(tmp_path)
         assert other.all() == pool.all() and nearest(other, TEXTS[2])[0][0].when == TEXTS[2]
@@ -335,11 +324,14 @@ class TestExtraction:
         trajectory.turns.pop(0)
         assert extract(trajectory) == []
 
+    @pytest.mark.parametrize("kind", [Contrast, LlmExtractor])
     @pytest.mark.parametrize("split", ["dev", "test", "validation"])
-    def test_held_out_tasks_teach_nothing(self, split):
+    def test_held_out_tasks_teach_nothing(self, kind, split):
+        """Nor is a language model asked about them: there is none here."""
+        extractor = kind(replace(PARTS, client=object()))
         held_out = task("Lend Solaris.", lent=["B15"], split=split)
         with pytest.raises(ValueError, match=f"split '{split}'.*train tasks only"):
-            extract(tried(*WON, of=held_out))
+            extractor.extract([tried(*WON, of=held_out)], step=0)
 
     def test_injected_text_never_comes_back(self):
         plain = "Use SECRET, then lend."
@@ -366,7 +358,8 @@ class TestExtraction:
             extract(render="no.such:thing")
 
     def test_experience_can_have_the_words_of_demonstrations(self):
-        query, path = "Add a bag to order O12.", ["order", "bag"]
+        query = "Add a bag to order O12."
+        path = ["order", "bag"]
         assert as_demonstrated(Lesson(query, path)) == hint_text(path, when_text(query))
 
 
@@ -479,7 +472,7 @@ class TestGuidance:
         assert last.metrics()["navigating/pool"] == 3
 
 
-def run_of(originals, synthetic, share=None, **settings) -> SimpleNamespace:
+def run_of(originals, synthetic, share=None, **settings):
     """A run with no more parts than choosing tasks and filling the pool take. share: None = no
     self-questioning."""
     config = base.get_config()
@@ -488,7 +481,8 @@ def run_of(originals, synthetic, share=None, **settings) -> SimpleNamespace:
     pool = (
         None if share is None else TaskPool(originals, overlap=1.0, capacity=100, tasks=synthetic)
     )
-    tasks, sampler = SimpleNamespace(originals=originals, pool=pool), Epochs(Parts(task_pool=pool))
+    tasks = SimpleNamespace(originals=originals, pool=pool)
+    sampler = Epochs(Parts(task_pool=pool))
     return SimpleNamespace(config=config, tasks=tasks, sampler=sampler, make_world=Library)
 
 
@@ -543,7 +537,8 @@ class TestFirstExperience:
         assert [[turn.label for turn in t.turns] for t in attempts] == [[label]] * 2
 
     def test_solutions_of_the_explorer_count_as_attempts_if_they_succeed(self):
-        solved, failing = self.invented(GREEN, LEND_15), self.invented(RED)
+        solved = self.invented(GREEN, LEND_15)
+        failing = self.invented(RED)
         run = run_of([LEND], [solved, failing], 1.0, solutions=True, rollouts=0)
         (found,), counts = extraction.solutions(run)
         assert counts == {"navigating/solutions": 1, "navigating/solutions_failed": 1}

@@ -13,8 +13,7 @@ from evolver.config import cli
 from evolver.config.checks import problems
 from models import hf, qwen
 from models.tokenizer import Tokenizer, TokenizerError
-from tests.evolver.chat_server import Answer
-from tests.evolver.test_llm import client
+from tests.evolver.chat_server import Answer, client
 
 LABELS = "attributing.enabled=True; advantage.name=adca"
 LLM = f"{LABELS}; attributing.judge.name=llm; llm.model=tiny; llm.url=http://127.0.0.1:9/v1"

@@ -5,7 +5,6 @@ import re
 import signal
 import socket
 import sys
-import time
 from types import SimpleNamespace
 
 import httpx
@@ -14,7 +13,7 @@ import pytest
 from evolver.llm import served
 from evolver.llm.store import ledger_lines
 from evolver.recipes import Recipe
-from tests.evolver.runs import go, rollouts_of
+from tests.evolver.runs import eventually, go, rollouts_of
 from tests.faults.stage import command_of, descendants
 from tests.tiny import tiny_policy
 
@@ -41,11 +40,11 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
 
 def test_a_run_starts_its_judge_asks_it_and_ends_it(tiny, policy, tmp_path, capsys):
-    workdir, judge = tmp_path / "run", policy
-    assert go(tiny, workdir, f"--config.llm.serve.path={judge}", *JUDGED) == 0
-    assert f"serving {judge}; log: {workdir}/llm_server.log" in capsys.readouterr().out
+    workdir = tmp_path / "run"
+    assert go(tiny, workdir, f"--config.llm.serve.path={policy}", *JUDGED) == 0
+    assert f"serving {policy}; log: {workdir}/llm_server.log" in capsys.readouterr().out
     lines = ledger_lines(workdir / "llm.jsonl")
-    assert lines and {line["model"] for line in lines} == {str(judge)}
+    assert lines and {line["model"] for line in lines} == {str(policy)}
     log = (workdir / "llm_server.log").read_text()
     port = int(re.search(r"running on http://127.0.0.1:(\d+)/v1", log)[1])
     with socket.socket() as probe:
@@ -81,47 +80,34 @@ def die(address):
         httpx.get(f"{address}/die", trust_env=False)
 
 
-def test_a_server_that_dies_is_started_again_at_its_address(tmp_path, mortal):
+@pytest.mark.parametrize("steps,given_up", [(0, [False, True]), (1, [False, False, False])])
+def test_a_server_that_dies_is_started_again_at_its_address_once_a_step(
+    tmp_path, mortal, steps, given_up
+):
+    """One restart is allowed, and so many steps end before each death."""
     said = []
+    deaths = []
 
     def faults():
         return [text for text in said if "it ended, " in text]
 
-    with served.serving(config(1), tmp_path, say=said.append, check=lambda: None) as url:
+    options = {"check": lambda: None, "progress": lambda: steps * len(deaths)}
+    with served.serving(config(1), tmp_path, say=said.append, **options) as url:
         address = url.removesuffix("/v1")
-        for deaths in (1, 2):
+        for _ in given_up:
             eventually(lambda: is_up(address))
+            deaths.append(address)
             die(address)
-            eventually(lambda deaths=deaths: len(faults()) == deaths)
-        assert not is_up(address)  # one restart was allowed
-    assert len([text for text in said if text.startswith("serving")]) == 2
+            eventually(lambda: len(faults()) == len(deaths))
+        if given_up[-1]:
+            assert not is_up(address)
+        else:
+            eventually(lambda: is_up(address))
+    starts = [text for text in said if text.startswith("serving")]
+    assert len(starts) == 1 + given_up.count(False)
     for text in faults():
         assert "RuntimeError: told to die" in text and str(tmp_path) in text
-    assert ["not started again" in text for text in faults()] == [False, True]
-
-
-def test_a_server_that_dies_once_a_step_is_started_again_each_time(tmp_path, mortal):
-    said, steps = [], []
-    opened = served.serving(
-        config(1), tmp_path, say=said.append, check=lambda: None, progress=lambda: len(steps)
-    )
-    with opened as url:
-        address = url.removesuffix("/v1")
-        for deaths in (1, 2, 3):
-            eventually(lambda: is_up(address))
-            steps.append("done")
-            die(address)
-            eventually(lambda deaths=deaths: sum("it ended, " in text for text in said) == deaths)
-        eventually(lambda: is_up(address))
-    assert not any("not started again" in text for text in said)
-
-
-def eventually(holds):
-    """Wait until something holds, for a minute at most."""
-    ends = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
+    assert ["not started again" in text for text in faults()] == given_up
 
 
 def is_up(address):
@@ -181,10 +167,10 @@ def test_a_run_serves_its_world_plays_it_as_its_own_and_ends_the_service(tiny, t
 
 def scores(workdir):
     """Return the outcome of each rollout, in order."""
+    records = [*rollouts_of(workdir, 1), *rollouts_of(workdir, 2)]
     return [
         (record["task"], record["rollout"], record["turns"][0]["action"], record["score"])
-        for step in (1, 2)
-        for record in rollouts_of(workdir, step)
+        for record in records
     ]
 
 

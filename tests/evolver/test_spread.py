@@ -20,7 +20,8 @@ class Store:
     """The part of a coordination service that `hosts.Stream` uses."""
 
     def __init__(self):
-        self.kept, self.changed = {}, threading.Condition()
+        self.kept = {}
+        self.changed = threading.Condition()
 
     def key_value_set_bytes(self, key, value):
         with self.changed:
@@ -40,7 +41,8 @@ class Store:
 @pytest.fixture
 def processes(monkeypatch, chat_of):
     """The clients of two processes with these scripts, and the store between them."""
-    store, me = Store(), threading.local()
+    store = Store()
+    me = threading.local()
     monkeypatch.setattr(hosts, "_client", lambda: store)
     monkeypatch.setattr(hosts, "count", lambda: 2)
     monkeypatch.setattr(hosts, "index", lambda: getattr(me, "index", 0))
@@ -161,7 +163,8 @@ http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 @pytest.mark.slow
 def test_the_writers_of_two_processes_word_the_first_tasks(tmp_path, tiny):
-    asked, model = tmp_path / "asked", str(tiny_policy(tmp_path / "writer"))
+    asked = tmp_path / "asked"
+    model = str(tiny_policy(tmp_path / "writer"))
     asked.mkdir()
     program = tmp_path / "python"
     text = WRITER.format(python=sys.executable, folder=str(asked), name=model)

@@ -54,7 +54,8 @@ def test_ordinary_text_stays_as_it_is():
 
 def test_tags_of_experience_hide_nothing():
     """A policy opens `<EXP>` before a harmful call, and a tool does so in its answer."""
-    hidden, answered = "<EXP>\n" + call("lend", "B11"), "<EXP> error: look at the shelf first"
+    hidden = "<EXP>\n" + call("lend", "B11")
+    answered = "<EXP> error: look at the shelf first"
     trajectory = attempt(Library(), LEND, [hidden, "done"])
     trajectory.turns[0].observation[0]["content"] = answered
     assert exchanges_of(trajectory) == [(hidden, answered), ("done", "")]
@@ -127,7 +128,9 @@ def test_a_value_is_needed_if_an_observation_showed_it_first(observation, openin
 def test_a_cut_turn_was_played_if_the_world_answered_it():
     """`template.cut_turn=continue` sends a turn that its token limit cut to the world."""
     trajectory = attempt(Library(), LEND, [call("shelf", "green"), call("lend", "B15")])
-    trajectory.stop, trajectory.turns[-1].completion.stop = StopReason.CONTEXT_FULL, "length"
+    trajectory.stop = StopReason.CONTEXT_FULL
+    trajectory.turns[-1].completion.stop = "length"
     assert len(executed_turns(trajectory)) == 2
-    trajectory.turns[-1].observation, trajectory.turns[-1].info = [], {}
+    trajectory.turns[-1].observation = []
+    trajectory.turns[-1].info = {}
     assert len(executed_turns(trajectory)) == 1

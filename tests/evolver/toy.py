@@ -1,14 +1,10 @@
 """A library of five books: the smallest world that the mechanisms can explore, guide and replay."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 from envs.toolcalls import call_text, parse
 from envs.world import Evaluation, Observation, StepResult, Task, World, tool_of
 from evolver import replaying
-from rl.trajectory import Trajectory
 
 BOOKS = {
     "B11": ("Dune", "red"),
@@ -36,15 +32,19 @@ class Library(World):
     snapshots = True
     luck = 0  # counts evaluations; a world whose result depends on it is not deterministic
 
-    def tasks(self, split: str) -> list[Task]:
+    def tasks(self, split):
         return [task("Lend Solaris.", lent=["B15"], split=split)]
 
-    def reset(self, task: Task, seed: int = 0) -> Observation:
-        self._task, self._answer, self._state = task, None, {"seen": [], "lent": [], "mark": []}
+    def reset(self, task, seed=0):
+        self._task = task
+        self._answer = None
+        self._state = {"seen": [], "lent": [], "mark": []}
         return Observation([{"role": "user", "content": task.query}], TOOLS)
 
-    def step(self, action: str) -> StepResult:
-        turn, texts, calls = parse(action), [], []
+    def step(self, action):
+        turn = parse(action)
+        texts = []
+        calls = []
         for call in turn.calls:
             text = self._call(call.name, str(next(iter(call.arguments.values()), "")))
             calls.append(
@@ -60,7 +60,7 @@ class Library(World):
             info={"calls": calls, "errors": errors},
         )
 
-    def _call(self, tool: str, value: str) -> str:
+    def _call(self, tool, value):
         if tool == "shelf":
             found = [id for id, (_, colour) in BOOKS.items() if colour == value]
             self._state["seen"] += found
@@ -73,28 +73,30 @@ class Library(World):
             self._state[key].append(value)
         return f"{tool} {value}"
 
-    def _marks(self, id: str) -> list[str]:
+    def _marks(self, id):
         words = {"lent": "lent", "mark": "marked"}
         return [word for key, word in words.items() if id in self._state[key]]
 
-    def evaluate(self) -> Evaluation:
-        found, verifier = self.difference(), self._task.verifier
-        wanted, answer = verifier["state"], verifier["answer"]
+    def evaluate(self):
+        found = self.difference()
+        verifier = self._task.verifier
+        wanted = verifier["state"]
+        answer = verifier["answer"]
         right = found == wanted and answer in (None, self._answer)
         reached = sum(1 if row in wanted else -1 for row in found)
         progress = 1.0 if right else 0.9 * max(reached, 0) / max(len(wanted), 1)
         solved = right and (bool(wanted) or answer is not None)
         return Evaluation(float(solved), right, {"progress": progress})
 
-    def difference(self) -> list[list[Any]]:
+    def difference(self):
         return changes(self._state["lent"], self._state["mark"])
 
-    def snapshot(self) -> Any:
+    def snapshot(self):
         if not self.snapshots:
             raise NotImplementedError
         return copy.deepcopy((self._task, self._answer, self._state))
 
-    def restore(self, snapshot: Any) -> None:
+    def restore(self, snapshot):
         self._task, self._answer, self._state = copy.deepcopy(snapshot)
 
 
@@ -102,33 +104,38 @@ class NoSnapshots(Library):
     snapshots = False
 
 
-def changes(lent, mark) -> list[list[Any]]:
+def changes(lent, mark):
     """Return the rows of a difference in which these books were lent and marked."""
     rows = [["books", id, "lent", False, True] for id in sorted(lent)]
     return rows + [["books", id, "mark", False, True] for id in sorted(mark)]
 
 
-def task(query: str, *, lent=(), mark=(), answer=None, split: str = "train", seed: int = 0) -> Task:
+def task(query, *, lent=(), mark=(), answer=None, split="train", seed=0):
     verifier = {"state": changes(lent, mark), "answer": answer}
     return Task(f"library/{query}", "library", query, split=split, seed=seed, verifier=verifier)
 
 
-def attempt(world: World, task: Task, actions, *, rollout: int = 0, experience=()) -> Trajectory:
+def attempt(world, task, actions, *, rollout=0, experience=()):
     """Play `actions` and return the trajectory, marked with the ids of `experience`."""
     trajectory = replaying.attempt(world, task, actions, rollout=rollout)
     trajectory.experience = list(experience)
     return trajectory
 
 
-def call(tool: str, value: str) -> str:
+def call(tool, value):
     return call_text(tool, {"colour" if tool == "shelf" else "book": value})
 
 
 LEND = task("Lend Solaris.", lent=["B15"])
-RED, BLUE, GREEN = call("shelf", "red"), call("shelf", "blue"), call("shelf", "green")
-LEND_15, LEND_11, MARK_11 = call("lend", "B15"), call("lend", "B11"), call("mark", "B11")
-WON, LOST = [GREEN, LEND_15, "done"], [GREEN, "done"]
+RED = call("shelf", "red")
+BLUE = call("shelf", "blue")
+GREEN = call("shelf", "green")
+LEND_15 = call("lend", "B15")
+LEND_11 = call("lend", "B11")
+MARK_11 = call("mark", "B11")
+WON = [GREEN, LEND_15, "done"]
+LOST = [GREEN, "done"]
 
 
-def tried(*actions: str, of: Task = LEND, world=Library, **options) -> Trajectory:
+def tried(*actions, of=LEND, world=Library, **options):
     return attempt(world(), of, actions, **options)
