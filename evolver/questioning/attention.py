@@ -55,9 +55,10 @@ def attended(
     outcomes = {name: _outcomes(name, roles[name]) for name in operations}
     shared = Counter(itertools.chain.from_iterable(outcomes.values()))
     unvisited = [name for name in operations if not roles[name].visits]
-    drawn = list(begun) or unvisited or list(operations)
-    rare = [sum(1 / shared[outcome] for outcome in outcomes[name]) for name in drawn]
-    hopes = [roles[name].novelty(0) * times for name, times in zip(drawn, rare)]
+    drawn, hopes = list(begun) or unvisited or list(operations), []
+    for name in drawn:
+        rare = sum(1 / shared[outcome] for outcome in outcomes[name])
+        hopes.append(roles[name].novelty(0) * rare)
     subject = _tool(rng.choices(drawn, hopes)[0])
     texts: dict[str, str] = {}
     for name, operation in operations.items():

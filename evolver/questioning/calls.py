@@ -115,9 +115,8 @@ class Event:
         parts = re.split(rf"(?i)((?<!\w)(?:{either})(?!\w))", self.result)
         if len(parts) == 1:
             return [self.result]
-        first, last = [
-            "".join(part) for part in ((parts[0], "…", *parts[2:]), (*parts[:-2], "…", parts[-1]))
-        ]
+        last = "".join([*parts[:-2], "…", parts[-1]])
+        first = "".join([parts[0], "…", *parts[2:]])
         return ["…".join(parts[::2]), last, first]
 
     @property
@@ -172,6 +171,10 @@ class Episode:
         """Make a call and return it with its answer."""
         return self._take(Event(name, arguments, self.operations[name].render(arguments)))
 
+    def again(self, event: Event) -> Event:
+        """Make a call once more and return it with its answer now."""
+        return self.call(event.name, event.arguments)
+
     def repeat(self, event: Event) -> Event:
         """Make a call of another episode and return it with its answer here.
 
@@ -192,7 +195,7 @@ class Episode:
         result = self.world.step(event.action)
         event.prose, event.result = self.prose, text_of(result.messages)
         event.ok = succeeded(result) and not self.refuses(event)
-        event.over = result.terminated or result.truncated
+        event.over = result.over
         self.events.append(event)
         if result.tools is not None:
             self._offer(result.tools)
@@ -219,6 +222,17 @@ class Episode:
             return phrases(text_of(self.opening.messages[-1:]))
         rules = [m for m in self.opening.messages if m.get("role") == "system"]
         return cells("opening", text_of(rules))
+
+
+def inner_values(value: Any, path: Sequence[str] = ()) -> list[tuple[Sequence[str], Any]]:
+    """Return the values inside an argument, each after the names of its fields, "*" for a list."""
+    if isinstance(value, dict):
+        inner = [inner_values(part, [*path, name]) for name, part in value.items()]
+    elif isinstance(value, list):
+        inner = [inner_values(part, [*path, "*"]) for part in value]
+    else:
+        return [(path, leaf) for leaf in leaves(value)]
+    return list(itertools.chain.from_iterable(inner))
 
 
 def _are_ids(old: str, new: str) -> bool:
@@ -260,6 +274,7 @@ def _operations(function: dict[str, Any], write: CallText) -> list[Operation]:
     schema = function.get("parameters") or {}
     properties = schema.get("properties") or {}
     required = required_of(schema)
+    render = functools.partial(write, name)
     if len(properties) == 1:
         ((parameter, inner),) = properties.items()
         examples, choices = inner.get("examples") or [], inner.get("enum") or []
@@ -267,9 +282,9 @@ def _operations(function: dict[str, Any], write: CallText) -> list[Operation]:
             return [_with_slots(name, parameter, str(example), write) for example in examples]
         if 0 < len(choices) <= _MOST_CHOICES:
             each = [_with_choice(name, description, parameter, choice, write) for choice in choices]
-            without = Operation(name, description, {}, [], lambda given: write(name, given))
+            without = Operation(name, description, {}, [], render)
             return each if parameter in required else [without, *each]
-    return [Operation(name, description, properties, required, lambda given: write(name, given))]
+    return [Operation(name, description, properties, required, render)]
 
 
 def required_of(schema: Json) -> list[str]:
@@ -329,14 +344,13 @@ def calls_of(action: str, operations: Operations) -> list[tuple[str, Json]]:
         return [(code, {})]
     made = []
     for call in turn.calls:
-        found = None
-        if call.name not in operations:
-            found = _in_words(toolcalls.call_text(call.name, call.arguments), operations)
-            if not found:
-                properties: dict[str, Any] = {key: {} for key in call.arguments}
-                function = {"name": call.name, "parameters": {"properties": properties}}
-                operations[call.name] = _operations(function, toolcalls.call_text)[0]
-        made.append(found or (call.name, call.arguments))
+        name, given = call.name, call.arguments
+        text = toolcalls.call_text(name, given)
+        found = (name, given) if name in operations else _in_words(text, operations)
+        if not found:
+            render = functools.partial(toolcalls.call_text, name)
+            operations[name] = Operation(name, "", {key: {} for key in given}, [*given], render)
+        made.append(found or (name, given))
     return made
 
 

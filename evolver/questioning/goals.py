@@ -16,6 +16,7 @@ out that they are needed.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -57,21 +58,23 @@ class Goal:
     def name(self) -> str:
         """The sequence of operations, such as "book+?list_orders"."""
         names = [self.events[n].name for n in self.targets]
-        return "+".join(
-            names if self.asked is None else [*names, f"?{self.events[self.asked].name}"]
-        )
+        if self.asked is not None:
+            names.append(f"?{self.events[self.asked].name}")
+        return "+".join(names)
 
     def without_showing(self, value: str) -> Goal:
         """Return the same goal without the look-ups whose answers show a value."""
         kept = [
             n
             for n, event in enumerate(self.events)
-            if n in self.needed or event.changes or all(cell.value != value for cell in event.cells)
+            if n in self.needed or event.changes or not event.shows([value])
         ]
-        return self.reached_by(kept, [self.events[n] for n in kept])
+        return self.reached_by(kept)
 
-    def reached_by(self, kept: Sequence[int], events: Events) -> Goal:
-        """Return the same goal where only the calls `kept` were made. events: how they went."""
+    def reached_by(self, kept: Sequence[int], events: Events | None = None) -> Goal:
+        """Return the same goal where only the calls `kept` were made, in that order. events: how
+        they went, if otherwise than here."""
+        events = events or [self.events[n] for n in kept]
         asked = None if self.asked is None else kept.index(self.asked)
         return Goal(events, [kept.index(n) for n in self.targets], asked)
 
@@ -92,8 +95,7 @@ def goals_of(walk: Events, start: StartState, *, most: int) -> list[Goal]:
         order = list(range(len(events)))
         if ask < target:  # the question is asked last
             order.insert(target, order.pop(ask))
-        reordered = [events[n] for n in order]
-        made.append(Goal(reordered, [order.index(target)], order.index(ask)))
+        made.append(Goal(events, [target], ask).reached_by(order))
     return made
 
 
@@ -158,32 +160,8 @@ class Writer:
         Where nothing else names an id, the query has it, as that of a user who reads it off a label
         would, and the look-ups that show it are left out.
         """
-        while True:
-            try:
-                return self._written(goal, common, guesses, query, answer)
-            except Nameless as error:
-                rest = goal.without_showing(error.value)
-                if is_token(error.value) or len(rest.events) == len(goal.events):
-                    raise
-                goal = rest
-
-    def _written(
-        self,
-        goal: Goal,
-        common: Mapping[str, int],
-        guesses: Collection[str],
-        query: str,
-        answer: str,
-    ) -> Task:
-        """Return the task of a goal as `write` does. Raises Nameless, too."""
-
         start, rng = self.start, self.start.rng
-
-        def fits(option: Option) -> bool:
-            role = start.stats.roles[goal.events[goal.asked or 0].name]
-            says = not option.shown or not all(map(role.always_tells, option.shown))
-            return says and (bool(goal.targets) or not self._guessable(option, guesses))
-
+        fits = functools.partial(self._fits, goal, guesses)
         worded, option = not query, None
         if worded and goal.asked is not None:
             self.phrasing.question(goal.events[goal.asked], "", rng, fits)
@@ -195,7 +173,13 @@ class Writer:
             raise Rejected("not repeatable")
         solution = goal.reached_by(kept, events)
         if worded:
-            query, option = self.phrasing.query(solution, rng, fits)
+            try:
+                query, option = self.phrasing.query(solution, rng, fits)
+            except Nameless as error:
+                rest = goal.without_showing(error.value)
+                if is_token(error.value) or len(rest.events) == len(goal.events):
+                    raise
+                return self.write(rest, common=common, guesses=guesses)
         elif solution.asked is not None:
             shown = events[solution.asked].cells
             option = Option("", answer, [c for c in shown if words(c.value) == words(answer)])
@@ -204,7 +188,8 @@ class Writer:
         if solution.targets and not changed:  # an answer alone would not show the change
             raise Rejected("nothing to check")
         opening = opening_words(episode.opening)
-        if not worded and unnamed_value(query, events, opening, _demanded(changed)):
+        demanded = [_difference(probe["before"], probe["after"]) for probe in changed]
+        if not worded and unnamed_value(query, events, opening, demanded):
             raise Rejected("not named in the query")
         meta = self._meta(goal.name, solution, verifier, worded)
         closing = start.closing_turns(option.value if option else None)
@@ -318,7 +303,7 @@ class Writer:
         )
         free = [_difference(*pair) for pair in zip(before, aside)]
         unnamed = [event for n, event in enumerate(events) if n not in goal.needed]
-        given = {str(leaf) for event in unnamed for leaf in leaves(event.arguments)}
+        given = set(itertools.chain.from_iterable(event.values for event in unnamed))
         wanted, watched = [], []
         for n in every:
             if _without(after[n], free[n]) != _without(before[n], free[n]):
@@ -334,11 +319,8 @@ class Writer:
             kept = {"digest": digest(now)}
             demand = _change(before[n], now, free[n], given) if n in wanted else kept
             expected[start.battery[n].event.key] = demand
-        probes = []
-        for call in with_needs(start.battery[n] for n in chosen):
-            probes.append({"tool": call.name, "action": call.action, **expected.get(call.key, {})})
-        if not wanted and option is None:
-            raise Rejected("nothing to check")
+        calls = with_needs(start.battery[n] for n in chosen)
+        probes = [{"tool": c.name, "action": c.action, **expected.get(c.key, {})} for c in calls]
         return {
             "start": start.task.verifier,
             "probes": probes,
@@ -359,6 +341,13 @@ class Writer:
         if played is None:
             raise Rejected("not separable")
         return self.start.read(episode)
+
+    def _fits(self, goal: Goal, guesses: Iterable[str], option: Option) -> bool:
+        """Return True for a question that is worth asking: its answer is not always the same and,
+        where nothing else is asked for, cannot be guessed."""
+        role = self.start.stats.roles[goal.events[goal.asked or 0].name]
+        says = not option.shown or not all(map(role.always_tells, option.shown))
+        return says and (bool(goal.targets) or not self._guessable(option, guesses))
 
     def _guessable(self, option: Option, guesses: Iterable[str]) -> bool:
         """Return True if a guess answers a question, or if its answer is one of two words that the
@@ -436,8 +425,9 @@ class Writer:
     def _sibling(self, goal: Goal, verifier: Json) -> str:
         """Return the query of the same goal with another value in one argument of a change, "" if
         none is found. Raises Rejected if the verifier accepts such a sibling."""
-        events = [goal.events[n] for n in goal.targets]
-        places = [(event, name) for event in events for name in event.arguments]
+        places: list[tuple[Event, str]] = []
+        for event in (goal.events[n] for n in goal.targets):
+            places += [(event, name) for name in event.arguments]
         self.start.rng.shuffle(places)
         siblings = []
         for event, name in places[: self.start.siblings]:
@@ -557,11 +547,3 @@ def _difference(a: Sequence[Feature], b: Sequence[Feature]) -> list[Feature]:
 
 def _without(shown: Sequence[Feature], free: Sequence[Feature]) -> list[Feature]:
     return [feature for feature in shown if feature not in free]
-
-
-def _demanded(changed: Sequence[Json]) -> list[Any]:
-    """Return the features that the wanted change adds or removes. changed: probes of a verifier."""
-    demanded: list[Any] = []
-    for probe in changed:
-        demanded += _difference(probe["before"], probe["after"])
-    return demanded

@@ -105,7 +105,7 @@ class ToolStart(StartState):
     def repeats(self, episode: Episode, event: Event) -> bool:
         """Repeat the last call of an episode at once, count it, and return True if it answers
         alike."""
-        again = episode.call(event.name, event.arguments)
+        again = episode.again(event)
         self.mark_varying(again.cells, event.cells, tokens=True)
         if again.ok:
             self.compare_handles(again, event)
@@ -153,7 +153,7 @@ class ToolStart(StartState):
                     return None  # after fewer calls it is refused for another reason, or not at all
             for probe in probes:
                 if not episode.over:
-                    shown = episode.call(probe.name, probe.arguments)
+                    shown = episode.again(probe)
                     answers[tested].append(self.visible(shown.cells) if shown.ok else None)
         # A refusal that turns into an answer is no change: look-ups make other look-ups possible. A
         # world that limits its steps answers fewer calls after the event.

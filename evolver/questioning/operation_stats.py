@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from envs.probed import Cell, digest
-from evolver.questioning.calls import Event, has_digit
+from evolver.questioning.calls import Event, has_digit, inner_values
 from evolver.questioning.roles import (
     BLANK,
     COMPARISONS,
@@ -139,11 +139,11 @@ class OperationStats:
         answered = [event for event in events if event.ok]
         for n, event in enumerate(answered):
             handed = [c for c in event.cells if c.kinds[0] in self.fresh]
-            for value, kind in [(c.value, c.kinds[0]) for c in handed]:
-                for later in answered[n + 1 :] if value not in event.values else ():
-                    takes = value in later.values
-                    if takes or (later.name != event.name and later.shows([value])):
-                        tally(self.passed_on, kind, takes)
+            for cell in handed:
+                for later in answered[n + 1 :] if cell.value not in event.values else ():
+                    takes = cell.value in later.values
+                    if takes or (later.name != event.name and later.shows([cell.value])):
+                        tally(self.passed_on, cell.kinds[0], takes)
         found = []
         for kind, (other, repeated) in self.fresh.items():
             taken, met = self.passed_on.get(kind, NO_TRIALS)
@@ -373,7 +373,8 @@ class OperationStats:
         if self.tells(event):
             self._learn_sentence(event, made_up=any(not kinds_of(v) for v in event.values))
         worked = event.ok and (not self.says_nothing(event) or role.only_confirms)
-        places = _places(event.name, event.arguments)
+        given = inner_values(event.arguments, [event.name])  # items of a list share one argument
+        places = [(".".join(path), str(leaf)) for path, leaf in given]
         doubtful = {place for place, value in places if not self._is_likely(place, kinds_of(value))}
         for place, value in places:
             self._acceptances.pop(_last(place), None)
@@ -460,23 +461,6 @@ def _likely(kind: str, place: str, about: str) -> float:
     name = re.escape(label.replace("_", " "))
     named = re.search(rf"\b{name}\b", about.lower().replace("_", " "))
     return _DESCRIBED if len(label) > _TELLING and named else UNTRIED
-
-
-def _places(name: str, arguments: Any) -> list[tuple[str, str]]:
-    """Return (argument, value as text) of every value of a call; items of a list share one
-    argument."""
-    if arguments is None or isinstance(arguments, bool):
-        return []
-    if isinstance(arguments, dict):
-        inner = [(f"{name}.{key}", value) for key, value in arguments.items()]
-    elif isinstance(arguments, list):
-        inner = [(f"{name}.*", value) for value in arguments]
-    else:
-        return [(name, str(arguments))]
-    found = []
-    for place, value in inner:
-        found += _places(place, value)
-    return found
 
 
 def _forms(answer: str, values: Sequence[str]) -> list[str]:

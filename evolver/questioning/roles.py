@@ -136,11 +136,6 @@ class Role:
         return sum(n for outcome, n in self.outcomes.items() if outcome.startswith("refused"))
 
     @property
-    def usual_outcome(self) -> str:
-        """The most frequent outcome."""
-        return max(self.outcomes, key=self.outcomes.__getitem__)
-
-    @property
     def practised(self) -> bool:
         """True if the operation has worked more than a few times."""
         return self.calls - self.refusals >= _PRACTISED

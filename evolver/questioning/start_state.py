@@ -141,7 +141,7 @@ class StartState:
         """
         episode = self.open()
         for n, call in enumerate(calls, 1):
-            event = episode.repeat(call) if rename else episode.call(call.name, call.arguments)
+            event = episode.repeat(call) if rename else episode.again(call)
             if not event.ok or (event.over and n < len(calls)):
                 return episode, None
         return episode, [*episode.events]
@@ -169,7 +169,7 @@ class StartState:
             for probe in probes[read:]:
                 if episode.over:
                     break
-                readings.append(episode.call(probe.name, probe.arguments).cells)
+                readings.append(episode.again(probe).cells)
             if len(readings) == read:
                 break
         return readings + [()] * (len(probes) - len(readings))
@@ -187,7 +187,7 @@ class StartState:
         that differ from row to row, if they are words or arguments accept them."""
         found: set[str] = set()
         for reading in self.initial:
-            kinds = dict.fromkeys(kind for cell in reading for kind in cell.kinds)
+            kinds = dict.fromkeys(itertools.chain.from_iterable(cell.kinds for cell in reading))
             if not ids.isdisjoint(kinds):
                 continue
             for kind in kinds:
@@ -363,7 +363,7 @@ class StartState:
             if episode.over:
                 episode = self.open()
             self._offered.add(call.key)
-            event = episode.call(call.name, call.arguments)
+            event = episode.again(call)
             if event.ok:
                 self.stats.compare(self.task.id, event)
             shows_goal = self.task.query in event.result  # which is another one in each task
@@ -388,7 +388,7 @@ class StartState:
         episode = self.open() if calls else None
         for n, call in calls:
             if episode and not episode.over:
-                event = episode.call(call.name, call.arguments)
+                event = episode.again(call)
                 if event.ok and not event.cells:
                     self.battery.append(Probe(event, awaits=True))
                 elif not event.ok and self._is_made_possible(call, events, n):
@@ -404,7 +404,7 @@ class StartState:
             episode, played = self.play(made, rename=False)
             if played is None or episode.over:
                 return False
-            if episode.call(call.name, call.arguments).ok != wanted:
+            if episode.again(call).ok != wanted:
                 return False
         self._impossible.remove(call.key)
         return True
@@ -548,11 +548,11 @@ def showing_one_of(
     values: Collection[str], probes: Sequence[Probe], readings: Readings
 ) -> list[Probe]:
     """Return the probes whose readings have one of the values."""
-    return [
-        probe
-        for probe, reading in zip(probes, readings)
-        if any(cell.value in values for cell in reading)
-    ]
+    found = []
+    for probe, reading in zip(probes, readings):
+        if any(cell.value in values for cell in reading):
+            found.append(probe)
+    return found
 
 
 def is_token(value: str) -> bool:

@@ -106,7 +106,7 @@ class Walker:
             elif number:
                 replay = Episode(world, task, self.stats.refuses, trunk.operations)
                 for event in trunk.events:
-                    replay.call(event.name, event.arguments)
+                    replay.again(event)
             branch = trunk.branch(self.depth)
             branch.follow_up(len(trunk.events) + self.depth)
             yield branch.events
@@ -179,8 +179,7 @@ class Walk:
     def _weighed(self, names: Sequence[str], novelty: Sequence[float]) -> list[float]:
         """Return the weights of operations, given their novelty."""
         bonus = [1 if self.stats.roles[n].practised else _HARDLY_PRACTISED for n in names]
-        weights = [expected * times for expected, times in zip(novelty, bonus)]
-        return weights
+        return [expected * times for expected, times in zip(novelty, bonus)]
 
     def _with_arguments(self, names: Sequence[str], given: Given) -> list[Draw]:
         """Return calls, each operation once, with the chances that their arguments fit."""

@@ -34,8 +34,7 @@ from evolver.parts import Parts
 from evolver.phases.tasks import explore, invent
 from evolver.processes.interrupt import Interrupted, Stop
 from evolver.questioning import probe_of, synthetic_task
-from evolver.questioning.calls import Event, _renamed
-from evolver.questioning.curiosity import Curiosity
+from evolver.questioning.calls import _renamed
 from evolver.questioning.operation_stats import OperationStats
 from evolver.questioning.tasks import infeasibility
 from evolver.questioning.values import SeenValues, typed
@@ -43,7 +42,7 @@ from evolver.questioning.walks import Walker
 from evolver.replaying import opening_words, values_used
 from evolver.sampling import Draw, Epochs
 from evolver.transcripts import words
-from tests.evolver.explorers import Questioning, RandomWalk, pool_of, solves
+from tests.evolver.explorers import Proposing, RandomWalk, curious, learnt, pool_of, run_of, solves
 from tests.evolver.toy import (
     LEND,
     LEND_11,
@@ -69,11 +68,6 @@ class Bare(Travel):
 
     def evaluate(self):
         return Evaluation(0.0, False)  # so that nothing but the probes can tell a success
-
-
-def curious(make_world, seeds, **options):
-    """Return a pool that the curiosity explorer fills."""
-    return Questioning(Curiosity, make_world, seeds, **options)
 
 
 @pytest.fixture(scope="module")
@@ -211,8 +205,7 @@ class TestTasks:
             curious(Library, [])
 
     def test_a_few_worlds_where_every_tool_wants_an_id_give_tasks(self):
-        seeds = Travel(n_train=4, rules=2, seed=2).tasks("train")
-        made = curious(lambda: Bare(rules=2, seed=2), seeds)
+        made = curious(lambda: Bare(n_train=4, rules=2, seed=2))
         assert len(made.explore(seed=3, budget=4)) == 4
 
     def test_a_world_without_tools_gives_nothing_and_ends(self):
@@ -250,23 +243,27 @@ class TestRoles:
             assert solves(Clock(), t, t.reference) and not solves(Clock(), t, ["done"]), t.query
 
 
+def walks(walker, world, task, rng, seen=None):
+    return list(walker.walks(world, probe_of(task), random.Random(rng), seen or SeenValues()))
+
+
 class TestWalks:
     def test_a_walk_is_what_the_world_did(self, seeds):
         walker = Walker(breadth=6, depth=20, branches=2)
         world, again = Travel(), Travel()
-        for start in map(probe_of, seeds[:6]):
-            walks = list(walker.walks(world, start, random.Random(3), SeenValues()))
-            assert len(walks) == 2
-            for walk in walks:
-                again.reset(start)
+        for start in seeds[:6]:
+            made = walks(walker, world, start, 3)
+            assert len(made) == 2
+            for walk in made:
+                again.reset(probe_of(start))
                 for event in walk:
                     assert text_of(again.step(event.action).messages) == event.result
 
     def test_branches_share_their_breadth_phase(self):
         walker = Walker(breadth=3, depth=5, branches=3)
-        walks = list(walker.walks(Library(), probe_of(LEND), random.Random(0), SeenValues()))
-        assert [walk[:3] for walk in walks] == [walks[0][:3]] * 3
-        assert all(len(walk) == 8 for walk in walks)
+        made = walks(walker, Library(), LEND, 0)
+        assert [walk[:3] for walk in made] == [made[0][:3]] * 3
+        assert all(len(walk) == 8 for walk in made)
 
     def test_it_learns_what_makes_a_call_work(self, questioning):
         remedies = questioning.explorer.walker.stats.remedies.items()
@@ -303,9 +300,7 @@ class TestWalks:
             def reset(self, task, seed=0):
                 return dataclasses.replace(super().reset(task, seed), tools=[tool])
 
-        (walk,) = Walker(breadth=8, depth=0, branches=1).walks(
-            Sends(), probe_of(LEND), random.Random(0), SeenValues()
-        )
+        (walk,) = walks(Walker(breadth=8, depth=0, branches=1), Sends(), LEND, 0)
         for event in walk:
             jsonschema.validate(event.arguments, tool["function"]["parameters"])
             assert event.arguments.keys() == properties.keys()
@@ -330,7 +325,7 @@ class TestHouseRules:
 
     @pytest.fixture(scope="class")
     def made(self):
-        made = curious(lambda: Travel(rules=5), Travel(rules=5).tasks("train"), most=8)
+        made = curious(lambda: Travel(rules=5), most=8)
         made.explore(seed=3, budget=150)
         return made
 
@@ -349,36 +344,28 @@ class TestHouseRules:
         assert not set(re.findall(r"\w+", queries)) & set(FAMILY.desk)
 
 
-def learnt(stats, name, arguments, answer, kind):
-    """Teach the statistics one call, whose arguments have one kind, and return the counts of its
-    operation's arguments."""
-    event = Event(name, arguments, "", answer, ok=not answer.startswith("error"))
-    stats.learn(event, "", lambda value: [kind])
-    (place,) = arguments
-    return stats.kinds[f"{name}.{place}"]
-
-
 class TestStatistics:
     def test_an_operation_that_only_confirms_teaches_its_arguments_once_it_has_refused_some(self):
         stats = OperationStats()
         for n in range(8):
-            learnt(stats, "stamp", {"id": f"O1{n}"}, "ok", "O99")
-            found = learnt(stats, "stamp", {"id": f"P1{n}"}, "error: no such order", "P99")
+            learnt(stats, "stamp", {"id": f"O1{n}"}, "ok", kinds=["O99"])
+            learnt(stats, "stamp", {"id": f"P1{n}"}, "no such order", ok=False, kinds=["P99"])
             stats.roles["stamp"].repeated = [1, 1]  # a repetition gave the same answer: it reads
+        found = stats.kinds["stamp.id"]
         assert found["O99"][0] >= 5 and found["P99"][0] == 0
 
     def test_an_operation_that_always_finds_nothing_teaches_nothing(self):
         stats = OperationStats()
         stats.roles["flights"].repeated = [1, 1]
         for n in range(8):
-            found = learnt(stats, "flights", {"to": f"X{n}"}, "no flights", "X9")
-        assert found["X9"][0] <= 3
+            learnt(stats, "flights", {"to": f"X{n}"}, "no flights", kinds=["X9"])
+        assert stats.kinds["flights.to"]["X9"][0] <= 3
 
     def test_a_schema_is_believed_as_long_as_its_operation_has_not_worked(self):
         stats = OperationStats()
         for n in range(200):
-            flight = {"flight": f"F{n % 90 + 10}"}
-            learnt(stats, "book", flight, "error: search the flights first", "F99")
+            given = {"flight": f"F{n % 90 + 10}"}
+            learnt(stats, "book", given, "search the flights first", ok=False, kinds=["F99"])
         accepts = stats.acceptance("book.flight", frozenset(["F99"]))
         assert accepts["F99"] > 5 * accepts["word"]
 
@@ -507,31 +494,27 @@ class TestPool:
     def test_where_too_few_are_found_those_of_nearly_the_same_words_are_kept(self):
         """A world with one start has no others."""
 
-        class Lists:
-            def explore(self, world, seeds, budget, rng):
-                for book in ("B11", "B12", "B11"):
-                    yield synthetic_task(
-                        LEND, f"Please find the book {book} and lend it to me", identity=[book],
-                        reference=[RED, call("lend", book), "done"],
-                        verifier={"state": changes([book], []), "answer": None},
-                    )  # fmt: skip
-
+        one, other = (
+            synthetic_task(
+                LEND, f"Please find the book {book} and lend it to me", identity=[book],
+                reference=[RED, call("lend", book), "done"],
+                verifier={"state": changes([book], []), "answer": None},
+            )
+            for book in ("B11", "B12")
+        )  # fmt: skip
+        lists = Proposing(one, other, one)
         for budget, kept in ((1, 1), (5, 2)):
             pool = pool_of(overlap=0.8)
-            assert len(pool.grow(Lists(), Library, budget, seed=0)) == kept
+            assert len(pool.grow(lists, Library, budget, seed=0)) == kept
             assert pool.metrics()["questioning/accepted"] == kept
         few = pool_of(overlap=0.8)
         few.spent = lambda: 2.0  # the time is long over
-        assert len(few.grow(Lists(), Library, 5, seed=0)) == 1
+        assert len(few.grow(lists, Library, 5, seed=0)) == 1
         assert few.metrics()["questioning/rejected/same words"] == 1
 
     def test_a_task_that_is_not_synthetic_is_refused(self):
-        class Copies:
-            def explore(self, world, seeds, budget, rng):
-                return seeds
-
         with pytest.raises(ValueError, match="with origin 'original', not 'synthetic'"):
-            pool_of().grow(Copies(), Library, 1, seed=0)
+            pool_of().grow(Proposing(LEND), Library, 1, seed=0)
 
     def test_given_tasks_are_the_initial_state(self):
         found = walked(3)
@@ -553,24 +536,11 @@ class TestPool:
         assert list(pool.tasks.values()) == found
 
     def test_a_pool_that_stays_too_small_says_why(self):
-        class Fails:
-            def explore(self, world, seeds, budget, rng):
-                yield idle_task(seeds[0].verifier)
-
-        pool, config = pool_of(), base.get_config()
-        run = types.SimpleNamespace(
-            config=config,
-            tasks=types.SimpleNamespace(pool=pool, explorer=Fails(), words=None),
-            make_world=Library,
-            progress=types.SimpleNamespace(phase=print),
-            on_first=lambda part, work: work(),
-            stop=Stop(),
-        )
-        config.questioning.enabled = True
+        run = run_of(pool_of(), Proposing(idle_task(LEND.verifier)), enabled=True)
         with pytest.raises(RunError, match=r"0 tasks kept, rejected: 1 x same goal\)") as caught:
             explore(run)
         assert "budget" not in str(caught.value)
-        config.questioning.budget = 1
+        run.config.questioning.budget = 1
         with pytest.raises(RunError, match=r"raise config\.questioning\.budget"):
             explore(run)
 
@@ -584,11 +554,9 @@ class TestPool:
                 pool.is_over()
                 pytest.fail("it goes on")
 
-        pool, config = pool_of(), base.get_config()
-        with Stop() as stop:
-            run = types.SimpleNamespace(config=config, make_world=Library, stop=stop)
-            with pytest.raises(Interrupted):
-                invent(run, pool, Swallows(), 0)
+        pool = pool_of()
+        with Stop() as stop, pytest.raises(Interrupted):
+            invent(run_of(pool, stop=stop), pool, Swallows(), 0)
 
     def test_tasks_solved_sometimes_are_worth_most(self, questioning, tasks):
         kinds: dict[str, list[str]] = {}

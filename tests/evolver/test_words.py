@@ -8,19 +8,17 @@ from collections import Counter
 
 import pytest
 
-from configs import base
 from envs.probed import cells
 from envs.wording import alternatives, asked, distinguishing, goal_text, inlined, joined, summaries
 from evolver.parts import Parts
 from evolver.phases import tasks as phase
-from evolver.processes.interrupt import Stop
 from evolver.questioning import synthetic_task
 from evolver.questioning.phrasing import Phrasing
 from evolver.questioning.words import Asked, ByModel, Inlined, Plain, unfaithful
 from tests.evolver.chat_server import answer
-from tests.evolver.explorers import pool_of
+from tests.evolver.explorers import Proposing, pool_of, run_of
 from tests.evolver.toy import LEND as START
-from tests.evolver.toy import LEND_11, RED, Library, changes, task
+from tests.evolver.toy import LEND_11, RED, changes, task
 
 TASK = synthetic_task(
     task("x"),
@@ -201,23 +199,20 @@ class TestAttempts:
     def run_with(self, monkeypatch, new, solved=(), broken=lambda query, n: False):
         """Try tasks out, each in two attempts. Return the queries that stay, the metrics and what
         was played. solved: the queries that attempts solve. broken: by query and attempt."""
-        config, played = base.get_config(), []
-        config.questioning.attempts = 2
-        pool = pool_of(*new)
+        played, pool = [], pool_of(*new)
+
+        def finished(job):
+            query = job.task.query
+            return types.SimpleNamespace(
+                task=job.task, broken=broken(query, job.rollout), success=query in solved
+            )
 
         def play(run, jobs, phase):
             played.extend(jobs)
-            return [
-                types.SimpleNamespace(
-                    task=job.task,
-                    broken=broken(job.task.query, job.rollout),
-                    success=job.task.query in solved,
-                )
-                for job in jobs
-            ]
+            return list(map(finished, jobs))
 
         monkeypatch.setattr(phase, "gather_rollouts", play)
-        phase.try_out(types.SimpleNamespace(config=config), pool, new, 0)
+        phase.try_out(run_of(pool, attempts=2), pool, new, 0)
         return "".join(task.query for task in pool.tasks.values()), pool.metrics(), played
 
     NEW = [invented(query, meta={"sibling": other}) for query, other in ("ab", ("c", ""), "de")]
@@ -265,23 +260,13 @@ def test_wordings_are_booked_in_the_metrics_of_a_run():
         def metrics(self):
             return {"questioning/words/reworded": 3.0}
 
-    class Finds:
-        def explore(self, world, seeds, budget, rng):
-            verifier = {"state": changes(["B11"], []), "answer": None}
-            yield invented("Lend Dune.", reference=[RED, LEND_11, "done"], verifier=verifier)
-
-    config = base.get_config()
-    config.questioning.budget, config.questioning.share = 1, 0.01
-    pool, shown = pool_of(), []
-    run = types.SimpleNamespace(
-        config=config,
-        tasks=types.SimpleNamespace(pool=pool, explorer=Finds(), words=Counts()),
-        make_world=Library,
-        progress=types.SimpleNamespace(phase=lambda *phase: shown.append(phase)),
-        on_first=lambda part, work: work(),
-        stop=Stop(),
+    verifier = {"state": changes(["B11"], []), "answer": None}
+    found = invented("Lend Dune.", reference=[RED, LEND_11, "done"], verifier=verifier)
+    run = run_of(pool_of(), Proposing(found), words=Counts(), budget=1, share=0.01)
+    assert (
+        phase.explore(run)["questioning/words/reworded"] == 3.0 and len(run.tasks.pool.tasks) == 1
     )
-    assert phase.explore(run)["questioning/words/reworded"] == 3.0 and len(pool.tasks) == 1
+    shown = [call.args for call in run.progress.phase.call_args_list]
     assert shown == [("exploring",), ("exploring · 0 walks, 0 steps, 0/s · tasks", 1, 1)]
 
 
@@ -348,13 +333,13 @@ class TestWording:
 def test_the_only_entry_of_a_list_is_named_as_it_would_be_among_others(answer, words):
     event = types.SimpleNamespace(given={}, cells=cells("search", answer), changes=False)
     ids = {kind for cell in event.cells if cell.value == "T1" for kind in cell.kinds}
-    assert Phrasing({}, ids)._phrase([event], "T1", {"T1": 0}) == words
+    assert Phrasing({}, ids)._told([event], "", [], "T1", {"T1": 0}) == words
 
 
 def test_what_a_call_creates_is_the_new_one_where_nothing_else_is_known_of_it():
     event = types.SimpleNamespace(given={}, cells=cells("new", '{"list_id": "L2"}'), changes=True)
     ids = set(event.cells[0].kinds)
-    assert Phrasing({}, ids)._phrase([event], "L2", {"L2": 0}) == ["the new one"]
+    assert Phrasing({}, ids)._told([event], "", [], "L2", {"L2": 0}) == ["the new one"]
 
 
 def test_whom_a_call_is_for_stands_where_its_description_has_a_noun():
