@@ -55,7 +55,8 @@ def attended(
     outcomes = {name: _outcomes(name, roles[name]) for name in operations}
     shared = Counter(itertools.chain.from_iterable(outcomes.values()))
     unvisited = [name for name in operations if not roles[name].visits]
-    drawn, hopes = list(begun) or unvisited or list(operations), []
+    drawn = list(begun) or unvisited or list(operations)
+    hopes = []
     for name in drawn:
         rare = sum(1 / shared[outcome] for outcome in outcomes[name])
         hopes.append(roles[name].novelty(0) * rare)
@@ -80,7 +81,8 @@ def attended(
 
 def _outcomes(name: str, role: Role) -> set[str]:
     """Return what has come of an operation, without the words of its name."""
-    parts, found = name_parts(name), set()
+    parts = name_parts(name)
+    found = set()
     for outcome in role.outcomes or ("",):
         unnamed = outcome.replace(name, "").replace(_DIGIT.sub("9", name), "")  # as kinds have it
         found.add(" ".join(word for word in unnamed.split() if word not in parts))

@@ -160,7 +160,9 @@ class Episode:
     ):
         """refuses: returns True for an answer that means a refusal although the world does not mark
         it. operations: those of the world, None = ask it."""
-        self.world, self.task, self.refuses = world, task, refuses
+        self.world = world
+        self.task = task
+        self.refuses = refuses
         self.opening = world.reset(task, task.seed)
         self.operations = operations or operations_of(world, self.opening)
         self.prose = in_prose(self.operations)
@@ -183,7 +185,8 @@ class Episode:
         now = self.call(event.name, _renamed(event.arguments, self.renamed))
         now.changes = now.ok and event.changes
         if now.ok and now.result != event.result:
-            before, after = [c.value for c in event.cells], [c.value for c in now.cells]
+            before = [c.value for c in event.cells]
+            after = [c.value for c in now.cells]
             self.renamed |= renaming(before, after, _are_ids)
         return now
 
@@ -193,7 +196,8 @@ class Episode:
 
     def _take(self, event: Event) -> Event:
         result = self.world.step(event.action)
-        event.prose, event.result = self.prose, text_of(result.messages)
+        event.prose = self.prose
+        event.result = text_of(result.messages)
         event.ok = succeeded(result) and not self.refuses(event)
         event.over = result.over
         self.events.append(event)
@@ -270,14 +274,16 @@ def operations_of(world: World, opening: Observation) -> Operations:
 
 
 def _operations(function: dict[str, Any], write: CallText) -> list[Operation]:
-    name, description = function["name"], str(function.get("description") or "")
+    name = function["name"]
+    description = str(function.get("description") or "")
     schema = function.get("parameters") or {}
     properties = schema.get("properties") or {}
     required = required_of(schema)
     render = functools.partial(write, name)
     if len(properties) == 1:
         ((parameter, inner),) = properties.items()
-        examples, choices = inner.get("examples") or [], inner.get("enum") or []
+        examples = inner.get("examples") or []
+        choices = inner.get("enum") or []
         if any(_SLOT.search(str(example)) for example in examples):
             return [_with_slots(name, parameter, str(example), write) for example in examples]
         if 0 < len(choices) <= _MOST_CHOICES:
@@ -344,7 +350,8 @@ def calls_of(action: str, operations: Operations) -> list[tuple[str, Json]]:
         return [(code, {})]
     made = []
     for call in turn.calls:
-        name, given = call.name, call.arguments
+        name = call.name
+        given = call.arguments
         text = toolcalls.call_text(name, given)
         found = (name, given) if name in operations else _in_words(text, operations)
         if not found:
@@ -381,7 +388,8 @@ def _said(action: str) -> str:
 def succeeded(result: StepResult) -> bool:
     """Return False for a refused call: by the world's `info`, or by an answer that reads like an
     error."""
-    text, calls = text_of(result.messages), result.info.get("calls") or [{}]
+    text = text_of(result.messages)
+    calls = result.info.get("calls") or [{}]
     told = _tells_of_failure(text)
     if "ok" in calls[0] or result.info.get("errors") or result.info.get("parse_error"):
         accepted = calls[0].get("ok", False) and not result.info.get("parse_error")

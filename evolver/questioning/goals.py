@@ -81,7 +81,8 @@ class Goal:
 
 def goals_of(walk: Events, start: StartState, *, most: int) -> list[Goal]:
     """Return all goals of a walk. most: changes of a goal."""
-    events, roles = useful(walk), start.stats.roles
+    events = useful(walk)
+    roles = start.stats.roles
     # Nothing shows the changes of an operation without witnesses.
     changing = [n for n, e in enumerate(events) if e.changes and roles[e.name].witnesses != []]
     known = start.seen.in_answers()
@@ -102,7 +103,7 @@ def goals_of(walk: Events, start: StartState, *, most: int) -> list[Goal]:
 def _is_question(event: Event, start: StartState, known: set[str]) -> bool:
     """Return True if a question may be about the answer of a call: a user can ask it, and nothing
     but the call gives the answer. known: values that answers have shown."""
-    role = start.stats.roles[event.name]
+    role = start.role(event)
     return (
         start.takes_answers
         and bool(event.values or start.answering)
@@ -132,7 +133,9 @@ class Writer:
 
     def __init__(self, start: StartState, *, least: int, most: int):
         """least, most: calls of a solution."""
-        self.start, self.least, self.most = start, least, most
+        self.start = start
+        self.least = least
+        self.most = most
         self.ids = start.stats.ids()
         self.phrasing = Phrasing(
             start.operations,
@@ -160,9 +163,11 @@ class Writer:
         Where nothing else names an id, the query has it, as that of a user who reads it off a label
         would, and the look-ups that show it are left out.
         """
-        start, rng = self.start, self.start.rng
+        start = self.start
+        rng = self.start.rng
         fits = functools.partial(self._fits, goal, guesses)
-        worded, option = not query, None
+        worded = not query
+        option = None
         if worded and goal.asked is not None:
             self.phrasing.question(goal.events[goal.asked], "", rng, fits)
         kept = self._minimise(goal, common)
@@ -226,7 +231,8 @@ class Writer:
     def _minimise(self, goal: Goal, common: Mapping[str, int]) -> list[int]:
         """Return the fewest calls that still make the goal's changes and show its answer. Other
         changes are among them only if a call of the goal is refused without them."""
-        events, needed = goal.events, set(goal.needed)
+        events = goal.events
+        needed = set(goal.needed)
         # Changes whose arguments an agent cannot know are no part of any solution.
         every = range(max(needed) + 1)
         whole = [
@@ -265,7 +271,8 @@ class Writer:
 
     def _informed(self, events: Events, whole: Events) -> bool:
         """Return True if `events` show each id before they use it, where the whole walk did."""
-        wanted, found = self.phrasing.hidden(whole), self.phrasing.hidden(events)
+        wanted = self.phrasing.hidden(whole)
+        found = self.phrasing.hidden(events)
         used = itertools.chain.from_iterable(event.values for event in events)
         return all(value in found for value in used if value in wanted)
 
@@ -288,10 +295,13 @@ class Writer:
     def _verifier(self, goal: Goal, readings: Readings, option: Option | None) -> Json:
         """Return the verifier of the state after the calls of `goal`, which `readings` show, and of
         the answer. What the calls before those of the query change does not count."""
-        start, events, ids = self.start, goal.events, self.ids
+        start = self.start
+        events = goal.events
+        ids = self.ids
         used = itertools.chain.from_iterable(event.values for event in events)
         known = start.known_ids() | {value for value in used if not _is_new(value, events)}
-        mask, naming = set(start.stats.varies), start.naming(ids)
+        mask = set(start.stats.varies)
+        naming = start.naming(ids)
 
         def shown(readings: Readings, chosen: Sequence[int]) -> list[list[Feature]]:
             names = new_ids([readings[n] for n in chosen], ids, known)
@@ -304,14 +314,15 @@ class Writer:
         free = [_difference(*pair) for pair in zip(before, aside)]
         unnamed = [event for n, event in enumerate(events) if n not in goal.needed]
         given = set(itertools.chain.from_iterable(event.values for event in unnamed))
-        wanted, watched = [], []
+        wanted = []
+        watched = []
         for n in every:
             if _without(after[n], free[n]) != _without(before[n], free[n]):
                 wanted.append(n)
             elif after[n] == before[n] == aside[n]:
                 watched.append(n)
         for n in wanted:
-            start.stats.roles[start.battery[n].event.name].changes_shown += 1
+            start.role(start.battery[n].event).changes_shown += 1
         watched.sort(key=lambda n: start.dullness(start.battery[n].event.name))
         chosen = sorted([*wanted, *watched[: start.frame]])
         expected: dict[Key, Json] = {}
@@ -345,7 +356,7 @@ class Writer:
     def _fits(self, goal: Goal, guesses: Iterable[str], option: Option) -> bool:
         """Return True for a question that is worth asking: its answer is not always the same and,
         where nothing else is asked for, cannot be guessed."""
-        role = self.start.stats.roles[goal.events[goal.asked or 0].name]
+        role = self.start.role(goal.events[goal.asked or 0])
         says = not option.shown or not all(map(role.always_tells, option.shown))
         return says and (bool(goal.targets) or not self._guessable(option, guesses))
 
@@ -377,7 +388,8 @@ class Writer:
 
         The call that is asked about is needed for the answer, which the verifier cannot see.
         """
-        events, prerequisites = goal.events, []
+        events = goal.events
+        prerequisites = []
         if not self._passes(events, verifier)[0]:
             raise Rejected("reference fails")
         for n, event in enumerate(events):
@@ -431,7 +443,8 @@ class Writer:
         self.start.rng.shuffle(places)
         siblings = []
         for event, name in places[: self.start.siblings]:
-            other, value = self._other_value(event, name), event.arguments[name]
+            other = self._other_value(event, name)
+            value = event.arguments[name]
             if other is not None:
                 siblings.append([_replaced(e, value, other) for e in goal.events])
         made: Events = ()
@@ -459,7 +472,8 @@ class Writer:
     def _other_value(self, event: Event, name: str) -> Any:
         """Return another value for an argument of a call: of the same kind if any is known, else a
         made-up one. None: there is none of the same type."""
-        others, value = [], event.arguments[name]
+        others = []
+        value = event.arguments[name]
         counts = self.start.stats.kinds.get(f"{event.name}.{name}", {})
         for kind, (worked, tried) in counts.items():
             if worked > _FITTING * tried:
@@ -512,7 +526,8 @@ def minimise(
             chunk = set(removable[start : start + size])
             trial = [n for n in kept if n not in chunk]
             if holds(trial):
-                kept, dropped = trial, True
+                kept = trial
+                dropped = True
         if size == 1 and not dropped:
             return kept
         size = max(size // 2, 1)
@@ -521,7 +536,8 @@ def minimise(
 def _slice(events: Events, kept: Sequence[int], needed: set[int]) -> list[int]:
     """Return the calls that show a value which a needed call, or one of these, uses; and those with
     such a value."""
-    chosen, values = set(needed), set[str]()
+    chosen = set(needed)
+    values = set[str]()
     for n in needed:
         values.update(events[n].values)
     for n in reversed(kept):

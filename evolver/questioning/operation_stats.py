@@ -78,7 +78,8 @@ class Acceptance(dict[str, float]):
         """place, about: the argument and its description. rates: of the kinds for which something
         speaks."""
         super().__init__(rates)
-        self._place, self._about = place, about
+        self._place = place
+        self._about = about
         best = max((rate for kind, rate in rates.items() if kind != GUESSED), default=1.0)
         self._least = _AS_GOOD * best
 
@@ -199,7 +200,8 @@ class OperationStats:
         """Compare the answer of a call at the beginning of an episode with that of the same call at
         another start."""
         calls = self.first.setdefault(event.name, {})
-        key, answer = event.key[1], digest(event.result)
+        key = event.key[1]
+        answer = digest(event.result)
         if key in calls:
             where, before, _ = calls[key]
             if where != start:
@@ -267,7 +269,8 @@ class OperationStats:
     def helpers(self, failure: str) -> set[str]:
         """Return the operations that mostly help against the same error of other operations.
         failure: "operation: signature", as in `remedies`."""
-        error, found = failure.partition(": ")[2], set()
+        error = failure.partition(": ")[2]
+        found = set()
         for other, counts in self.remedies.items():
             if other != failure and other.partition(": ")[2] == error:
                 found |= {name for name, (n, tried) in counts.items() if n > max(1, tried / 2)}
@@ -308,7 +311,9 @@ class OperationStats:
     def prefers_ids(self, place: str) -> bool:
         """Return True for an argument that is named like the field of an id, or has accepted ids
         more often than other shown numbers."""
-        ids, best, best_other = self.ids(), 0.0, 0.0
+        ids = self.ids()
+        best = 0.0
+        best_other = 0.0
         if any(is_field(kind, place) for kind in ids):
             return True
         for kind, (worked, tried) in self.kinds.get(place, {}).items():
@@ -341,10 +346,13 @@ class OperationStats:
         answer has the argument's name or is mentioned in its description (`about`), or if arguments
         of this name accept it elsewhere.
         """
-        asked, known = (place, hints, about), self._acceptances[_last(place)]
+        asked = (place, hints, about)
+        known = self._acceptances[_last(place)]
         if asked not in known:
-            counts, alike = self.kinds.get(place, {}), self.names.get(_last(place), {})
-            proven, rates = any(worked for worked, _ in counts.values()), {}
+            counts = self.kinds.get(place, {})
+            alike = self.names.get(_last(place), {})
+            proven = any(worked for worked, _ in counts.values())
+            rates = {}
             for kind in alike.keys() | hints:
                 worked, tried = counts.get(kind, NO_TRIALS)
                 if kind in hints:
@@ -455,7 +463,8 @@ def _likely(kind: str, place: str, about: str) -> float:
         return UNTRIED
     if label == _last(place):
         # "spotify.play.token" rather takes a token of "spotify.login" than of "phone.login".
-        group, function = shown.split(".")[0], shown.split()[0]
+        group = shown.split(".")[0]
+        function = shown.split()[0]
         grouped = place.count(".") > 1 and "." in function
         return _SAME_NAME_ELSEWHERE if grouped and group != place.split(".")[0] else 1.0
     name = re.escape(label.replace("_", " "))

@@ -56,7 +56,9 @@ class Phrasing:
         asked. handles: kinds of what each call hands out anew. makes_sense: returns False for a
         value that an argument, such as "add.text", takes like any other, although it is none of its
         kind."""
-        self.ids, self.asks_about_rows, self.handles = ids, asks_about_rows, frozenset(handles)
+        self.ids = ids
+        self.asks_about_rows = asks_about_rows
+        self.handles = frozenset(handles)
         self.makes_sense = makes_sense
         self.forms = {name: op.form for name, op in operations.items()}
         self.summaries = summaries({name: op.description for name, op in operations.items()})
@@ -119,7 +121,8 @@ class Phrasing:
 
     def _goal(self, events: Events, n: int, hidden: Mapping[str, int]) -> str:
         stated: list[str] = []
-        phrases, operation = {}, events[n].name
+        phrases = {}
+        operation = events[n].name
         for name, value in events[n].arguments.items():
             if isinstance(value, list) and any(value.count(item) > 1 for item in value):
                 raise Rejected("same words twice")
@@ -158,7 +161,8 @@ class Phrasing:
         value = str(taken)
         if value not in hidden or self._is_plain(operation, path, taken):
             return [value]
-        event, parts = events[hidden[value]], []
+        event = events[hidden[value]]
+        parts = []
         for path, leaf in inner_values(event.given):
             told = self._told(events, event.name, path, leaf, hidden)
             parts += _with_field(path if told == [str(leaf)] else [], leaf, told)

@@ -52,7 +52,8 @@ def verified_task(
     events = list(chain.from_iterable(repeated(start, actions, walker)))
     found = goals_of(events, start, most=_GOALS)
     found.sort(key=lambda goal: -len(goal.needed))
-    writer, reason = Writer(start, least=1, most=_MOST), Rejected("nothing to check")
+    writer = Writer(start, least=1, most=_MOST)
+    reason = Rejected("nothing to check")
     for goal in found[:_TRIES]:
         try:
             return writer.write(goal, common={})
@@ -65,7 +66,8 @@ def repeated(start: StartState, actions: Sequence[str], walker: Walker) -> list[
     """Return the calls of each action after repeating them all from a start and finding out what
     they change. Fewer, if the episode ends before."""
     made = [calls_of(action, start.operations) for action in actions]
-    calls, rng = list(chain.from_iterable(made)), start.rng
+    calls = list(chain.from_iterable(made))
+    rng = start.rng
     (events,) = walker.walks(start.world, start.task, rng, start.seen, calls, start.operations)
     start.learn_roles(events)
     start.extend(events)

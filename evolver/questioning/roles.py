@@ -199,7 +199,8 @@ class Role:
         Changes are worth most and refusals least. An operation after which nothing more can be
         done, such as a cancellation, is worth less.
         """
-        calls, refused = self.calls, self.refusals
+        calls = self.calls
+        refused = self.refusals
         # An operation is refused many times before its remedies are known, which says little about
         # it later.
         share = min(1.0, (2 * (calls - refused) + _PRACTISED) / max(refused, 1))

@@ -29,7 +29,7 @@ from evolver.questioning.calls import (
     key_of,
 )
 from evolver.questioning.operation_stats import GUESSED, NO_TRIALS, OperationStats, is_field
-from evolver.questioning.roles import count, tally
+from evolver.questioning.roles import Role, count, tally
 from evolver.questioning.tasks import CLOSING
 from evolver.questioning.values import SeenValues, guessed, hinted, is_made_up, typed
 
@@ -85,7 +85,11 @@ class StartState:
         operations: Operations,
     ):
         """task: starts there and asks for nothing. world: used by this object's plays only."""
-        self.task, self.world, self.stats, self.rng, self.seen = task, world, stats, rng, seen
+        self.task = task
+        self.world = world
+        self.stats = stats
+        self.rng = rng
+        self.seen = seen
         self.operations = operations
         if stats.handles:
             task.meta[handles.KEY] = stats.handles
@@ -176,7 +180,8 @@ class StartState:
 
     def known_ids(self) -> set[str]:
         """Return the ids that the initial readings show or the probes use."""
-        ids, known = self.stats.ids(), set()
+        ids = self.stats.ids()
+        known = set()
         for probe, reading in zip(self.battery, self.initial):
             known.update(probe.event.values)
             known.update(cell.value for cell in reading if not ids.isdisjoint(cell.kinds))
@@ -204,7 +209,8 @@ class StartState:
         made-up text nor a value of a field with the argument's name; and for the number of a thing
         in an argument that takes other numbers as well. path: its name, and those of the fields
         inside it."""
-        place, known = ".".join([operation, *path]), self.operations[operation]
+        place = ".".join([operation, *path])
+        known = self.operations[operation]
         if not isinstance(value, str):
             return self.stats.prefers_ids(place)
         schema: Json = {"properties": known.properties}
@@ -264,7 +270,8 @@ class StartState:
             self.task.meta[handles.KEY] = self.stats.handles
             self.seen.values.pop(kind, None)
             self.stats.roles.pop(kind.partition(" ")[0], None)
-            self.battery, self.initial = [], []
+            self.battery = []
+            self.initial = []
             self._offered.clear()
         for event in events:
             event.changes = event.ok and self.stats.is_change(event)
@@ -289,21 +296,23 @@ class StartState:
         self.battery = [probe for probe in self.battery if self.reads(probe.event)]
         for need in itertools.chain.from_iterable(probe.needs or () for probe in self.battery):
             need.changes = not self.reads(need)
-        for event in before_changes(events):
-            if event.accepted:
-                self.stats.compare(self.task.id, event)
+        for event in accepted(before_changes(events)):
+            self.stats.compare(self.task.id, event)
         self.compare_starts()
-        walked = [event for event in self.to_offer(events) if event.accepted]
-        self._offer([event for event in walked if self.reads(event)])
+        self._offer([event for event in accepted(self.to_offer(events)) if self.reads(event)])
         self._await(events)
         self._enable(events)
         for _ in range(self.rounds):
             self._offer(self._others())
         self.measure()
 
+    def role(self, event: Event) -> Role:
+        """Return what is known of the operation of a call."""
+        return self.stats.roles[event.name]
+
     def reads(self, event: Event) -> bool:
         """Return True if a call only shows something, as far as is known of its operation."""
-        return self.stats.roles[event.name].reads
+        return self.role(event).reads
 
     def compare_starts(self) -> None:
         """Repeat some calls of other starts here, to find out which operations answer by their
@@ -336,7 +345,8 @@ class StartState:
     def _choices(self, operation: Operation, parameter: str) -> list[object]:
         """Return values that an argument accepts: those of this world, then words of other
         worlds."""
-        place, schema = f"{operation.name}.{parameter}", operation.properties.get(parameter, {})
+        place = f"{operation.name}.{parameter}"
+        schema = operation.properties.get(parameter, {})
         fits = self.stats.acceptance(place, hinted(schema)).fits
         counts = self.stats.kinds.get(place, {})
         kinds = [kind for kind, (worked, _) in counts.items() if worked >= _WORKED and fits(kind)]
@@ -400,8 +410,7 @@ class StartState:
             return False
         self._impossible.add(call.key)
         for end, wanted in ((n, False), (n + 1, True)):
-            made = [event for event in events[:end] if event.accepted]
-            episode, played = self.play(made, rename=False)
+            episode, played = self.play(accepted(events[:end]), rename=False)
             if played is None or episode.over:
                 return False
             if episode.again(call).ok != wanted:
@@ -414,7 +423,7 @@ class StartState:
         is not about what they ask for, such as opening a session. That is done before each."""
         known = {probe.event.key for probe in self.battery}
         opened = {probe.event.name for probe in self.battery if changing(probe.needs or ())}
-        walked = [event for event in events if event.accepted]
+        walked = accepted(events)
         for n, event in enumerate([] if self.code or self.prose else walked):
             refused = event.key in self._offered or event.name in opened
             needs = changing(walked[:n])
@@ -445,13 +454,14 @@ class StartState:
 
     def _callable_like(self, event: Event) -> list[str]:
         """Return the other operations that require nothing but arguments that the event has."""
-        given, operations = event.arguments.keys(), self.operations.items()
+        given = event.arguments.keys()
+        operations = self.operations.items()
         return [n for n, op in operations if n != event.name and given >= set(op.required)]
 
     def first_offers(self, calls: list[Event]) -> Events:
         """Return the calls that are tried first, as many as fit in."""
         if len(calls) > self.most_offered:
-            calls = sorted(calls, key=lambda call: self.stats.roles[call.name].vain)
+            calls = sorted(calls, key=lambda call: self.role(call).vain)
         return calls[: self.most_offered]
 
     def measure(self) -> None:
@@ -476,7 +486,8 @@ class StartState:
                 rank[n] = (*self.dullness(name), number[name])
                 number[name] += 1
         kept = sorted(sorted(rank, key=rank.__getitem__)[: self.most_probes])
-        self.battery, self.initial = [whole[n] for n in kept], [first[n] for n in kept]
+        self.battery = [whole[n] for n in kept]
+        self.initial = [first[n] for n in kept]
         for n, probe in zip(kept, self.battery):
             if probe.needs is None:
                 probe.needs = self.needs_of(probe.event, first[n], whole[:n], first)
@@ -537,6 +548,11 @@ def with_needs(probes: Iterable[Probe]) -> list[Event]:
         if call.changes:
             last_change = key
     return calls
+
+
+def accepted(events: Events) -> list[Event]:
+    """Return the events that were not refused and did not end the episode."""
+    return [event for event in events if event.accepted]
 
 
 def changing(events: Events) -> list[Event]:

@@ -60,7 +60,8 @@ class Inlined(Words):
 
     def __init__(self, parts: Parts, *, share: Fraction = 0.75):
         """share: of the tasks that get other words where their descriptions allow it."""
-        self.share, self.meter = share, Meter("questioning/words")
+        self.share = share
+        self.meter = Meter("questioning/words")
 
     def reword(self, tasks: Sequence[Task], tools: str) -> list[Task]:
         return [replace(task, query=self._query(task)) for task in tasks]
@@ -101,7 +102,9 @@ class ByModel(Words):
 
     def __init__(self, parts: Parts, *, wordings: Count = 3):
         """wordings: how many to ask for per task."""
-        self.chat, self.max_chars, self.wordings = parts.chat, parts.max_chars, wordings
+        self.chat = parts.chat
+        self.max_chars = parts.max_chars
+        self.wordings = wordings
         self.meter = Meter("questioning/words")
 
     def reword(self, tasks: Sequence[Task], tools: str) -> list[Task]:

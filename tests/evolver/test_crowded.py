@@ -58,7 +58,8 @@ APPS = {f"{word}_{n}": f"Part of the {word} app." for word in ("mail", "bank") f
 
 
 def test_a_visit_attends_to_tools_of_one_subject():
-    stats, rng = OperationStats(), random.Random(0)
+    stats = OperationStats()
+    rng = random.Random(0)
     for _ in range(40):
         visit = attended(operations(**APPS), stats, rng, ())
         apps = Counter(name.split("_")[0] for name in visit)
@@ -68,14 +69,16 @@ def test_a_visit_attends_to_tools_of_one_subject():
 
 def test_first_visits_meet_all_tools_even_if_they_read_alike():
     alike = operations(**{f"t_{n}": "Report." for n in range(200)})
-    stats, rng = OperationStats(), random.Random(0)
+    stats = OperationStats()
+    rng = random.Random(0)
     assert subjects(alike) == 7
     met = set().union(*(attended(alike, stats, rng, ()) for _ in range(7)))
     assert met == set(alike)
 
 
 def test_a_visit_has_the_tools_that_it_begins_with_and_few_tools_are_all_met():
-    stats, rng = OperationStats(), random.Random(0)
+    stats = OperationStats()
+    rng = random.Random(0)
     assert {"mail_7", "bank_7"} <= attended(
         operations(**APPS), stats, rng, ["mail_7", "bank_7"]
     ).keys()
@@ -84,7 +87,8 @@ def test_a_visit_has_the_tools_that_it_begins_with_and_few_tools_are_all_met():
 
 
 def test_one_tool_with_something_to_say_outweighs_hundreds_that_answer_alike():
-    stats, rng = OperationStats(), random.Random(0)
+    stats = OperationStats()
+    rng = random.Random(0)
     for name in APPS:
         answer = "no such thing" if name != "bank_7" else "no account is open yet"
         learnt(stats, name, {"key": "x"}, answer, ok=False)

@@ -61,7 +61,8 @@ class House(ActionWorld):
 
     def reset(self, task, seed=0):
         self._begin(task)
-        self._places, self._room = {"red ball": "hall", "old lamp": "hall", "key": "cellar"}, "hall"
+        self._places = {"red ball": "hall", "old lamp": "hall", "key": "cellar"}
+        self._room = "hall"
         forms = (
             "look, inventory, take OBJ, drop OBJ, examine OBJ, go up, go down, go north, go east"
         )
@@ -86,7 +87,8 @@ class House(ActionWorld):
         here = self._places.get(thing) in (self._room, "you")
         if verb == "go":
             room = {"up": "hall", "down": "cellar"}.get(thing, self._room)
-            moved, self._room = room != self._room, room
+            moved = room != self._room
+            self._room = room
             return self._look() if moved else "You can't go that way."
         if text == "look":
             return self._look()
@@ -222,7 +224,8 @@ class Desk(World):
         return [Task("desk/0", self.name, "Tidy up.", split)]
 
     def reset(self, task, seed=0):
-        self._notes, self._over = {app: ["pay rent", "call Ann"] for app in APPS}, False
+        self._notes = {app: ["pay rent", "call Ann"] for app in APPS}
+        self._over = False
         self._out = set()
         return Observation([{"role": "user", "content": task.query}], [])
 
@@ -253,9 +256,11 @@ class Desk(World):
         code = action.partition("```\n")[2].partition("\n```")[0] or action
         name, _, given = code.partition(" ")
         try:
-            result, failed = self._run(*name.split("."), **json.loads(given or "{}")), False
+            result = self._run(*name.split("."), **json.loads(given or "{}"))
+            failed = False
         except (ValueError, TypeError) as error:
-            result, failed = f"Execution failed: {error}", True
+            result = f"Execution failed: {error}"
+            failed = True
         info = {"calls": [{"name": "desk", "arguments": {"code": action}}], "errors": int(failed)}
         return StepResult([{"role": "user", "content": result}], terminated=self._over, info=info)
 
@@ -300,7 +305,8 @@ def test_a_world_of_code_is_explored_past_its_logins():
 
 def test_what_shows_a_change_is_found_although_no_walk_looked_at_it():
     """Logging out, which the desk offers too, must not hide it."""
-    world, stats = Desk(), OperationStats()
+    world = Desk()
+    stats = OperationStats()
     (task,) = world.tasks("train")
     start = start_state(task, world, stats, random.Random(0), SeenValues())
     walk = start.open()
@@ -387,7 +393,8 @@ def test_an_mcp_server_is_explored():
     from mcp.server.mcpserver import MCPServer
 
     def server():
-        server, notes = MCPServer("notes"), []
+        server = MCPServer("notes")
+        notes = []
 
         @server.tool()
         def add_note(text: str) -> str:

@@ -60,7 +60,8 @@ def test_the_verifier_does_not_care_what_the_prerequisite_changed(tasks):
 
 
 def test_no_constant_answer_and_no_answer_of_another_task_solves_one(questioning, tasks):
-    pool, world = questioning.pool, probed(Lending())
+    pool = questioning.pool
+    world = probed(Lending())
     for task in tasks:
         others = [t for t in tasks if t is not task and t.meta["template"] == task.meta["template"]]
         guesses = [answer_of(other) for other in others if answer_of(other)]

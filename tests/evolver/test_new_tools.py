@@ -37,7 +37,8 @@ class Office(World):
 
     def reset(self, task, seed=0):
         self.films = random.Random(task.seed).sample(FILMS, 4)
-        self.open, self.sold = False, []
+        self.open = False
+        self.sold = []
         return Observation([{"role": "user", "content": task.query}], FIRST)
 
     def step(self, action):

@@ -16,7 +16,8 @@ from evolver.questioning.own_tasks import solved_by_walks
 from evolver.questioning.tasks import infeasibility, is_verified, synthetic_task
 from tests.evolver.explorers import curious
 
-DRY, ICE = {"is_slippery": False}, {}
+DRY = {"is_slippery": False}
+ICE = {}
 SMALL = {"desc": ["SF", "FG"], "is_slippery": False}
 
 

@@ -122,13 +122,15 @@ class TestTasks:
         Played are solutions of other tasks in the same world, and solutions with another change
         before them.
         """
-        world, agreed = Probed(Travel()), Counter()
+        world = Probed(Travel())
+        agreed = Counter()
         for one in tasks:
             if one.verifier["answer"]:
                 continue
             others = [calls_of(other) for other in tasks if other.seed == one.seed]
             for id in data(one.seed).orders:
-                look, given = call_text("order", {"id": id}), {"order": id}
+                look = call_text("order", {"id": id})
+                given = {"order": id}
                 others.append([look, call_text("bag", given), *calls_of(one)])
                 others.append([look, call_text("cancel", given)])
             differences = []
@@ -250,7 +252,8 @@ def walks(walker, world, task, rng, seen=None):
 class TestWalks:
     def test_a_walk_is_what_the_world_did(self, seeds):
         walker = Walker(breadth=6, depth=20, branches=2)
-        world, again = Travel(), Travel()
+        world = Travel()
+        again = Travel()
         for start in seeds[:6]:
             made = walks(walker, world, start, 3)
             assert len(made) == 2
@@ -272,10 +275,12 @@ class TestWalks:
         assert max(counts, key=lambda remedy: counts[remedy][0]) == "seats"
 
     def test_it_gets_better_at_it(self, seeds):
-        walker, rates = Walker(breadth=6, depth=20, branches=2), []
+        walker = Walker(breadth=6, depth=20, branches=2)
+        rates = []
         known = {t.id: SeenValues() for t in seeds}
         for n in range(4):
-            rng, events = random.Random(n), []
+            rng = random.Random(n)
+            events = []
             for t in seeds:
                 for walk in walker.walks(Travel(), probe_of(t), rng, known[t.id]):
                     events += walk
@@ -307,7 +312,8 @@ class TestWalks:
 
 
 def test_a_number_is_given_as_it_was_shown():
-    number, whole = {"type": "number"}, {"type": "integer"}
+    number = {"type": "number"}
+    whole = {"type": "integer"}
     for text, schema in (("3", number), ("-3", number), ("2.50", number), ("3", whole)):
         value = typed(text, schema)
         assert str(value) == text.removesuffix("0") and value == float(text)
@@ -330,7 +336,8 @@ class TestHouseRules:
         return made
 
     def test_the_explorer_finds_the_desk_calls_of_every_kind_of_operation_on_the_way(self, made):
-        here, found = FAMILY.house(5, 0.1), Counter()
+        here = FAMILY.house(5, 0.1)
+        found = Counter()
         for one in made.pool.tasks.values():
             calls = [made_call for action in calls_of(one) for made_call in parse(action).calls]
             for n, this in enumerate(calls):
@@ -527,7 +534,8 @@ class TestPool:
         found = walked(3)
         found[1] = dataclasses.replace(found[1], **change)
         config = base.get_config()
-        config.questioning.enabled, config.questioning.tasks = True, "tasks.jsonl"
+        config.questioning.enabled = True
+        config.questioning.tasks = "tasks.jsonl"
         message = rf"1 of 3 tasks have no verifier \({found[1].id}.*judge.name=reference"
         with pytest.raises(RunError, match=message):
             make_tasks(config, [LEND], [], found, {})
@@ -565,7 +573,8 @@ class TestPool:
         (always, *_), (never, sibling, *_), (sometimes, *_), (untried, *_) = sorted(
             kinds.values(), key=len
         )[-4:]
-        pool, value = questioning.pool, questioning.pool.learnability
+        pool = questioning.pool
+        value = questioning.pool.learnability
         assert value(sibling) == value(untried) == 1.0
         results = [(always, True), (never, False)] * 2 + [(sometimes, True), (sometimes, False)]
         pool.record(4 * results + [("no such task", True)])

@@ -25,33 +25,27 @@ from tests.evolver.strangers.pages import PAGES
 from tests.evolver.strangers.printshop import JOBS
 from tests.evolver.strangers.tickets import PEOPLE
 
-# {module: (goals that have to be found, (a call, the later one that is refused without it))}. That
+# {module: (goals that have to be found, a call and the later one that is refused without it)}. That
 # an account is a transfer's source, nothing in the bank says: its rule stays unknown.
 STRANGERS = {
-    "garage": ({"book_car", "charge_car", "check_licence"}, ("check_licence", "book_car")),
-    "garage_by_driver": ({"book_car", "charge_car"}, ("check_licence", "book_car")),
-    "bank": ({"deposit", "?show_balance", "unfreeze"}, None),
-    "tickets": (
-        {"assign_ticket", "close_ticket", "set_priority"},
-        ("assign_ticket", "close_ticket"),
-    ),
+    "garage": ("book_car charge_car check_licence", "check_licence book_car"),
+    "garage_by_driver": ("book_car charge_car", "check_licence book_car"),
+    "bank": ("deposit ?show_balance unfreeze", ""),
+    "tickets": ("assign_ticket close_ticket set_priority", "assign_ticket close_ticket"),
     # an object whose fields are rows, errors that are texts, changes that take no arguments
-    "greenhouse": (
-        {"set_temperature", "set_light", "open_vent", "water", "start_pump"},
-        ("start_pump", "water"),
-    ),
+    "greenhouse": ("set_temperature set_light open_vent water start_pump", "start_pump water"),
     # names of two words in lines of text, and values that a description alone tells
-    "robot": ({"go", "take", "drop"}, None),  # refusals that are sentences like all others
-    "hotel": ({"check_in", "clean_room", "charge", "set_heating"}, ("clean_room", "check_in")),
-    "vault": ({"lock_note", "delete_note", "rename_note"}, None),  # tokens of a login
+    "robot": ("go take drop", ""),  # refusals that are sentences like all others
+    "hotel": ("check_in clean_room charge set_heating", "clean_room check_in"),
+    "vault": ("lock_note delete_note rename_note", ""),  # tokens of a login
     # answers by id; calls that set what mostly is set, and repeat it
-    "locker": ({"put_parcel", "collect", "pay", "unblock"}, ("collect", "put_parcel")),
+    "locker": ("put_parcel collect pay unblock", "collect put_parcel"),
     # names of two words, a line each; few different answers; yes or no
-    "aquarium": ({"heat", "switch_light", "?measure"}, None),
+    "aquarium": ("heat switch_light ?measure", ""),
     # objects whose fields are people and drawers, with one text each; a single start
-    "seedbank": ({"dry", "renew", "lend"}, None),
+    "seedbank": ("dry renew lend", ""),
     # a list of objects as an argument
-    "cart": ({"add_to_cart", "set_address"}, ("add_to_cart", "apply_coupon")),
+    "cart": ("add_to_cart set_address", "add_to_cart apply_coupon"),
 }
 BUDGET = 60
 # To stop a pump that does not run is no task, and is tried with every other goal. A seed bank has
@@ -88,10 +82,10 @@ def test_a_strangers_world_gives_tasks_and_its_hidden_rule(name):
     tasks, _ = explored(name, BUDGET, rounds=ROUNDS.get(name, 4))
     assert len(tasks) >= 0.7 * BUDGET
     wanted, rule = STRANGERS[name]
-    assert wanted <= goals_of(tasks)
-    if rule is None:
+    assert goals_of(tasks) >= {*wanted.split()}
+    if not rule:
         return
-    first, later = rule
+    first, later = rule.split()
     hidden = [task for task in tasks if first in task.meta["prerequisites"]]
     assert len(hidden) >= 2
     for task in hidden:
@@ -268,7 +262,8 @@ def test_where_nothing_else_names_a_thing_its_id_does_and_no_look_up_is_wanted()
     _, calls = explored("locker", 60)
     named = 0
     for task, call in calls:
-        goals, made = task.meta["template"].split("+"), {c.name for t, c in calls if t is task}
+        goals = task.meta["template"].split("+")
+        made = {c.name for t, c in calls if t is task}
         if call.name != "put_parcel" or goals.count("put_parcel") > 1 or "unblock" in made:
             continue
         if re.search(rf"\b{call.arguments['box_id']}\b", task.query):
