@@ -11,7 +11,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,6 +137,11 @@ class Event:
 
 Events = Sequence[Event]
 Operations = dict[str, Operation]
+
+
+def values_of(events: Iterable[Event]) -> set[str]:
+    """Return the values that calls take."""
+    return set(itertools.chain.from_iterable(event.values for event in events))
 
 
 def key_of(name: str, arguments: Json) -> Key:

@@ -25,7 +25,7 @@ from typing import Any
 from envs import handles
 from envs.probed import Feature, answered, digest, features, judge, new_ids
 from envs.world import Task
-from evolver.questioning.calls import Event, Events, Json, Key
+from evolver.questioning.calls import Event, Events, Json, Key, values_of
 from evolver.questioning.claims import unnamed_value
 from evolver.questioning.phrasing import Nameless, Option, Phrasing
 from evolver.questioning.start_state import Readings, StartState, is_token, with_needs
@@ -62,6 +62,10 @@ class Goal:
             names.append(f"?{self.events[self.asked].name}")
         return "+".join(names)
 
+    def calls(self, chosen: Iterable[int]) -> list[Event]:
+        """Return some of its calls, by number."""
+        return [self.events[n] for n in chosen]
+
     def without_showing(self, value: str) -> Goal:
         """Return the same goal without the look-ups whose answers show a value."""
         kept = [
@@ -74,7 +78,7 @@ class Goal:
     def reached_by(self, kept: Sequence[int], events: Events | None = None) -> Goal:
         """Return the same goal where only the calls `kept` were made, in that order. events: how
         they went, if otherwise than here."""
-        events = events or [self.events[n] for n in kept]
+        events = events or self.calls(kept)
         asked = None if self.asked is None else kept.index(self.asked)
         return Goal(events, [kept.index(n) for n in self.targets], asked)
 
@@ -173,7 +177,7 @@ class Writer:
         kept = self._minimise(goal, common)
         if not self.least <= len(kept) <= self.most:
             raise Rejected("length")
-        episode, events = start.play([goal.events[n] for n in kept])
+        episode, events = start.play(goal.calls(kept))
         if events is None or not self._informed(events, goal.events):
             raise Rejected("not repeatable")
         solution = goal.reached_by(kept, events)
@@ -245,25 +249,24 @@ class Writer:
         def holds(trial: Sequence[int]) -> bool:
             if not self._known(goal, trial):
                 return False
-            _, played = self.start.play([events[n] for n in trial])
+            _, played = self.start.play(goal.calls(trial))
             if played is None or goal.asked is None:
                 return played is not None
             return played[trial.index(goal.asked)].result == events[goal.asked].result
 
-        def is_refused(trial: Sequence[int]) -> bool:
-            calls = [events[n] for n in trial]
-            return self._informed(calls, events) and self.start.play(calls)[1] is None
-
         kept = next(filter(holds, (_slice(events, alone, needed), alone)), whole)
-        if kept is whole and not (is_refused(alone) and holds(whole)):
-            raise Rejected("not separable")
+        if kept is whole:
+            calls = goal.calls(alone)
+            refused = self._informed(calls, events) and self.start.play(calls)[1] is None
+            if not (refused and holds(whole)):
+                raise Rejected("not separable")
         rng = self.start.rng
         rank = {n: (common.get(events[n].name, 0), rng.random()) for n in kept}
         return minimise(kept, needed, holds, key=rank.__getitem__)
 
     def _known(self, goal: Goal, kept: Sequence[int]) -> bool:
         """Return True if an agent that makes the calls `kept` can know all their arguments."""
-        return self._informed([goal.events[n] for n in kept], goal.events) and all(
+        return self._informed(goal.calls(kept), goal.events) and all(
             self._found_out(goal, kept, n)
             for n in kept
             if goal.events[n].changes and n not in goal.needed
@@ -273,13 +276,12 @@ class Writer:
         """Return True if `events` show each id before they use it, where the whole walk did."""
         wanted = self.phrasing.hidden(whole)
         found = self.phrasing.hidden(events)
-        used = itertools.chain.from_iterable(event.values for event in events)
-        return all(value in found for value in used if value in wanted)
+        return all(value in found for value in values_of(events) if value in wanted)
 
     def _found_out(self, goal: Goal, kept: Sequence[int], n: int) -> bool:
         """Return True if an agent can know the arguments of call n, which the query does not name:
         the goal has them, one of the calls `kept` has shown them, or the schema lists them."""
-        named = set(itertools.chain.from_iterable(goal.events[m].values for m in goal.needed))
+        named = values_of(goal.calls(goal.needed))
         operation = self.start.operations[goal.events[n].name]
         before = [goal.events[m] for m in kept if m < n]
         for name, value in goal.events[n].arguments.items():
@@ -298,8 +300,8 @@ class Writer:
         start = self.start
         events = goal.events
         ids = self.ids
-        used = itertools.chain.from_iterable(event.values for event in events)
-        known = start.known_ids() | {value for value in used if not _is_new(value, events)}
+        used = {value for value in values_of(events) if not _is_new(value, events)}
+        known = start.known_ids() | used
         mask = set(start.stats.varies)
         naming = start.naming(ids)
 
@@ -312,8 +314,7 @@ class Writer:
             shown(seen, every) for seen in (start.initial, readings, self._aside(goal))
         )
         free = [_difference(*pair) for pair in zip(before, aside)]
-        unnamed = [event for n, event in enumerate(events) if n not in goal.needed]
-        given = set(itertools.chain.from_iterable(event.values for event in unnamed))
+        given = values_of(event for n, event in enumerate(events) if n not in goal.needed)
         wanted = []
         watched = []
         for n in every:
@@ -397,11 +398,11 @@ class Writer:
             if event.changes and n not in goal.needed and goal.needed[1:]:
                 made = {cell.value for cell in event.cells if _is_new(cell.value, events)}
                 rest = [m for m in kept if made.isdisjoint(events[m].values)]
-                if self._passes(self._accepted(events, rest), verifier)[0]:
+                if self._passes(self._accepted(goal, rest), verifier)[0]:
                     raise Rejected("a call is superfluous")  # one undoes the other
             if not kept or n == goal.asked or not self._known(goal, kept):
                 continue
-            success, played = self._passes([events[m] for m in kept], verifier)
+            success, played = self._passes(goal.calls(kept), verifier)
             if success:
                 raise Rejected("a call is superfluous")
             if played:
@@ -413,10 +414,10 @@ class Writer:
                 self._check_other_ways(events, n, verifier)
         return prerequisites
 
-    def _accepted(self, events: Events, kept: list[int]) -> list[Event]:
+    def _accepted(self, goal: Goal, kept: list[int]) -> list[Event]:
         """Return the calls `kept` without those that are refused then."""
         while True:
-            episode, played = self.start.play([events[m] for m in kept])
+            episode, played = self.start.play(goal.calls(kept))
             if played is not None:
                 return played
             del kept[len(episode.events) - 1]
@@ -438,7 +439,7 @@ class Writer:
         """Return the query of the same goal with another value in one argument of a change, "" if
         none is found. Raises Rejected if the verifier accepts such a sibling."""
         places: list[tuple[Event, str]] = []
-        for event in (goal.events[n] for n in goal.targets):
+        for event in goal.calls(goal.targets):
             places += [(event, name) for name in event.arguments]
         self.start.rng.shuffle(places)
         siblings = []
@@ -537,9 +538,7 @@ def _slice(events: Events, kept: Sequence[int], needed: set[int]) -> list[int]:
     """Return the calls that show a value which a needed call, or one of these, uses; and those with
     such a value."""
     chosen = set(needed)
-    values = set[str]()
-    for n in needed:
-        values.update(events[n].values)
+    values = values_of(events[n] for n in needed)
     for n in reversed(kept):
         event = events[n]
         if n in needed or event.shows(values) or not values.isdisjoint(event.values):

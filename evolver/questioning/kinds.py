@@ -10,7 +10,16 @@ import random
 from collections.abc import Sequence
 
 from envs.world import Task, World
-from evolver.questioning.calls import Episode, Event, Events, Json, Key, in_prose, operations_of
+from evolver.questioning.calls import (
+    Episode,
+    Event,
+    Events,
+    Json,
+    Key,
+    in_prose,
+    operations_of,
+    values_of,
+)
 from evolver.questioning.operation_stats import OperationStats
 from evolver.questioning.roles import CLEAR_SOON, record, tally
 from evolver.questioning.start_state import (
@@ -303,9 +312,7 @@ class CodeStart(SlowStart):
         The calls that show what the others use come first, the others in reverse order: a call is
         made once before each of the others, here or in the walk.
         """
-        used: set[str] = set()
-        for event in kept:
-            used.update(filter(is_token, event.values))
+        used = set(filter(is_token, values_of(kept)))
         leading = [e for e in kept if not e.changes and e.values and e.shows(used)]
         rest = [kept[n] for n in sorted(tested, reverse=True) if kept[n] not in leading]
         unchanged = before_changes(kept)

@@ -27,6 +27,7 @@ from evolver.questioning.calls import (
     Operations,
     has_digit,
     key_of,
+    values_of,
 )
 from evolver.questioning.operation_stats import GUESSED, NO_TRIALS, OperationStats, is_field
 from evolver.questioning.roles import Role, count, tally
@@ -181,9 +182,8 @@ class StartState:
     def known_ids(self) -> set[str]:
         """Return the ids that the initial readings show or the probes use."""
         ids = self.stats.ids()
-        known = set()
-        for probe, reading in zip(self.battery, self.initial):
-            known.update(probe.event.values)
+        known = values_of(probe.event for probe in self.battery)
+        for reading in self.initial:
             known.update(cell.value for cell in reading if not ids.isdisjoint(cell.kinds))
         return known
 

@@ -39,7 +39,7 @@ from evolver.questioning.operation_stats import OperationStats
 from evolver.questioning.tasks import infeasibility
 from evolver.questioning.values import SeenValues, typed
 from evolver.questioning.walks import Walker
-from evolver.replaying import opening_words, values_used
+from evolver.replaying import calls_of, opening_words, values_used
 from evolver.sampling import Draw, Epochs
 from evolver.transcripts import words
 from tests.evolver.explorers import Proposing, RandomWalk, curious, learnt, pool_of, run_of, solves
@@ -87,7 +87,7 @@ def tasks(questioning):
     return list(questioning.pool.tasks.values())
 
 
-def calls_of(task):
+def acting(task):
     return [action for action in task.reference if parse(action).calls]
 
 
@@ -107,7 +107,7 @@ class TestTasks:
         known."""
         world = Probed(Travel())
         for task in tasks:
-            for n in range(len(calls_of(task))):
+            for n in range(len(acting(task))):
                 trajectory = attempt(world, task, task.reference[:n] + task.reference[n + 1 :])
                 refused = any(step.info["errors"] for step in trajectory.turns)
                 assert refused or not trajectory.evaluation.success or task.verifier["answer"], (
@@ -127,15 +127,15 @@ class TestTasks:
         for one in tasks:
             if one.verifier["answer"]:
                 continue
-            others = [calls_of(other) for other in tasks if other.seed == one.seed]
+            others = [acting(other) for other in tasks if other.seed == one.seed]
             for id in data(one.seed).orders:
                 look = call_text("order", {"id": id})
                 given = {"order": id}
-                others.append([look, call_text("bag", given), *calls_of(one)])
+                others.append([look, call_text("bag", given), *acting(one)])
                 others.append([look, call_text("cancel", given)])
             differences = []
             bare = dataclasses.replace(one, verifier=one.verifier["start"])
-            for actions in [calls_of(one), *others]:
+            for actions in [acting(one), *others]:
                 attempt(world.world, bare, actions)
                 differences.append(world.world.difference())
             for actions, difference in zip(others, differences[1:], strict=True):
@@ -147,7 +147,7 @@ class TestTasks:
         world = Probed(Travel())
         for task in tasks:
             known = opening_words(world.reset(task))
-            for action in calls_of(task):
+            for action in acting(task):
                 assert all(value in known for value in values_used(action)), (
                     task.query,
                     action,
@@ -339,7 +339,7 @@ class TestHouseRules:
         here = FAMILY.house(5, 0.1)
         found = Counter()
         for one in made.pool.tasks.values():
-            calls = [made_call for action in calls_of(one) for made_call in parse(action).calls]
+            calls = calls_of(one)
             for n, this in enumerate(calls):
                 if wanted := here.desk(this.name):
                     assert wanted in [before.name for before in calls[:n]], one.query
@@ -396,8 +396,7 @@ class TestClosedLoop:
         assert first.id == failed.meta["source"]
         start = types.SimpleNamespace(operations=["people", "orders", "order", "bag", "cancel"])
         beginnings = [made.explorer._beginning(start, first, random.Random(n)) for n in range(8)]
-        names = [parse(action).calls[0].name for action in calls_of(failed)]
-        known = [name for name in names if name in start.operations]
+        known = [call.name for call in calls_of(failed) if call.name in start.operations]
         assert all([name for name, _ in calls] == known[: len(calls)] for calls in beginnings)
         assert len(set(map(len, beginnings))) > 1
 
