@@ -311,7 +311,7 @@ class Writer:
 
         every = range(len(start.battery))
         before, after, aside = (
-            shown(seen, every) for seen in (start.initial, readings, self._aside(goal))
+            shown(seen, every) for seen in (start.initial(), readings, self._aside(goal))
         )
         free = [_difference(*pair) for pair in zip(before, aside)]
         given = values_of(event for n, event in enumerate(events) if n not in goal.needed)
@@ -348,7 +348,7 @@ class Writer:
         """Return what the probes show after the calls that the query does not name."""
         before = [event for n, event in enumerate(goal.events) if n not in goal.needed]
         if not any(event.changes for event in before):
-            return self.start.initial
+            return self.start.initial()
         episode, played = self.start.play(before)
         if played is None:
             raise Rejected("not separable")

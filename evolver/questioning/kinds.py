@@ -24,7 +24,6 @@ from evolver.questioning.operation_stats import OperationStats
 from evolver.questioning.roles import CLEAR_SOON, record, tally
 from evolver.questioning.start_state import (
     Probe,
-    Reading,
     Readings,
     StartState,
     accepted,
@@ -212,7 +211,7 @@ class SlowStart(ToolStart):
 
     def measure(self) -> None:
         """Measure a battery that was not measured yet."""
-        if not self.initial or self._keys() != self._measured:
+        if not self.battery or self._keys() != self._measured:
             super().measure()
             self._measured = self._keys()
 
@@ -249,11 +248,11 @@ class ProseStart(SlowStart):
         most = max(self.most_probes - len(self.battery), 0)
         return sorted(calls, key=lambda call: (bool(call.arguments), -len(call.result)))[:most]
 
-    def second_readings(self, first: Readings) -> Readings:
+    def second_readings(self) -> Readings:
         """Return the first ones if all probes were measured before and answered alike."""
         if all(probe.needs is not None for probe in self.battery):
-            return first
-        return super().second_readings(first)
+            return self.initial()
+        return super().second_readings()
 
 
 class CodeStart(SlowStart):
@@ -379,17 +378,15 @@ class CodeStart(SlowStart):
                     calls.append(self.event_like(event, name))
         return calls
 
-    def second_readings(self, first: Readings) -> Readings:
+    def second_readings(self) -> Readings:
         """Return the answers by which the probes were found."""
         return [probe.event.cells for probe in self.battery]
 
-    def needs_of(
-        self, event: Event, shown: Reading, before: Sequence[Probe], readings: Readings
-    ) -> list[Event]:
+    def needs_of(self, probe: Probe, before: Sequence[Probe]) -> list[Event]:
         """Return the calls that show an access token of the probe. That is not tried, which would
         take an episode."""
-        tokens = [value for value in event.values if is_token(value)]
-        showing = showing_one_of(tokens, before, readings)
+        tokens = list(filter(is_token, probe.event.values))
+        showing = showing_one_of(tokens, before)
         return showing[0].calls() if showing else []
 
 

@@ -49,11 +49,13 @@ Readings = Sequence[Reading]
 @dataclass
 class Probe:
     """A call of the battery. needs: calls before it without which it is refused; None = not yet
-    known. awaits: it shows nothing at the start, and is about what walks change."""
+    known. awaits: it shows nothing at the start, and is about what walks change. shown: its answer
+    at the start, as it was measured last."""
 
     event: Event
     needs: list[Event] | None = None
     awaits: bool = False
+    shown: Reading = ()
 
     def calls(self) -> list[Event]:
         """Return the call after those that it needs."""
@@ -64,7 +66,7 @@ class StartState:
     """An initial state of a world. Its subclasses (evolver/questioning/kinds.py) say how roles are
     tested there, and which calls become probes.
 
-    battery: the probes. initial: their answers at the start.
+    battery: the probes.
     """
 
     slow = False  # a play takes a hundred times as long as in other worlds
@@ -95,7 +97,6 @@ class StartState:
         if stats.handles:
             task.meta[handles.KEY] = stats.handles
         self.battery: list[Probe] = []
-        self.initial: Readings = []
         self._offered: set[Key] = set()  # calls that were tried for the battery
         self._impossible: set[Key] = set()  # calls that no change is known to make possible
         self._guesses: dict[str, list[str]] = {}  # argument -> ids that are made up for it
@@ -183,15 +184,15 @@ class StartState:
         """Return the ids that the initial readings show or the probes use."""
         ids = self.stats.ids()
         known = values_of(probe.event for probe in self.battery)
-        for reading in self.initial:
-            known.update(cell.value for cell in reading if not ids.isdisjoint(cell.kinds))
+        for probe in self.battery:
+            known.update(cell.value for cell in probe.shown if not ids.isdisjoint(cell.kinds))
         return known
 
     def naming(self, ids: set[str]) -> set[str]:
         """Return the kinds of values that name the rows of an answer without ids: the first ones
         that differ from row to row, if they are words or arguments accept them."""
         found: set[str] = set()
-        for reading in self.initial:
+        for reading in self.initial():
             kinds = dict.fromkeys(itertools.chain.from_iterable(cell.kinds for cell in reading))
             if not ids.isdisjoint(kinds):
                 continue
@@ -271,7 +272,6 @@ class StartState:
             self.seen.values.pop(kind, None)
             self.stats.roles.pop(kind.partition(" ")[0], None)
             self.battery = []
-            self.initial = []
             self._offered.clear()
         for event in events:
             event.changes = event.ok and self.stats.is_change(event)
@@ -470,47 +470,48 @@ class StartState:
 
         Learns what varies by itself, and the needs of each probe.
         """
-        first = self.read(self.open())
-        second = self.second_readings(first)
-        for reading in first:
+        whole = self.battery
+        for probe, reading in zip(whole, self.read(self.open())):
+            probe.shown = reading
             self.mark_clock(reading)
-        for now, before in zip(first, second):
-            self.mark_varying(now, before)
+        again = self.second_readings()
+        for probe, reading in zip(whole, again):
+            self.mark_varying(probe.shown, reading)
         number: Counter[str] = Counter()
         rank = {}
-        whole = self.battery
-        for n, (probe, now, before) in enumerate(zip(whole, first, second)):
-            tells = now or probe.awaits or not probe.event.arguments
-            if tells and self.visible(now) == self.visible(before):
+        for n, (probe, reading) in enumerate(zip(whole, again)):
+            tells = probe.shown or probe.awaits or not probe.event.arguments
+            if tells and self.visible(probe.shown) == self.visible(reading):
                 name = probe.event.name
                 rank[n] = (*self.dullness(name), number[name])
                 number[name] += 1
         kept = sorted(sorted(rank, key=rank.__getitem__)[: self.most_probes])
         self.battery = [whole[n] for n in kept]
-        self.initial = [first[n] for n in kept]
         for n, probe in zip(kept, self.battery):
             if probe.needs is None:
-                probe.needs = self.needs_of(probe.event, first[n], whole[:n], first)
+                probe.needs = self.needs_of(probe, whole[:n])
 
     def dullness(self, name: str) -> tuple[bool, bool]:
         """Return how unlikely an operation shows a change, for sorting."""
         role = self.stats.roles[name]
         return not role.changes_shown, role.blind or role.vain
 
-    def second_readings(self, first: Readings) -> Readings:
+    def initial(self) -> Readings:
+        """Return the answers of the probes at the start."""
+        return [probe.shown for probe in self.battery]
+
+    def second_readings(self) -> Readings:
         """Return the answers of the probes at the start once more."""
         return self.read(self.open())
 
-    def needs_of(
-        self, event: Event, shown: Reading, before: Sequence[Probe], readings: Readings
-    ) -> list[Event]:
+    def needs_of(self, probe: Probe, before: Sequence[Probe]) -> list[Event]:
         """Return calls of earlier probes that suffice for a probe: those that show a value it uses,
-        else all. shown: its answer. readings: those of the earlier probes."""
-        showing = showing_one_of(event.values, before, readings)
+        else all."""
+        showing = showing_one_of(probe.event.values, before)
         for probes in ([], showing[:1], showing):
             needs = with_needs(probes)
-            _, events = self.play([*needs, event], rename=False)
-            if events is not None and self.visible(events[-1].cells) == self.visible(shown):
+            _, events = self.play([*needs, probe.event], rename=False)
+            if events is not None and self.visible(events[-1].cells) == self.visible(probe.shown):
                 return needs
         return [probe.event for probe in before]
 
@@ -560,13 +561,11 @@ def changing(events: Events) -> list[Event]:
     return [event for event in events if event.changes]
 
 
-def showing_one_of(
-    values: Collection[str], probes: Sequence[Probe], readings: Readings
-) -> list[Probe]:
-    """Return the probes whose readings have one of the values."""
+def showing_one_of(values: Collection[str], probes: Sequence[Probe]) -> list[Probe]:
+    """Return the probes whose answers at the start have one of the values."""
     found = []
-    for probe, reading in zip(probes, readings):
-        if any(cell.value in values for cell in reading):
+    for probe in probes:
+        if any(cell.value in values for cell in probe.shown):
             found.append(probe)
     return found
 
