@@ -56,8 +56,10 @@ def attended(
     shared = Counter(itertools.chain.from_iterable(outcomes.values()))
     unvisited = [name for name in operations if not roles[name].visits]
     drawn = list(begun) or unvisited or list(operations)
-    rare = [sum(1 / shared[outcome] for outcome in outcomes[name]) for name in drawn]
-    hopes = [roles[name].novelty(0) * times for name, times in zip(drawn, rare)]
+    hopes = []
+    for name in drawn:
+        rare = sum(1 / shared[outcome] for outcome in outcomes[name])
+        hopes.append(roles[name].novelty(0) * rare)
     subject = _tool(rng.choices(drawn, hopes)[0])
     texts: dict[str, str] = {}
     for name, operation in operations.items():
@@ -79,7 +81,8 @@ def attended(
 
 def _outcomes(name: str, role: Role) -> set[str]:
     """Return what has come of an operation, without the words of its name."""
-    parts, found = name_parts(name), set()
+    parts = name_parts(name)
+    found = set()
     for outcome in role.outcomes or ("",):
         unnamed = outcome.replace(name, "").replace(_DIGIT.sub("9", name), "")  # as kinds have it
         found.add(" ".join(word for word in unnamed.split() if word not in parts))

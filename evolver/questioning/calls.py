@@ -11,7 +11,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,9 +115,8 @@ class Event:
         parts = re.split(rf"(?i)((?<!\w)(?:{either})(?!\w))", self.result)
         if len(parts) == 1:
             return [self.result]
-        first, last = [
-            "".join(part) for part in ((parts[0], "…", *parts[2:]), (*parts[:-2], "…", parts[-1]))
-        ]
+        last = "".join([*parts[:-2], "…", parts[-1]])
+        first = "".join([parts[0], "…", *parts[2:]])
         return ["…".join(parts[::2]), last, first]
 
     @property
@@ -138,6 +137,11 @@ class Event:
 
 Events = Sequence[Event]
 Operations = dict[str, Operation]
+
+
+def values_of(events: Iterable[Event]) -> set[str]:
+    """Return the values that calls take."""
+    return set(itertools.chain.from_iterable(event.values for event in events))
 
 
 def key_of(name: str, arguments: Json) -> Key:
@@ -161,7 +165,9 @@ class Episode:
     ):
         """refuses: returns True for an answer that means a refusal although the world does not mark
         it. operations: those of the world, None = ask it."""
-        self.world, self.task, self.refuses = world, task, refuses
+        self.world = world
+        self.task = task
+        self.refuses = refuses
         self.opening = world.reset(task, task.seed)
         self.operations = operations or operations_of(world, self.opening)
         self.prose = in_prose(self.operations)
@@ -172,6 +178,10 @@ class Episode:
         """Make a call and return it with its answer."""
         return self._take(Event(name, arguments, self.operations[name].render(arguments)))
 
+    def again(self, event: Event) -> Event:
+        """Make a call once more and return it with its answer now."""
+        return self.call(event.name, event.arguments)
+
     def repeat(self, event: Event) -> Event:
         """Make a call of another episode and return it with its answer here.
 
@@ -180,7 +190,8 @@ class Episode:
         now = self.call(event.name, _renamed(event.arguments, self.renamed))
         now.changes = now.ok and event.changes
         if now.ok and now.result != event.result:
-            before, after = [c.value for c in event.cells], [c.value for c in now.cells]
+            before = [c.value for c in event.cells]
+            after = [c.value for c in now.cells]
             self.renamed |= renaming(before, after, _are_ids)
         return now
 
@@ -190,9 +201,10 @@ class Episode:
 
     def _take(self, event: Event) -> Event:
         result = self.world.step(event.action)
-        event.prose, event.result = self.prose, text_of(result.messages)
+        event.prose = self.prose
+        event.result = text_of(result.messages)
         event.ok = succeeded(result) and not self.refuses(event)
-        event.over = result.terminated or result.truncated
+        event.over = result.over
         self.events.append(event)
         if result.tools is not None:
             self._offer(result.tools)
@@ -219,6 +231,17 @@ class Episode:
             return phrases(text_of(self.opening.messages[-1:]))
         rules = [m for m in self.opening.messages if m.get("role") == "system"]
         return cells("opening", text_of(rules))
+
+
+def inner_values(value: Any, path: Sequence[str] = ()) -> list[tuple[Sequence[str], Any]]:
+    """Return the values inside an argument, each after the names of its fields, "*" for a list."""
+    if isinstance(value, dict):
+        inner = [inner_values(part, [*path, name]) for name, part in value.items()]
+    elif isinstance(value, list):
+        inner = [inner_values(part, [*path, "*"]) for part in value]
+    else:
+        return [(path, leaf) for leaf in leaves(value)]
+    return list(itertools.chain.from_iterable(inner))
 
 
 def _are_ids(old: str, new: str) -> bool:
@@ -256,20 +279,23 @@ def operations_of(world: World, opening: Observation) -> Operations:
 
 
 def _operations(function: dict[str, Any], write: CallText) -> list[Operation]:
-    name, description = function["name"], str(function.get("description") or "")
+    name = function["name"]
+    description = str(function.get("description") or "")
     schema = function.get("parameters") or {}
     properties = schema.get("properties") or {}
     required = required_of(schema)
+    render = functools.partial(write, name)
     if len(properties) == 1:
         ((parameter, inner),) = properties.items()
-        examples, choices = inner.get("examples") or [], inner.get("enum") or []
+        examples = inner.get("examples") or []
+        choices = inner.get("enum") or []
         if any(_SLOT.search(str(example)) for example in examples):
             return [_with_slots(name, parameter, str(example), write) for example in examples]
         if 0 < len(choices) <= _MOST_CHOICES:
             each = [_with_choice(name, description, parameter, choice, write) for choice in choices]
-            without = Operation(name, description, {}, [], lambda given: write(name, given))
+            without = Operation(name, description, {}, [], render)
             return each if parameter in required else [without, *each]
-    return [Operation(name, description, properties, required, lambda given: write(name, given))]
+    return [Operation(name, description, properties, required, render)]
 
 
 def required_of(schema: Json) -> list[str]:
@@ -329,14 +355,14 @@ def calls_of(action: str, operations: Operations) -> list[tuple[str, Json]]:
         return [(code, {})]
     made = []
     for call in turn.calls:
-        found = None
-        if call.name not in operations:
-            found = _in_words(toolcalls.call_text(call.name, call.arguments), operations)
-            if not found:
-                properties: dict[str, Any] = {key: {} for key in call.arguments}
-                function = {"name": call.name, "parameters": {"properties": properties}}
-                operations[call.name] = _operations(function, toolcalls.call_text)[0]
-        made.append(found or (call.name, call.arguments))
+        name = call.name
+        given = call.arguments
+        text = toolcalls.call_text(name, given)
+        found = (name, given) if name in operations else _in_words(text, operations)
+        if not found:
+            render = functools.partial(toolcalls.call_text, name)
+            operations[name] = Operation(name, "", {key: {} for key in given}, [*given], render)
+        made.append(found or (name, given))
     return made
 
 
@@ -367,7 +393,8 @@ def _said(action: str) -> str:
 def succeeded(result: StepResult) -> bool:
     """Return False for a refused call: by the world's `info`, or by an answer that reads like an
     error."""
-    text, calls = text_of(result.messages), result.info.get("calls") or [{}]
+    text = text_of(result.messages)
+    calls = result.info.get("calls") or [{}]
     told = _tells_of_failure(text)
     if "ok" in calls[0] or result.info.get("errors") or result.info.get("parse_error"):
         accepted = calls[0].get("ok", False) and not result.info.get("parse_error")

@@ -60,8 +60,13 @@ class Curiosity:
         calls of a task's solution.
         """
         assert parts.task_pool is not None  # every explorer gets one
-        self.pool, self.per_walk, self.rounds = parts.task_pool, per_walk, rounds
-        self.rehearsals, self.goals, self.least, self.most = rehearsals, goals, least, most
+        self.pool = parts.task_pool
+        self.per_walk = per_walk
+        self.rounds = rounds
+        self.rehearsals = rehearsals
+        self.goals = goals
+        self.least = least
+        self.most = most
         self.walker = Walker(breadth=breadth, depth=depth, branches=branches)
         self._tried: Counter[str] = Counter()  # goals by name
         self._made: set[str] = set()  # names of goals that became tasks
@@ -89,8 +94,11 @@ class Curiosity:
             check_probe(world, first)
         self._rehearse(world, rng.sample(seeds, len(seeds)), rng)
         statistics = _PoolStatistics(self.pool)
-        share, size = -(-budget // len(seeds)), len(self.pool.tasks)
-        left, passes, found = self.rounds, 0, False
+        share = -(-budget // len(seeds))
+        size = len(self.pool.tasks)
+        left = self.rounds
+        passes = 0
+        found = False
         worlds = {task.env for task in seeds}
         while left and (found or passes < self.rounds or passes * len(seeds) < _PATIENCE):
             found = bool(self._tried) or self._slow
@@ -118,7 +126,8 @@ class Curiosity:
         work."""
         if self._rehearsed:
             return
-        number, visits = 0, self.rehearsals
+        number = 0
+        visits = self.rehearsals
         while number < visits:
             for start, _ in self._walks(world, seeds[number % len(seeds)], rng):
                 self._slow |= start.slow
@@ -127,7 +136,8 @@ class Curiosity:
             # In a slow world the first tasks have to do without the others.
             if (self._slow and number) or late or self.pool.is_over():
                 break
-            number, visits = number + 1, max(self.rehearsals, self._subjects)
+            number += 1
+            visits = max(self.rehearsals, self._subjects)
         self._rehearsed = True
 
     def _is_served(self, task: Task, share: float, size: int) -> bool:
@@ -257,10 +267,13 @@ class Curiosity:
         """Continue from what `state` returned."""
         self.walker.stats.load_state(state["stats"])
         self.walker.beside = {value: set(others) for value, others in state["beside"].items()}
-        self._tried, self._starts = Counter(state["tried"]), dict(state["starts"])
+        self._tried = Counter(state["tried"])
+        self._starts = dict(state["starts"])
         self._made = set(state["made"])
-        self._tools, self._tools_in = dict(state["tools"]), dict(state["tools_in"])
-        self._rehearsed, self._slow = state["rehearsed"], state["slow"]
+        self._tools = dict(state["tools"])
+        self._tools_in = dict(state["tools_in"])
+        self._rehearsed = state["rehearsed"]
+        self._slow = state["slow"]
 
 
 class _PoolStatistics:

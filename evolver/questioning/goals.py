@@ -16,6 +16,7 @@ out that they are needed.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from typing import Any
 from envs import handles
 from envs.probed import Feature, answered, digest, features, judge, new_ids
 from envs.world import Task
-from evolver.questioning.calls import Event, Events, Json, Key
+from evolver.questioning.calls import Event, Events, Json, Key, values_of
 from evolver.questioning.claims import unnamed_value
 from evolver.questioning.phrasing import Nameless, Option, Phrasing
 from evolver.questioning.start_state import Readings, StartState, is_token, with_needs
@@ -57,28 +58,35 @@ class Goal:
     def name(self) -> str:
         """The sequence of operations, such as "book+?list_orders"."""
         names = [self.events[n].name for n in self.targets]
-        return "+".join(
-            names if self.asked is None else [*names, f"?{self.events[self.asked].name}"]
-        )
+        if self.asked is not None:
+            names.append(f"?{self.events[self.asked].name}")
+        return "+".join(names)
+
+    def calls(self, chosen: Iterable[int]) -> list[Event]:
+        """Return some of its calls, by number."""
+        return [self.events[n] for n in chosen]
 
     def without_showing(self, value: str) -> Goal:
         """Return the same goal without the look-ups whose answers show a value."""
         kept = [
             n
             for n, event in enumerate(self.events)
-            if n in self.needed or event.changes or all(cell.value != value for cell in event.cells)
+            if n in self.needed or event.changes or not event.shows([value])
         ]
-        return self.reached_by(kept, [self.events[n] for n in kept])
+        return self.reached_by(kept)
 
-    def reached_by(self, kept: Sequence[int], events: Events) -> Goal:
-        """Return the same goal where only the calls `kept` were made. events: how they went."""
+    def reached_by(self, kept: Sequence[int], events: Events | None = None) -> Goal:
+        """Return the same goal where only the calls `kept` were made, in that order. events: how
+        they went, if otherwise than here."""
+        events = events or self.calls(kept)
         asked = None if self.asked is None else kept.index(self.asked)
         return Goal(events, [kept.index(n) for n in self.targets], asked)
 
 
 def goals_of(walk: Events, start: StartState, *, most: int) -> list[Goal]:
     """Return all goals of a walk. most: changes of a goal."""
-    events, roles = useful(walk), start.stats.roles
+    events = useful(walk)
+    roles = start.stats.roles
     # Nothing shows the changes of an operation without witnesses.
     changing = [n for n, e in enumerate(events) if e.changes and roles[e.name].witnesses != []]
     known = start.seen.in_answers()
@@ -92,15 +100,14 @@ def goals_of(walk: Events, start: StartState, *, most: int) -> list[Goal]:
         order = list(range(len(events)))
         if ask < target:  # the question is asked last
             order.insert(target, order.pop(ask))
-        reordered = [events[n] for n in order]
-        made.append(Goal(reordered, [order.index(target)], order.index(ask)))
+        made.append(Goal(events, [target], ask).reached_by(order))
     return made
 
 
 def _is_question(event: Event, start: StartState, known: set[str]) -> bool:
     """Return True if a question may be about the answer of a call: a user can ask it, and nothing
     but the call gives the answer. known: values that answers have shown."""
-    role = start.stats.roles[event.name]
+    role = start.role(event)
     return (
         start.takes_answers
         and bool(event.values or start.answering)
@@ -130,7 +137,9 @@ class Writer:
 
     def __init__(self, start: StartState, *, least: int, most: int):
         """least, most: calls of a solution."""
-        self.start, self.least, self.most = start, least, most
+        self.start = start
+        self.least = least
+        self.most = most
         self.ids = start.stats.ids()
         self.phrasing = Phrasing(
             start.operations,
@@ -158,44 +167,28 @@ class Writer:
         Where nothing else names an id, the query has it, as that of a user who reads it off a label
         would, and the look-ups that show it are left out.
         """
-        while True:
-            try:
-                return self._written(goal, common, guesses, query, answer)
-            except Nameless as error:
-                rest = goal.without_showing(error.value)
-                if is_token(error.value) or len(rest.events) == len(goal.events):
-                    raise
-                goal = rest
-
-    def _written(
-        self,
-        goal: Goal,
-        common: Mapping[str, int],
-        guesses: Collection[str],
-        query: str,
-        answer: str,
-    ) -> Task:
-        """Return the task of a goal as `write` does. Raises Nameless, too."""
-
-        start, rng = self.start, self.start.rng
-
-        def fits(option: Option) -> bool:
-            role = start.stats.roles[goal.events[goal.asked or 0].name]
-            says = not option.shown or not all(map(role.always_tells, option.shown))
-            return says and (bool(goal.targets) or not self._guessable(option, guesses))
-
-        worded, option = not query, None
+        start = self.start
+        rng = self.start.rng
+        fits = functools.partial(self._fits, goal, guesses)
+        worded = not query
+        option = None
         if worded and goal.asked is not None:
             self.phrasing.question(goal.events[goal.asked], "", rng, fits)
         kept = self._minimise(goal, common)
         if not self.least <= len(kept) <= self.most:
             raise Rejected("length")
-        episode, events = start.play([goal.events[n] for n in kept])
+        episode, events = start.play(goal.calls(kept))
         if events is None or not self._informed(events, goal.events):
             raise Rejected("not repeatable")
         solution = goal.reached_by(kept, events)
         if worded:
-            query, option = self.phrasing.query(solution, rng, fits)
+            try:
+                query, option = self.phrasing.query(solution, rng, fits)
+            except Nameless as error:
+                rest = goal.without_showing(error.value)
+                if is_token(error.value) or len(rest.events) == len(goal.events):
+                    raise
+                return self.write(rest, common=common, guesses=guesses)
         elif solution.asked is not None:
             shown = events[solution.asked].cells
             option = Option("", answer, [c for c in shown if words(c.value) == words(answer)])
@@ -204,7 +197,8 @@ class Writer:
         if solution.targets and not changed:  # an answer alone would not show the change
             raise Rejected("nothing to check")
         opening = opening_words(episode.opening)
-        if not worded and unnamed_value(query, events, opening, _demanded(changed)):
+        demanded = [_difference(probe["before"], probe["after"]) for probe in changed]
+        if not worded and unnamed_value(query, events, opening, demanded):
             raise Rejected("not named in the query")
         meta = self._meta(goal.name, solution, verifier, worded)
         closing = start.closing_turns(option.value if option else None)
@@ -241,7 +235,8 @@ class Writer:
     def _minimise(self, goal: Goal, common: Mapping[str, int]) -> list[int]:
         """Return the fewest calls that still make the goal's changes and show its answer. Other
         changes are among them only if a call of the goal is refused without them."""
-        events, needed = goal.events, set(goal.needed)
+        events = goal.events
+        needed = set(goal.needed)
         # Changes whose arguments an agent cannot know are no part of any solution.
         every = range(max(needed) + 1)
         whole = [
@@ -254,25 +249,24 @@ class Writer:
         def holds(trial: Sequence[int]) -> bool:
             if not self._known(goal, trial):
                 return False
-            _, played = self.start.play([events[n] for n in trial])
+            _, played = self.start.play(goal.calls(trial))
             if played is None or goal.asked is None:
                 return played is not None
             return played[trial.index(goal.asked)].result == events[goal.asked].result
 
-        def is_refused(trial: Sequence[int]) -> bool:
-            calls = [events[n] for n in trial]
-            return self._informed(calls, events) and self.start.play(calls)[1] is None
-
         kept = next(filter(holds, (_slice(events, alone, needed), alone)), whole)
-        if kept is whole and not (is_refused(alone) and holds(whole)):
-            raise Rejected("not separable")
+        if kept is whole:
+            calls = goal.calls(alone)
+            refused = self._informed(calls, events) and self.start.play(calls)[1] is None
+            if not (refused and holds(whole)):
+                raise Rejected("not separable")
         rng = self.start.rng
         rank = {n: (common.get(events[n].name, 0), rng.random()) for n in kept}
         return minimise(kept, needed, holds, key=rank.__getitem__)
 
     def _known(self, goal: Goal, kept: Sequence[int]) -> bool:
         """Return True if an agent that makes the calls `kept` can know all their arguments."""
-        return self._informed([goal.events[n] for n in kept], goal.events) and all(
+        return self._informed(goal.calls(kept), goal.events) and all(
             self._found_out(goal, kept, n)
             for n in kept
             if goal.events[n].changes and n not in goal.needed
@@ -280,14 +274,14 @@ class Writer:
 
     def _informed(self, events: Events, whole: Events) -> bool:
         """Return True if `events` show each id before they use it, where the whole walk did."""
-        wanted, found = self.phrasing.hidden(whole), self.phrasing.hidden(events)
-        used = itertools.chain.from_iterable(event.values for event in events)
-        return all(value in found for value in used if value in wanted)
+        wanted = self.phrasing.hidden(whole)
+        found = self.phrasing.hidden(events)
+        return all(value in found for value in values_of(events) if value in wanted)
 
     def _found_out(self, goal: Goal, kept: Sequence[int], n: int) -> bool:
         """Return True if an agent can know the arguments of call n, which the query does not name:
         the goal has them, one of the calls `kept` has shown them, or the schema lists them."""
-        named = set(itertools.chain.from_iterable(goal.events[m].values for m in goal.needed))
+        named = values_of(goal.calls(goal.needed))
         operation = self.start.operations[goal.events[n].name]
         before = [goal.events[m] for m in kept if m < n]
         for name, value in goal.events[n].arguments.items():
@@ -303,10 +297,13 @@ class Writer:
     def _verifier(self, goal: Goal, readings: Readings, option: Option | None) -> Json:
         """Return the verifier of the state after the calls of `goal`, which `readings` show, and of
         the answer. What the calls before those of the query change does not count."""
-        start, events, ids = self.start, goal.events, self.ids
-        used = itertools.chain.from_iterable(event.values for event in events)
-        known = start.known_ids() | {value for value in used if not _is_new(value, events)}
-        mask, naming = set(start.stats.varies), start.naming(ids)
+        start = self.start
+        events = goal.events
+        ids = self.ids
+        used = {value for value in values_of(events) if not _is_new(value, events)}
+        known = start.known_ids() | used
+        mask = set(start.stats.varies)
+        naming = start.naming(ids)
 
         def shown(readings: Readings, chosen: Sequence[int]) -> list[list[Feature]]:
             names = new_ids([readings[n] for n in chosen], ids, known)
@@ -314,19 +311,19 @@ class Writer:
 
         every = range(len(start.battery))
         before, after, aside = (
-            shown(seen, every) for seen in (start.initial, readings, self._aside(goal))
+            shown(seen, every) for seen in (start.initial(), readings, self._aside(goal))
         )
         free = [_difference(*pair) for pair in zip(before, aside)]
-        unnamed = [event for n, event in enumerate(events) if n not in goal.needed]
-        given = {str(leaf) for event in unnamed for leaf in leaves(event.arguments)}
-        wanted, watched = [], []
+        given = values_of(event for n, event in enumerate(events) if n not in goal.needed)
+        wanted = []
+        watched = []
         for n in every:
             if _without(after[n], free[n]) != _without(before[n], free[n]):
                 wanted.append(n)
             elif after[n] == before[n] == aside[n]:
                 watched.append(n)
         for n in wanted:
-            start.stats.roles[start.battery[n].event.name].changes_shown += 1
+            start.role(start.battery[n].event).changes_shown += 1
         watched.sort(key=lambda n: start.dullness(start.battery[n].event.name))
         chosen = sorted([*wanted, *watched[: start.frame]])
         expected: dict[Key, Json] = {}
@@ -334,11 +331,8 @@ class Writer:
             kept = {"digest": digest(now)}
             demand = _change(before[n], now, free[n], given) if n in wanted else kept
             expected[start.battery[n].event.key] = demand
-        probes = []
-        for call in with_needs(start.battery[n] for n in chosen):
-            probes.append({"tool": call.name, "action": call.action, **expected.get(call.key, {})})
-        if not wanted and option is None:
-            raise Rejected("nothing to check")
+        calls = with_needs(start.battery[n] for n in chosen)
+        probes = [{"tool": c.name, "action": c.action, **expected.get(c.key, {})} for c in calls]
         return {
             "start": start.task.verifier,
             "probes": probes,
@@ -354,11 +348,18 @@ class Writer:
         """Return what the probes show after the calls that the query does not name."""
         before = [event for n, event in enumerate(goal.events) if n not in goal.needed]
         if not any(event.changes for event in before):
-            return self.start.initial
+            return self.start.initial()
         episode, played = self.start.play(before)
         if played is None:
             raise Rejected("not separable")
         return self.start.read(episode)
+
+    def _fits(self, goal: Goal, guesses: Iterable[str], option: Option) -> bool:
+        """Return True for a question that is worth asking: its answer is not always the same and,
+        where nothing else is asked for, cannot be guessed."""
+        role = self.start.role(goal.events[goal.asked or 0])
+        says = not option.shown or not all(map(role.always_tells, option.shown))
+        return says and (bool(goal.targets) or not self._guessable(option, guesses))
 
     def _guessable(self, option: Option, guesses: Iterable[str]) -> bool:
         """Return True if a guess answers a question, or if its answer is one of two words that the
@@ -388,7 +389,8 @@ class Writer:
 
         The call that is asked about is needed for the answer, which the verifier cannot see.
         """
-        events, prerequisites = goal.events, []
+        events = goal.events
+        prerequisites = []
         if not self._passes(events, verifier)[0]:
             raise Rejected("reference fails")
         for n, event in enumerate(events):
@@ -396,11 +398,11 @@ class Writer:
             if event.changes and n not in goal.needed and goal.needed[1:]:
                 made = {cell.value for cell in event.cells if _is_new(cell.value, events)}
                 rest = [m for m in kept if made.isdisjoint(events[m].values)]
-                if self._passes(self._accepted(events, rest), verifier)[0]:
+                if self._passes(self._accepted(goal, rest), verifier)[0]:
                     raise Rejected("a call is superfluous")  # one undoes the other
             if not kept or n == goal.asked or not self._known(goal, kept):
                 continue
-            success, played = self._passes([events[m] for m in kept], verifier)
+            success, played = self._passes(goal.calls(kept), verifier)
             if success:
                 raise Rejected("a call is superfluous")
             if played:
@@ -412,10 +414,10 @@ class Writer:
                 self._check_other_ways(events, n, verifier)
         return prerequisites
 
-    def _accepted(self, events: Events, kept: list[int]) -> list[Event]:
+    def _accepted(self, goal: Goal, kept: list[int]) -> list[Event]:
         """Return the calls `kept` without those that are refused then."""
         while True:
-            episode, played = self.start.play([events[m] for m in kept])
+            episode, played = self.start.play(goal.calls(kept))
             if played is not None:
                 return played
             del kept[len(episode.events) - 1]
@@ -436,12 +438,14 @@ class Writer:
     def _sibling(self, goal: Goal, verifier: Json) -> str:
         """Return the query of the same goal with another value in one argument of a change, "" if
         none is found. Raises Rejected if the verifier accepts such a sibling."""
-        events = [goal.events[n] for n in goal.targets]
-        places = [(event, name) for event in events for name in event.arguments]
+        places: list[tuple[Event, str]] = []
+        for event in goal.calls(goal.targets):
+            places += [(event, name) for name in event.arguments]
         self.start.rng.shuffle(places)
         siblings = []
         for event, name in places[: self.start.siblings]:
-            other, value = self._other_value(event, name), event.arguments[name]
+            other = self._other_value(event, name)
+            value = event.arguments[name]
             if other is not None:
                 siblings.append([_replaced(e, value, other) for e in goal.events])
         made: Events = ()
@@ -469,7 +473,8 @@ class Writer:
     def _other_value(self, event: Event, name: str) -> Any:
         """Return another value for an argument of a call: of the same kind if any is known, else a
         made-up one. None: there is none of the same type."""
-        others, value = [], event.arguments[name]
+        others = []
+        value = event.arguments[name]
         counts = self.start.stats.kinds.get(f"{event.name}.{name}", {})
         for kind, (worked, tried) in counts.items():
             if worked > _FITTING * tried:
@@ -522,7 +527,8 @@ def minimise(
             chunk = set(removable[start : start + size])
             trial = [n for n in kept if n not in chunk]
             if holds(trial):
-                kept, dropped = trial, True
+                kept = trial
+                dropped = True
         if size == 1 and not dropped:
             return kept
         size = max(size // 2, 1)
@@ -531,9 +537,8 @@ def minimise(
 def _slice(events: Events, kept: Sequence[int], needed: set[int]) -> list[int]:
     """Return the calls that show a value which a needed call, or one of these, uses; and those with
     such a value."""
-    chosen, values = set(needed), set[str]()
-    for n in needed:
-        values.update(events[n].values)
+    chosen = set(needed)
+    values = values_of(events[n] for n in needed)
     for n in reversed(kept):
         event = events[n]
         if n in needed or event.shows(values) or not values.isdisjoint(event.values):
@@ -557,11 +562,3 @@ def _difference(a: Sequence[Feature], b: Sequence[Feature]) -> list[Feature]:
 
 def _without(shown: Sequence[Feature], free: Sequence[Feature]) -> list[Feature]:
     return [feature for feature in shown if feature not in free]
-
-
-def _demanded(changed: Sequence[Json]) -> list[Any]:
-    """Return the features that the wanted change adds or removes. changed: probes of a verifier."""
-    demanded: list[Any] = []
-    for probe in changed:
-        demanded += _difference(probe["before"], probe["after"])
-    return demanded

@@ -38,7 +38,8 @@ class Naive(OutcomeJudge):
 
     def __init__(self, parts: Parts, *, analysis: Count = 2000):
         """analysis: most characters that the judge writes before it scores."""
-        self.chat, self.max_chars = parts.chat, parts.max_chars
+        self.chat = parts.chat
+        self.max_chars = parts.max_chars
         self.schema = judgement(analysis, self.scores)
         self.meter = Meter("questioning/judge", "judged", "unanswered")
 
@@ -100,5 +101,6 @@ class Reference(Principle):
         if task.meta.get("answer"):
             answer = shortened(str(task.meta["answer"]), self.max_chars)
             known.append(f"The answer to the question is: {answer}")
-        rules, solution = self._rules(trajectory), quoted("\n".join(known))
+        rules = self._rules(trajectory)
+        solution = quoted("\n".join(known))
         return self._question(self.prompts[1], trajectory, rules=rules, reference=solution)

@@ -10,14 +10,23 @@ import random
 from collections.abc import Sequence
 
 from envs.world import Task, World
-from evolver.questioning.calls import Episode, Event, Events, Json, Key, in_prose, operations_of
+from evolver.questioning.calls import (
+    Episode,
+    Event,
+    Events,
+    Json,
+    Key,
+    in_prose,
+    operations_of,
+    values_of,
+)
 from evolver.questioning.operation_stats import OperationStats
 from evolver.questioning.roles import CLEAR_SOON, record, tally
 from evolver.questioning.start_state import (
     Probe,
-    Reading,
     Readings,
     StartState,
+    accepted,
     before_changes,
     is_token,
     showing_one_of,
@@ -55,13 +64,14 @@ class ToolStart(StartState):
         something. Otherwise it is made between two readings, which consist of the walk's calls that
         passed this test.
         """
-        kept, tested = [event for event in events if event.accepted], {}
+        kept = accepted(events)
+        tested = {}
         for n, event in enumerate(kept):
             form = event.name, self.stats.form_of(event)
             changed = [earlier.key for earlier in kept[:n] if earlier.changes]
             if form in tested or self.stats.is_clear(event):
                 continue
-            role = self.stats.roles[event.name]
+            role = self.role(event)
             if self.stats.crowded and role.vain and role.effects[1] >= CLEAR_SOON:
                 continue
             confirms = role.is_echo or role.is_uniform or not event.arguments
@@ -74,7 +84,7 @@ class ToolStart(StartState):
                 role.tested.append(given)
             tested[form] = n
             self._test_repetition(kept[:n], event)
-        left = [n for n in tested.values() if self.stats.roles[kept[n].name].repeatable]
+        left = [n for n in tested.values() if self.role(kept[n]).repeatable]
         if self.stats.crowded:
             left = self._test_silent(left, kept)
         for n in left:
@@ -83,7 +93,7 @@ class ToolStart(StartState):
 
     def _test_refusals(self, events: Events) -> None:
         """Test if answers that may be unmarked refusals change something after all."""
-        kept = [event for event in events if event.accepted]
+        kept = accepted(events)
         suspects = {
             self.stats.sentence_of(event): n
             for n, event in enumerate(events)
@@ -105,19 +115,19 @@ class ToolStart(StartState):
     def repeats(self, episode: Episode, event: Event) -> bool:
         """Repeat the last call of an episode at once, count it, and return True if it answers
         alike."""
-        again = episode.call(event.name, event.arguments)
+        again = episode.again(event)
         self.mark_varying(again.cells, event.cells, tokens=True)
         if again.ok:
             self.compare_handles(again, event)
         same = again.ok and self.visible(again.cells) == self.visible(event.cells)
-        record(self.stats.roles[event.name].repeated, same)
+        record(self.role(event).repeated, same)
         return same
 
     def _test_silent(self, numbers: list[int], kept: Events) -> list[int]:
         """Test those of the calls `numbers` of a walk together that have always answered alike, of
         which there may be hundreds. Return the calls that are left: all if they change something.
         """
-        silent = [n for n in numbers if self.stats.roles[kept[n].name].is_monotonous]
+        silent = [n for n in numbers if self.role(kept[n]).is_monotonous]
         if not silent or self._effect_of([], [kept[n] for n in silent], kept) is not False:
             return numbers
         for n in silent:
@@ -153,7 +163,7 @@ class ToolStart(StartState):
                     return None  # after fewer calls it is refused for another reason, or not at all
             for probe in probes:
                 if not episode.over:
-                    shown = episode.call(probe.name, probe.arguments)
+                    shown = episode.again(probe)
                     answers[tested].append(self.visible(shown.cells) if shown.ok else None)
         # A refusal that turns into an answer is no change: look-ups make other look-ups possible. A
         # world that limits its steps answers fewer calls after the event.
@@ -169,7 +179,7 @@ class ToolStart(StartState):
                 known.setdefault(call.key, call)
         probes = list(known.values())
         if len(probes) > _MOST_PROBES:
-            probes = sorted(probes, key=lambda call: self.stats.roles[call.name].vain)
+            probes = sorted(probes, key=lambda call: self.role(call).vain)
         return sorted(probes[:_MOST_PROBES], key=lambda call: -len(call.result))
 
     def _looking_around(self) -> list[Event]:
@@ -192,7 +202,7 @@ class SlowStart(ToolStart):
         One that changes something after all would hide the event's effect from the next ones."""
 
         def rank(probe: Event) -> tuple[bool, bool]:
-            return not _related(probe, event), not self.stats.roles[probe.name].effects[1]
+            return not _related(probe, event), not self.role(probe).effects[1]
 
         return sorted(super().probes_for(event, candidates), key=rank)[:_FEW_PROBES]
 
@@ -201,7 +211,7 @@ class SlowStart(ToolStart):
 
     def measure(self) -> None:
         """Measure a battery that was not measured yet."""
-        if not self.initial or self._keys() != self._measured:
+        if not self.battery or self._keys() != self._measured:
             super().measure()
             self._measured = self._keys()
 
@@ -238,11 +248,11 @@ class ProseStart(SlowStart):
         most = max(self.most_probes - len(self.battery), 0)
         return sorted(calls, key=lambda call: (bool(call.arguments), -len(call.result)))[:most]
 
-    def second_readings(self, first: Readings) -> Readings:
+    def second_readings(self) -> Readings:
         """Return the first ones if all probes were measured before and answered alike."""
         if all(probe.needs is not None for probe in self.battery):
-            return first
-        return super().second_readings(first)
+            return self.initial()
+        return super().second_readings()
 
 
 class CodeStart(SlowStart):
@@ -260,15 +270,15 @@ class CodeStart(SlowStart):
         made once in another order and then again: if no answer differs, none of them has an effect,
         and otherwise some are tested alone.
         """
-        kept = [event for event in events if event.accepted]
+        kept = accepted(events)
         chosen: dict[str, int] = {}
         for n, event in enumerate(kept):
-            if not self.stats.roles[event.name].is_clear(CLEAR_SOON):
+            if not self.role(event).is_clear(CLEAR_SOON):
                 chosen.setdefault(event.name, n)
         if chosen:
             self._test_together(kept, chosen)
         for n, event in enumerate(kept):
-            role = self.stats.roles[event.name]
+            role = self.role(event)
             if role.witnesses is None and self.stats.is_change(event):
                 before = _leading_to(kept[:n], event, changes=True)
                 found = self._witnesses(self._candidates(event), before, event)
@@ -301,12 +311,11 @@ class CodeStart(SlowStart):
         The calls that show what the others use come first, the others in reverse order: a call is
         made once before each of the others, here or in the walk.
         """
-        used: set[str] = set()
-        for event in kept:
-            used.update(filter(is_token, event.values))
+        used = set(filter(is_token, values_of(kept)))
         leading = [e for e in kept if not e.changes and e.values and e.shows(used)]
         rest = [kept[n] for n in sorted(tested, reverse=True) if kept[n] not in leading]
-        unchanged, episode = before_changes(kept), self.open()
+        unchanged = before_changes(kept)
+        episode = self.open()
         answers: dict[Key, set[str]] = {}
         for event in (*leading, *rest, *rest):
             if episode.over:
@@ -320,7 +329,8 @@ class CodeStart(SlowStart):
     def _candidates(self, event: Event) -> list[Event]:
         """Return calls of the same group with the event's own arguments that may show its change,
         those with names like its own first."""
-        stems, names = _stems(event.name), []
+        stems = _stems(event.name)
+        names = []
         for name in self._callable_like(event):
             if group_of(name) == group_of(event.name) and not self.stats.roles[name].changes:
                 names.append(name)
@@ -337,7 +347,9 @@ class CodeStart(SlowStart):
         before: calls that lead to the event. Candidates that do not answer alike change something
         themselves, as logging out does, so that the others are tried again without them.
         """
-        episode, shown, quiet = self.open(), {}, []
+        episode = self.open()
+        shown = {}
+        quiet = []
         if not all(episode.repeat(call).ok for call in before):
             return []
         for call in candidates:
@@ -361,29 +373,28 @@ class CodeStart(SlowStart):
         """Return all calls of a walk, and those that have shown changes like its own."""
         calls = [*events]
         for event in events:
-            for name in self.stats.roles[event.name].witnesses or ():
+            for name in self.role(event).witnesses or ():
                 if event.changes and name in self.operations:
                     calls.append(self.event_like(event, name))
         return calls
 
-    def second_readings(self, first: Readings) -> Readings:
+    def second_readings(self) -> Readings:
         """Return the answers by which the probes were found."""
         return [probe.event.cells for probe in self.battery]
 
-    def needs_of(
-        self, event: Event, shown: Reading, before: Sequence[Probe], readings: Readings
-    ) -> list[Event]:
+    def needs_of(self, probe: Probe, before: Sequence[Probe]) -> list[Event]:
         """Return the calls that show an access token of the probe. That is not tried, which would
         take an episode."""
-        tokens = [value for value in event.values if is_token(value)]
-        showing = showing_one_of(tokens, before, readings)
+        tokens = list(filter(is_token, probe.event.values))
+        showing = showing_one_of(tokens, before)
         return showing[0].calls() if showing else []
 
 
 def _leading_to(events: Events, event: Event, *, changes: bool = False) -> list[Event]:
     """Return the calls that show a value which the event, or one of these, uses. changes: also
     those that change."""
-    chosen, values = [], set(event.values)
+    chosen = []
+    values = set(event.values)
     for before in reversed(events):
         if (changes or not before.changes) and before.shows(values):
             chosen.append(before)

@@ -49,7 +49,8 @@ class LlmExplorer:
     """Explores the worlds of the seed tasks, whose queries are masked, with the roles `explorer`
     and `writer`."""
 
-    roles, prompts = ("explorer", "writer"), ("explore", "write_tasks")
+    roles = ("explorer", "writer")
+    prompts = ("explore", "write_tasks")
 
     def __init__(
         self,
@@ -68,10 +69,16 @@ class LlmExplorer:
 
         Raises ValueError if the world can only present its own tasks."""
         assert parts.task_pool is not None  # every explorer gets one
-        self._make_world, self.chat, self.max_chars = parts.make_world, parts.chat, parts.max_chars
+        self._make_world = parts.make_world
+        self.chat = parts.chat
+        self.max_chars = parts.max_chars
         self.pool = parts.task_pool
-        self.breadth, self.depth, self.per_walk = breadth, depth, per_walk
-        self.rounds, self.patience, self.parallel = rounds, patience, parallel
+        self.breadth = breadth
+        self.depth = depth
+        self.per_walk = per_walk
+        self.rounds = rounds
+        self.patience = patience
+        self.parallel = parallel
         self._walker = replayer()  # learns from the walks
         self._embedder = HashedNgrams()  # finds the tasks that the writer is asked not to repeat
         with closing(parts.make_world()) as world:
@@ -146,17 +153,20 @@ class LlmExplorer:
 
     def _exploring(self, walk: Episode, seed: int) -> Question:
         """Return the question for the next step of a walk."""
-        text, step = prompt("explore"), len(walk.events) + 1
+        text = prompt("explore")
+        step = len(walk.events) + 1
         if step <= self.breadth:
             window = walk.events
             phase = f"Phase 1, step {step} of {self.breadth}: look at what there is."
         else:
-            window, steps = walk.events[-self.depth :], self.breadth + self.depth
+            window = walk.events[-self.depth :]
+            steps = self.breadth + self.depth
             phase = (
                 f"Phase 2, step {step} of {steps}: go deeper into one thing;"
                 " build upon what you saw last."
             )
-        opening, tools = walk.opening, ""
+        opening = walk.opening
+        tools = ""
         if opening.tools:
             listed = json.dumps(opening.tools, ensure_ascii=False)
             tools = f"Its tools: {listed}\nA call is written as\n{_CALL}\n"
@@ -202,7 +212,8 @@ class LlmExplorer:
     def _nearest(self, walk: Episode) -> list[str]:
         """Return queries that the writer may repeat: of the same start, then those most similar to
         the actions."""
-        source, tasks = source_of(walk.task), self.pool.tasks.values()
+        source = source_of(walk.task)
+        tasks = self.pool.tasks.values()
         nearest = [task.query for task in tasks if task.meta.get("source") == source]
         others = [task.query for task in tasks if task.query not in nearest]
         if others and len(nearest) < _KNOWN:
@@ -238,7 +249,8 @@ class LlmExplorer:
 
     def _task(self, start: StartState, walk: Episode, steps: list[list[Event]], idea: Json) -> Task:
         """Return the task of an idea. Raises Rejected, with the reason, if there is none."""
-        query, answer = idea["query"].strip(), idea["answer"].strip()
+        query = idea["query"].strip()
+        answer = idea["answer"].strip()
         numbers = sorted(set(idea["steps"]))
         problem = unfit_reason(
             query, text_of(walk.opening.messages), [e.result for e in walk.events]
@@ -279,7 +291,8 @@ def _claimed(events: Events, chosen: Events, query: str, answer: str) -> tuple[G
     places = {id(event): n for n, event in enumerate(calls)}
     last = {event.key: n for n, event in enumerate(calls) if not event.changes}
     targets: list[int] = []
-    asked, shown = None, ""
+    asked = None
+    shown = ""
     for event in reversed(chosen):
         place = places.get(id(event), last.get(event.key))
         if place is None:  # it ends the episode

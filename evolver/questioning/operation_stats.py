@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from envs.probed import Cell, digest
-from evolver.questioning.calls import Event, has_digit
+from evolver.questioning.calls import Event, has_digit, inner_values
 from evolver.questioning.roles import (
     BLANK,
     COMPARISONS,
@@ -78,7 +78,8 @@ class Acceptance(dict[str, float]):
         """place, about: the argument and its description. rates: of the kinds for which something
         speaks."""
         super().__init__(rates)
-        self._place, self._about = place, about
+        self._place = place
+        self._about = about
         best = max((rate for kind, rate in rates.items() if kind != GUESSED), default=1.0)
         self._least = _AS_GOOD * best
 
@@ -139,11 +140,11 @@ class OperationStats:
         answered = [event for event in events if event.ok]
         for n, event in enumerate(answered):
             handed = [c for c in event.cells if c.kinds[0] in self.fresh]
-            for value, kind in [(c.value, c.kinds[0]) for c in handed]:
-                for later in answered[n + 1 :] if value not in event.values else ():
-                    takes = value in later.values
-                    if takes or (later.name != event.name and later.shows([value])):
-                        tally(self.passed_on, kind, takes)
+            for cell in handed:
+                for later in answered[n + 1 :] if cell.value not in event.values else ():
+                    takes = cell.value in later.values
+                    if takes or (later.name != event.name and later.shows([cell.value])):
+                        tally(self.passed_on, cell.kinds[0], takes)
         found = []
         for kind, (other, repeated) in self.fresh.items():
             taken, met = self.passed_on.get(kind, NO_TRIALS)
@@ -199,7 +200,8 @@ class OperationStats:
         """Compare the answer of a call at the beginning of an episode with that of the same call at
         another start."""
         calls = self.first.setdefault(event.name, {})
-        key, answer = event.key[1], digest(event.result)
+        key = event.key[1]
+        answer = digest(event.result)
         if key in calls:
             where, before, _ = calls[key]
             if where != start:
@@ -267,7 +269,8 @@ class OperationStats:
     def helpers(self, failure: str) -> set[str]:
         """Return the operations that mostly help against the same error of other operations.
         failure: "operation: signature", as in `remedies`."""
-        error, found = failure.partition(": ")[2], set()
+        error = failure.partition(": ")[2]
+        found = set()
         for other, counts in self.remedies.items():
             if other != failure and other.partition(": ")[2] == error:
                 found |= {name for name, (n, tried) in counts.items() if n > max(1, tried / 2)}
@@ -308,7 +311,9 @@ class OperationStats:
     def prefers_ids(self, place: str) -> bool:
         """Return True for an argument that is named like the field of an id, or has accepted ids
         more often than other shown numbers."""
-        ids, best, best_other = self.ids(), 0.0, 0.0
+        ids = self.ids()
+        best = 0.0
+        best_other = 0.0
         if any(is_field(kind, place) for kind in ids):
             return True
         for kind, (worked, tried) in self.kinds.get(place, {}).items():
@@ -341,10 +346,13 @@ class OperationStats:
         answer has the argument's name or is mentioned in its description (`about`), or if arguments
         of this name accept it elsewhere.
         """
-        asked, known = (place, hints, about), self._acceptances[_last(place)]
+        asked = (place, hints, about)
+        known = self._acceptances[_last(place)]
         if asked not in known:
-            counts, alike = self.kinds.get(place, {}), self.names.get(_last(place), {})
-            proven, rates = any(worked for worked, _ in counts.values()), {}
+            counts = self.kinds.get(place, {})
+            alike = self.names.get(_last(place), {})
+            proven = any(worked for worked, _ in counts.values())
+            rates = {}
             for kind in alike.keys() | hints:
                 worked, tried = counts.get(kind, NO_TRIALS)
                 if kind in hints:
@@ -373,7 +381,8 @@ class OperationStats:
         if self.tells(event):
             self._learn_sentence(event, made_up=any(not kinds_of(v) for v in event.values))
         worked = event.ok and (not self.says_nothing(event) or role.only_confirms)
-        places = _places(event.name, event.arguments)
+        given = inner_values(event.arguments, [event.name])  # items of a list share one argument
+        places = [(".".join(path), str(leaf)) for path, leaf in given]
         doubtful = {place for place, value in places if not self._is_likely(place, kinds_of(value))}
         for place, value in places:
             self._acceptances.pop(_last(place), None)
@@ -454,29 +463,13 @@ def _likely(kind: str, place: str, about: str) -> float:
         return UNTRIED
     if label == _last(place):
         # "spotify.play.token" rather takes a token of "spotify.login" than of "phone.login".
-        group, function = shown.split(".")[0], shown.split()[0]
+        group = shown.split(".")[0]
+        function = shown.split()[0]
         grouped = place.count(".") > 1 and "." in function
         return _SAME_NAME_ELSEWHERE if grouped and group != place.split(".")[0] else 1.0
     name = re.escape(label.replace("_", " "))
     named = re.search(rf"\b{name}\b", about.lower().replace("_", " "))
     return _DESCRIBED if len(label) > _TELLING and named else UNTRIED
-
-
-def _places(name: str, arguments: Any) -> list[tuple[str, str]]:
-    """Return (argument, value as text) of every value of a call; items of a list share one
-    argument."""
-    if arguments is None or isinstance(arguments, bool):
-        return []
-    if isinstance(arguments, dict):
-        inner = [(f"{name}.{key}", value) for key, value in arguments.items()]
-    elif isinstance(arguments, list):
-        inner = [(f"{name}.*", value) for value in arguments]
-    else:
-        return [(name, str(arguments))]
-    found = []
-    for place, value in inner:
-        found += _places(place, value)
-    return found
 
 
 def _forms(answer: str, values: Sequence[str]) -> list[str]:

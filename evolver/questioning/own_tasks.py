@@ -41,24 +41,20 @@ def _solved(world: World, walker: Walker, task: Task, rng: random.Random) -> Tas
         actions = [event.action for event in walk]
         if not walk[-1].over:
             actions.append(CLOSING)
-        if _solves(world, own, actions):
-            return _with_reference(own, _shortened(world, own, actions))
+        solution = replace(own, reference=actions, difficulty=len(actions))
+        if not infeasibility(world, solution):
+            return _shortened(world, solution)
     return None
 
 
-def _shortened(world: World, task: Task, actions: Sequence[str]) -> list[str]:
-    """Return the fewest of the actions that still solve a task."""
+def _shortened(world: World, task: Task) -> Task:
+    """Return a task with the fewest actions of its reference that still solve it."""
+
+    def reduced(kept: Sequence[int]) -> Task:
+        actions = [task.reference[n] for n in kept]
+        return replace(task, reference=actions, difficulty=len(actions))
 
     def holds(kept: Sequence[int]) -> bool:
-        return _solves(world, task, [actions[n] for n in kept])
+        return not infeasibility(world, reduced(kept))
 
-    kept = minimise(list(range(len(actions))), set(), holds, key=lambda n: n)
-    return [actions[n] for n in kept]
-
-
-def _solves(world: World, task: Task, actions: Sequence[str]) -> bool:
-    return not infeasibility(world, _with_reference(task, actions))
-
-
-def _with_reference(task: Task, actions: Sequence[str]) -> Task:
-    return replace(task, reference=list(actions), difficulty=len(actions))
+    return reduced(minimise(list(range(task.difficulty)), set(), holds, key=lambda n: n))

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envs.probed import NUMBER, Cell
 from envs.wording import distinguishing, goal_text, joined, spaced, summaries
-from evolver.questioning.calls import Event, Events, Operation
+from evolver.questioning.calls import Event, Events, Operation, inner_values
 from evolver.questioning.start_state import is_token
 from evolver.questioning.tasks import GUESSABLE, Rejected
-from evolver.replaying import leaves
 from evolver.transcripts import words
 
 if TYPE_CHECKING:
@@ -57,7 +56,9 @@ class Phrasing:
         asked. handles: kinds of what each call hands out anew. makes_sense: returns False for a
         value that an argument, such as "add.text", takes like any other, although it is none of its
         kind."""
-        self.ids, self.asks_about_rows, self.handles = ids, asks_about_rows, frozenset(handles)
+        self.ids = ids
+        self.asks_about_rows = asks_about_rows
+        self.handles = frozenset(handles)
         self.makes_sense = makes_sense
         self.forms = {name: op.form for name, op in operations.items()}
         self.summaries = summaries({name: op.description for name, op in operations.items()})
@@ -85,11 +86,10 @@ class Phrasing:
         hidden = self.hidden(goal.events)
         named: dict[str, None] = {}
         for n in goal.needed:
-            for name, value in goal.events[n].arguments.items():
-                for path, leaf in _fields(value, [name]):
-                    if not _is_own_token(leaf, goal.events):
-                        parts = self._told(goal.events, goal.events[n], path, leaf, hidden)
-                        named |= dict.fromkeys(_with_field(path[1:], leaf, parts))
+            for path, leaf in inner_values(goal.events[n].arguments):
+                if not _is_own_token(leaf, goal.events):
+                    parts = self._told(goal.events, goal.events[n].name, path, leaf, hidden)
+                    named |= dict.fromkeys(_with_field(path[1:], leaf, parts))
         return list(named)
 
     def hidden(self, events: Events) -> dict[str, int]:
@@ -102,7 +102,7 @@ class Phrasing:
         hidden: dict[str, int] = {}
         named: set[str] = set()
         for n, event in enumerate(events):
-            for path, leaf in _fields(event.arguments):
+            for path, leaf in inner_values(event.arguments):
                 value = str(leaf)
                 if self._is_plain(event.name, path, leaf):
                     continue
@@ -122,22 +122,23 @@ class Phrasing:
     def _goal(self, events: Events, n: int, hidden: Mapping[str, int]) -> str:
         stated: list[str] = []
         phrases = {}
+        operation = events[n].name
         for name, value in events[n].arguments.items():
             if isinstance(value, list) and any(value.count(item) > 1 for item in value):
                 raise Rejected("same words twice")
             if not _is_own_token(value, events):
                 parts = []
-                for path, leaf in _fields(value, [name]):
-                    if isinstance(leaf, str) and not self.makes_sense(events[n].name, path, leaf):
+                for path, leaf in inner_values(value, [name]):
+                    if isinstance(leaf, str) and not self.makes_sense(operation, path, leaf):
                         raise Rejected("an odd value")
-                    found = self._told(events, events[n], path, leaf, hidden)
+                    found = self._told(events, operation, path, leaf, hidden)
                     parts += _with_field(path[1:], leaf, found)
                 new = [part for part in dict.fromkeys(parts) if part not in stated]
                 negation = "not " if value is False else ""  # "true" is the name alone
                 called = negation + self._called(name, value, events, hidden)
                 phrases[called] = " ".join(new or parts)
                 stated += parts
-        return goal_text(self.summaries[events[n].name], phrases)
+        return goal_text(self.summaries[operation], phrases)
 
     def _called(self, name: str, value: Any, events: Events, hidden: Mapping[str, int]) -> str:
         """Return the name of an argument, for the token of a login that of whose it is."""
@@ -150,26 +151,23 @@ class Phrasing:
     def _told(
         self,
         events: Events,
-        event: Event,
+        operation: str,
         path: Sequence[str],
-        value: Any,
+        taken: Any,
         hidden: Mapping[str, int],
     ) -> list[str]:
-        """Return the words for a value that a call takes."""
-        plain = self._is_plain(event.name, path, value)
-        return self._phrase(events, str(value), {} if plain else hidden)
-
-    def _phrase(self, events: Events, value: str, hidden: Mapping[str, int]) -> list[str]:
-        """Return the words for a value: itself, or the values that lead to a hidden one."""
-        if value not in hidden:
+        """Return the words for a value that an operation takes: itself, or the values that lead to
+        a hidden one."""
+        value = str(taken)
+        if value not in hidden or self._is_plain(operation, path, taken):
             return [value]
-        event, parts = events[hidden[value]], []
-        for path, leaf in _fields(event.given):
-            told = self._told(events, event, path, leaf, hidden)
+        event = events[hidden[value]]
+        parts = []
+        for path, leaf in inner_values(event.given):
+            told = self._told(events, event.name, path, leaf, hidden)
             parts += _with_field(path if told == [str(leaf)] else [], leaf, told)
         # The number of another thing may be the same.
-        ids = self.ids
-        shown = [c for c in event.cells if c.value != value or not ids.isdisjoint(c.kinds)]
+        shown = [c for c in event.cells if c.value != value or not self.ids.isdisjoint(c.kinds)]
         found = distinguishing(shown, value, list(hidden))
         if found == [] and not parts:
             # The only entry of a list is named as it would be among others. Where nothing else is
@@ -251,26 +249,13 @@ def about_rows(shown: Sequence[Cell], rng: random.Random) -> Iterator[Option]:
             yield Option(f"the {name} of {' '.join(found)}", cell.value, [cell])
 
 
-def _fields(value: Any, path: Sequence[str] = ()) -> list[tuple[Sequence[str], Any]]:
-    """Return the values inside an argument, each after the names of its fields, "*" for a list."""
-    if isinstance(value, dict):
-        inner = [_fields(part, [*path, name]) for name, part in value.items()]
-    elif isinstance(value, list):
-        inner = [_fields(part, [*path, "*"]) for part in value]
-    else:
-        return [(path, leaf) for leaf in leaves(value)]
-    return list(itertools.chain.from_iterable(inner))
-
-
 def _with_field(path: Sequence[str], value: Any, parts: list[str]) -> list[str]:
     """Return the words for a value with the field that it is in, if it is a number, which says
     nothing without."""
     field = next((name for name in reversed(path) if name != "*"), "")
-    return (
-        [f"{spaced(field)} {part}" for part in parts]
-        if field and not isinstance(value, str)
-        else parts
-    )
+    if not field or isinstance(value, str):
+        return parts
+    return [f"{spaced(field)} {part}" for part in parts]
 
 
 def _is_own_token(value: Any, events: Events) -> bool:

@@ -14,6 +14,8 @@ from evolver.questioning.tasks import Rejected, probe_of
 from evolver.questioning.values import SeenValues
 from evolver.questioning.walks import Walker
 
+_GOALS = 2  # most changes that a task asks for
+_MOST = 8  # calls of its solution
 _TRIES = 6  # goals that are written, at most, until one gives a task
 
 
@@ -30,8 +32,6 @@ def verified_task(
     rng: random.Random,
     *,
     walker: Walker | None = None,
-    goals: int = 2,
-    most: int = 8,
 ) -> Task:
     """Return a task that asks for what some actions changed or found out, in the world where `task`
     starts, with its shortest solution and a verifier.
@@ -44,16 +44,16 @@ def verified_task(
       world: probed (`envs.probed`), and used by nothing else meanwhile.
       task: the original task that starts there; what it asks for does not matter.
       walker: see `replayer`; None = a new one.
-      goals: most changes that the task asks for. most: calls of its solution.
 
     Raises Rejected, with the reason, if nothing that the actions did can be asked for.
     """
     walker = walker or replayer()
     start = start_state(probe_of(task), world, walker.stats, rng, SeenValues())
     events = list(chain.from_iterable(repeated(start, actions, walker)))
-    found = goals_of(events, start, most=goals)
+    found = goals_of(events, start, most=_GOALS)
     found.sort(key=lambda goal: -len(goal.needed))
-    writer, reason = Writer(start, least=1, most=most), Rejected("nothing to check")
+    writer = Writer(start, least=1, most=_MOST)
+    reason = Rejected("nothing to check")
     for goal in found[:_TRIES]:
         try:
             return writer.write(goal, common={})
@@ -66,7 +66,8 @@ def repeated(start: StartState, actions: Sequence[str], walker: Walker) -> list[
     """Return the calls of each action after repeating them all from a start and finding out what
     they change. Fewer, if the episode ends before."""
     made = [calls_of(action, start.operations) for action in actions]
-    calls, rng = list(chain.from_iterable(made)), start.rng
+    calls = list(chain.from_iterable(made))
+    rng = start.rng
     (events,) = walker.walks(start.world, start.task, rng, start.seen, calls, start.operations)
     start.learn_roles(events)
     start.extend(events)

@@ -53,7 +53,9 @@ class TaskPool:
             raise ValueError(
                 "self-questioning explores the worlds of training tasks, and there are none"
             )
-        self.seeds, self.overlap, self.capacity = list(seeds), overlap, capacity
+        self.seeds = list(seeds)
+        self.overlap = overlap
+        self.capacity = capacity
         self._counts: Counter[str] = Counter()  # of the exploration
         self._guessed = [0, 0]  # proposals dropped as guessable, and all, up to the last metrics
         self._constants: list[str] = []  # answers that need no call
@@ -108,7 +110,9 @@ class TaskPool:
         """
         if self._explorer_state is not None and hasattr(explorer, "load_state"):
             explorer.load_state(self._explorer_state)
-        rng, kept, alike = random.Random(seed_of(seed, "explore")), list[Task](), list[Task]()
+        rng = random.Random(seed_of(seed, "explore"))
+        kept = list[Task]()
+        alike = list[Task]()
         seeds = [seed for seed in self.seeds if seed.id in self.focus] or self.seeds
         try:
             with closing(probed(make_world())) as world, closing(probed(make_world())) as checked:
@@ -162,7 +166,8 @@ class TaskPool:
         the explorer knows of the world."""
         counts = [(name.partition(_REJECTED)[2], n) for name, n in self._counts.most_common()]
         reasons = [f"{n} x {reason}" for reason, n in counts if reason]
-        walks, kept = self._counts["walks"], self._counts["accepted"]
+        walks = self._counts["walks"]
+        kept = self._counts["accepted"]
         rejected = f"rejected: {', '.join(reasons)}" if reasons else "no other was proposed"
         found = f"; {self._findings}" if self._findings else ""
         return f"{walks} walks, {kept} tasks kept, {rejected}{found}"
@@ -255,8 +260,10 @@ class TaskPool:
 
     def metrics(self) -> dict[str, float]:
         """Return exploration counts since the last call, and statistics of the current pool."""
-        counts, self._counts = self._counts, Counter()
-        guessable, tried = counts[f"{_REJECTED}{GUESSABLE}"], counts["tried"]
+        counts = self._counts
+        self._counts = Counter()
+        guessable = counts[f"{_REJECTED}{GUESSABLE}"]
+        tried = counts["tried"]
         self._guessed[0] += guessable
         self._guessed[1] += tried
         figures = dict.fromkeys(("walks", "env_steps", "tried", "accepted"), 0.0)
@@ -273,7 +280,8 @@ class TaskPool:
 
     def card(self) -> str:
         """Return a description of the tasks, in Markdown."""
-        tasks, rules = list(self.tasks.values()), self._rules
+        tasks = list(self.tasks.values())
+        rules = self._rules
         guessable, tried = self._guessed
         rows = {
             "tasks": len(tasks),
@@ -306,7 +314,8 @@ class TaskPool:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from what `state` returned."""
-        self._explorer_state, self.refreshed = state["explorer"], state["refreshed"]
+        self._explorer_state = state["explorer"]
+        self.refreshed = state["refreshed"]
         self._guessed = list(state["guessed"])
         self._reset([Task.from_dict(record) for record in state["tasks"]], state["results"])
 
@@ -380,7 +389,8 @@ def _in_epochs(size: int, n: int, step: int, seed: int) -> list[int]:
     if n == 0:
         return []
     begin = step * n
-    first, last = begin // size, (begin + n - 1) // size
+    first = begin // size
+    last = (begin + n - 1) // size
     for epoch in range(last):  # each needs the one before it, and recursion is limited
         _epoch(size, n, epoch, seed)
     epochs = (_epoch(size, n, epoch, seed) for epoch in range(first, last + 1))

@@ -24,7 +24,8 @@ def profile_text(profile: Json, tools: Sequence[Tool] = (), limit: int = 8000) -
     tools: those of the current world. If some of them are operations of the profile, the other
     operations are left out, and so are entities with no operation left.
     """
-    entities, general = profile.get("entities", ()), profile.get("operations", ())
+    entities = profile.get("entities", ())
+    general = profile.get("operations", ())
     known = {_tool_of(operation) for operation in general}
     for entity in entities:
         known.update(map(_tool_of, entity.get("operations", ())))
@@ -38,7 +39,8 @@ def profile_text(profile: Json, tools: Sequence[Tool] = (), limit: int = 8000) -
         own = lines_of(entity.get("operations", ()), "    ")
         if entity.get("operations") and not own:
             continue
-        attributes, examples = ", ".join(entity.get("attributes", ())), ", ".join(_examples(entity))
+        attributes = ", ".join(entity.get("attributes", ()))
+        examples = ", ".join(_examples(entity))
         line = f"- {entity['name']}" + (f" ({attributes})" if attributes else "")
         lines += [line + (f", such as {examples}" if examples else ""), *own]
     lines += lines_of(general, "- ")
@@ -62,7 +64,8 @@ def _examples(entity: Json) -> list[str]:
     """Return examples of an entity: its own, or else strings that match the pattern of its ids."""
     if entity.get("examples"):
         return [str(example) for example in entity["examples"]][:_EXAMPLES]
-    pattern, examples = str(entity.get("id", "")), []
+    pattern = str(entity.get("id", ""))
+    examples = []
     for part in pattern.split("|"):
         example = re.sub(r"\[(\w)[^\]]*\]", r"\1", part.replace(r"\d", "1"))
         with contextlib.suppress(re.error):

@@ -136,11 +136,6 @@ class Role:
         return sum(n for outcome, n in self.outcomes.items() if outcome.startswith("refused"))
 
     @property
-    def usual_outcome(self) -> str:
-        """The most frequent outcome."""
-        return max(self.outcomes, key=self.outcomes.__getitem__)
-
-    @property
     def practised(self) -> bool:
         """True if the operation has worked more than a few times."""
         return self.calls - self.refusals >= _PRACTISED
@@ -204,7 +199,8 @@ class Role:
         Changes are worth most and refusals least. An operation after which nothing more can be
         done, such as a cancellation, is worth less.
         """
-        calls, refused = self.calls, self.refusals
+        calls = self.calls
+        refused = self.refusals
         # An operation is refused many times before its remedies are known, which says little about
         # it later.
         share = min(1.0, (2 * (calls - refused) + _PRACTISED) / max(refused, 1))

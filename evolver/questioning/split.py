@@ -18,21 +18,20 @@ def split(tasks: Sequence[Task], share: float, seed: int) -> tuple[list[Task], l
     and of the combinations, each of at most half as large a share of the tasks.
     """
     rng = random.Random(seed_of(seed, "held out"))
-    groups = [start_of, combination_of]
-    held: set[tuple[int, str]] = set()
-    for number, group in enumerate(groups):
-        sizes = Counter(group(task) for task in tasks)
+    held = set[str]()  # ids of tasks
+    for group in (start_of, combination_of):
+        sizes = Counter(map(group, tasks))
         names = sorted(sizes.keys() - {""})
         if len(names) > 2:
             fit = [name for name in names if sizes[name] <= share / 2 * len(tasks)]
             fit = fit or [min(names, key=lambda name: sizes[name])]
             chosen = rng.sample(fit, min(len(fit), max(1, round(share * len(names)))))
-            held |= {(number, name) for name in chosen}
-    out = [t for t in tasks if {(n, group(t)) for n, group in enumerate(groups)} & held]
+            held.update(task.id for task in tasks if group(task) in chosen)
+    out = [task for task in tasks if task.id in held]
     if not 2 <= len(out) <= 0.7 * len(tasks):
         out = rng.sample(list(tasks), max(2, round(share * len(tasks))))
-    ids = {task.id for task in out}
-    return [task for task in tasks if task.id not in ids], out
+        held = {task.id for task in out}
+    return [task for task in tasks if task.id not in held], out
 
 
 def start_of(task: Task) -> str:

@@ -27,9 +27,10 @@ from evolver.questioning.calls import (
     Operations,
     has_digit,
     key_of,
+    values_of,
 )
 from evolver.questioning.operation_stats import GUESSED, NO_TRIALS, OperationStats, is_field
-from evolver.questioning.roles import count, tally
+from evolver.questioning.roles import Role, count, tally
 from evolver.questioning.tasks import CLOSING
 from evolver.questioning.values import SeenValues, guessed, hinted, is_made_up, typed
 
@@ -48,11 +49,13 @@ Readings = Sequence[Reading]
 @dataclass
 class Probe:
     """A call of the battery. needs: calls before it without which it is refused; None = not yet
-    known. awaits: it shows nothing at the start, and is about what walks change."""
+    known. awaits: it shows nothing at the start, and is about what walks change. shown: its answer
+    at the start, as it was measured last."""
 
     event: Event
     needs: list[Event] | None = None
     awaits: bool = False
+    shown: Reading = ()
 
     def calls(self) -> list[Event]:
         """Return the call after those that it needs."""
@@ -63,7 +66,7 @@ class StartState:
     """An initial state of a world. Its subclasses (evolver/questioning/kinds.py) say how roles are
     tested there, and which calls become probes.
 
-    battery: the probes. initial: their answers at the start.
+    battery: the probes.
     """
 
     slow = False  # a play takes a hundred times as long as in other worlds
@@ -85,12 +88,15 @@ class StartState:
         operations: Operations,
     ):
         """task: starts there and asks for nothing. world: used by this object's plays only."""
-        self.task, self.world, self.stats, self.rng, self.seen = task, world, stats, rng, seen
+        self.task = task
+        self.world = world
+        self.stats = stats
+        self.rng = rng
+        self.seen = seen
         self.operations = operations
         if stats.handles:
             task.meta[handles.KEY] = stats.handles
         self.battery: list[Probe] = []
-        self.initial: Readings = []
         self._offered: set[Key] = set()  # calls that were tried for the battery
         self._impossible: set[Key] = set()  # calls that no change is known to make possible
         self._guesses: dict[str, list[str]] = {}  # argument -> ids that are made up for it
@@ -141,7 +147,7 @@ class StartState:
         """
         episode = self.open()
         for n, call in enumerate(calls, 1):
-            event = episode.repeat(call) if rename else episode.call(call.name, call.arguments)
+            event = episode.repeat(call) if rename else episode.again(call)
             if not event.ok or (event.over and n < len(calls)):
                 return episode, None
         return episode, [*episode.events]
@@ -169,25 +175,25 @@ class StartState:
             for probe in probes[read:]:
                 if episode.over:
                     break
-                readings.append(episode.call(probe.name, probe.arguments).cells)
+                readings.append(episode.again(probe).cells)
             if len(readings) == read:
                 break
         return readings + [()] * (len(probes) - len(readings))
 
     def known_ids(self) -> set[str]:
         """Return the ids that the initial readings show or the probes use."""
-        ids, known = self.stats.ids(), set()
-        for probe, reading in zip(self.battery, self.initial):
-            known.update(probe.event.values)
-            known.update(cell.value for cell in reading if not ids.isdisjoint(cell.kinds))
+        ids = self.stats.ids()
+        known = values_of(probe.event for probe in self.battery)
+        for probe in self.battery:
+            known.update(cell.value for cell in probe.shown if not ids.isdisjoint(cell.kinds))
         return known
 
     def naming(self, ids: set[str]) -> set[str]:
         """Return the kinds of values that name the rows of an answer without ids: the first ones
         that differ from row to row, if they are words or arguments accept them."""
         found: set[str] = set()
-        for reading in self.initial:
-            kinds = dict.fromkeys(kind for cell in reading for kind in cell.kinds)
+        for reading in self.initial():
+            kinds = dict.fromkeys(itertools.chain.from_iterable(cell.kinds for cell in reading))
             if not ids.isdisjoint(kinds):
                 continue
             for kind in kinds:
@@ -204,7 +210,8 @@ class StartState:
         made-up text nor a value of a field with the argument's name; and for the number of a thing
         in an argument that takes other numbers as well. path: its name, and those of the fields
         inside it."""
-        place, known = ".".join([operation, *path]), self.operations[operation]
+        place = ".".join([operation, *path])
+        known = self.operations[operation]
         if not isinstance(value, str):
             return self.stats.prefers_ids(place)
         schema: Json = {"properties": known.properties}
@@ -264,7 +271,7 @@ class StartState:
             self.task.meta[handles.KEY] = self.stats.handles
             self.seen.values.pop(kind, None)
             self.stats.roles.pop(kind.partition(" ")[0], None)
-            self.battery, self.initial = [], []
+            self.battery = []
             self._offered.clear()
         for event in events:
             event.changes = event.ok and self.stats.is_change(event)
@@ -289,21 +296,23 @@ class StartState:
         self.battery = [probe for probe in self.battery if self.reads(probe.event)]
         for need in itertools.chain.from_iterable(probe.needs or () for probe in self.battery):
             need.changes = not self.reads(need)
-        for event in before_changes(events):
-            if event.accepted:
-                self.stats.compare(self.task.id, event)
+        for event in accepted(before_changes(events)):
+            self.stats.compare(self.task.id, event)
         self.compare_starts()
-        walked = [event for event in self.to_offer(events) if event.accepted]
-        self._offer([event for event in walked if self.reads(event)])
+        self._offer([event for event in accepted(self.to_offer(events)) if self.reads(event)])
         self._await(events)
         self._enable(events)
         for _ in range(self.rounds):
             self._offer(self._others())
         self.measure()
 
+    def role(self, event: Event) -> Role:
+        """Return what is known of the operation of a call."""
+        return self.stats.roles[event.name]
+
     def reads(self, event: Event) -> bool:
         """Return True if a call only shows something, as far as is known of its operation."""
-        return self.stats.roles[event.name].reads
+        return self.role(event).reads
 
     def compare_starts(self) -> None:
         """Repeat some calls of other starts here, to find out which operations answer by their
@@ -336,7 +345,8 @@ class StartState:
     def _choices(self, operation: Operation, parameter: str) -> list[object]:
         """Return values that an argument accepts: those of this world, then words of other
         worlds."""
-        place, schema = f"{operation.name}.{parameter}", operation.properties.get(parameter, {})
+        place = f"{operation.name}.{parameter}"
+        schema = operation.properties.get(parameter, {})
         fits = self.stats.acceptance(place, hinted(schema)).fits
         counts = self.stats.kinds.get(place, {})
         kinds = [kind for kind, (worked, _) in counts.items() if worked >= _WORKED and fits(kind)]
@@ -363,7 +373,7 @@ class StartState:
             if episode.over:
                 episode = self.open()
             self._offered.add(call.key)
-            event = episode.call(call.name, call.arguments)
+            event = episode.again(call)
             if event.ok:
                 self.stats.compare(self.task.id, event)
             shows_goal = self.task.query in event.result  # which is another one in each task
@@ -388,7 +398,7 @@ class StartState:
         episode = self.open() if calls else None
         for n, call in calls:
             if episode and not episode.over:
-                event = episode.call(call.name, call.arguments)
+                event = episode.again(call)
                 if event.ok and not event.cells:
                     self.battery.append(Probe(event, awaits=True))
                 elif not event.ok and self._is_made_possible(call, events, n):
@@ -400,11 +410,10 @@ class StartState:
             return False
         self._impossible.add(call.key)
         for end, wanted in ((n, False), (n + 1, True)):
-            made = [event for event in events[:end] if event.accepted]
-            episode, played = self.play(made, rename=False)
+            episode, played = self.play(accepted(events[:end]), rename=False)
             if played is None or episode.over:
                 return False
-            if episode.call(call.name, call.arguments).ok != wanted:
+            if episode.again(call).ok != wanted:
                 return False
         self._impossible.remove(call.key)
         return True
@@ -414,7 +423,7 @@ class StartState:
         is not about what they ask for, such as opening a session. That is done before each."""
         known = {probe.event.key for probe in self.battery}
         opened = {probe.event.name for probe in self.battery if changing(probe.needs or ())}
-        walked = [event for event in events if event.accepted]
+        walked = accepted(events)
         for n, event in enumerate([] if self.code or self.prose else walked):
             refused = event.key in self._offered or event.name in opened
             needs = changing(walked[:n])
@@ -445,13 +454,14 @@ class StartState:
 
     def _callable_like(self, event: Event) -> list[str]:
         """Return the other operations that require nothing but arguments that the event has."""
-        given, operations = event.arguments.keys(), self.operations.items()
+        given = event.arguments.keys()
+        operations = self.operations.items()
         return [n for n, op in operations if n != event.name and given >= set(op.required)]
 
     def first_offers(self, calls: list[Event]) -> Events:
         """Return the calls that are tried first, as many as fit in."""
         if len(calls) > self.most_offered:
-            calls = sorted(calls, key=lambda call: self.stats.roles[call.name].vain)
+            calls = sorted(calls, key=lambda call: self.role(call).vain)
         return calls[: self.most_offered]
 
     def measure(self) -> None:
@@ -460,46 +470,48 @@ class StartState:
 
         Learns what varies by itself, and the needs of each probe.
         """
-        first = self.read(self.open())
-        second = self.second_readings(first)
-        for reading in first:
+        whole = self.battery
+        for probe, reading in zip(whole, self.read(self.open())):
+            probe.shown = reading
             self.mark_clock(reading)
-        for now, before in zip(first, second):
-            self.mark_varying(now, before)
+        again = self.second_readings()
+        for probe, reading in zip(whole, again):
+            self.mark_varying(probe.shown, reading)
         number: Counter[str] = Counter()
         rank = {}
-        whole = self.battery
-        for n, (probe, now, before) in enumerate(zip(whole, first, second)):
-            tells = now or probe.awaits or not probe.event.arguments
-            if tells and self.visible(now) == self.visible(before):
+        for n, (probe, reading) in enumerate(zip(whole, again)):
+            tells = probe.shown or probe.awaits or not probe.event.arguments
+            if tells and self.visible(probe.shown) == self.visible(reading):
                 name = probe.event.name
                 rank[n] = (*self.dullness(name), number[name])
                 number[name] += 1
         kept = sorted(sorted(rank, key=rank.__getitem__)[: self.most_probes])
-        self.battery, self.initial = [whole[n] for n in kept], [first[n] for n in kept]
+        self.battery = [whole[n] for n in kept]
         for n, probe in zip(kept, self.battery):
             if probe.needs is None:
-                probe.needs = self.needs_of(probe.event, first[n], whole[:n], first)
+                probe.needs = self.needs_of(probe, whole[:n])
 
     def dullness(self, name: str) -> tuple[bool, bool]:
         """Return how unlikely an operation shows a change, for sorting."""
         role = self.stats.roles[name]
         return not role.changes_shown, role.blind or role.vain
 
-    def second_readings(self, first: Readings) -> Readings:
+    def initial(self) -> Readings:
+        """Return the answers of the probes at the start."""
+        return [probe.shown for probe in self.battery]
+
+    def second_readings(self) -> Readings:
         """Return the answers of the probes at the start once more."""
         return self.read(self.open())
 
-    def needs_of(
-        self, event: Event, shown: Reading, before: Sequence[Probe], readings: Readings
-    ) -> list[Event]:
+    def needs_of(self, probe: Probe, before: Sequence[Probe]) -> list[Event]:
         """Return calls of earlier probes that suffice for a probe: those that show a value it uses,
-        else all. shown: its answer. readings: those of the earlier probes."""
-        showing = showing_one_of(event.values, before, readings)
+        else all."""
+        showing = showing_one_of(probe.event.values, before)
         for probes in ([], showing[:1], showing):
             needs = with_needs(probes)
-            _, events = self.play([*needs, event], rename=False)
-            if events is not None and self.visible(events[-1].cells) == self.visible(shown):
+            _, events = self.play([*needs, probe.event], rename=False)
+            if events is not None and self.visible(events[-1].cells) == self.visible(probe.shown):
                 return needs
         return [probe.event for probe in before]
 
@@ -539,20 +551,23 @@ def with_needs(probes: Iterable[Probe]) -> list[Event]:
     return calls
 
 
+def accepted(events: Events) -> list[Event]:
+    """Return the events that were not refused and did not end the episode."""
+    return [event for event in events if event.accepted]
+
+
 def changing(events: Events) -> list[Event]:
     """Return the events that change something."""
     return [event for event in events if event.changes]
 
 
-def showing_one_of(
-    values: Collection[str], probes: Sequence[Probe], readings: Readings
-) -> list[Probe]:
-    """Return the probes whose readings have one of the values."""
-    return [
-        probe
-        for probe, reading in zip(probes, readings)
-        if any(cell.value in values for cell in reading)
-    ]
+def showing_one_of(values: Collection[str], probes: Sequence[Probe]) -> list[Probe]:
+    """Return the probes whose answers at the start have one of the values."""
+    found = []
+    for probe in probes:
+        if any(cell.value in values for cell in probe.shown):
+            found.append(probe)
+    return found
 
 
 def is_token(value: str) -> bool:

@@ -55,7 +55,8 @@ class _Order:
     """
 
     def __init__(self, world: World, task: Task):
-        self.world, self.task = world, task
+        self.world = world
+        self.task = task
         *self.calls, self.closing = task.reference
 
     def actions(self) -> list[str] | None:
@@ -70,7 +71,8 @@ class _Order:
 
     def look_ups(self, goals: list[int]) -> list[int]:
         """Return the calls that show what the goals use, in order, without those of remedies."""
-        found, calls = set[int](), list(goals)
+        found = set[int]()
+        calls = list(goals)
         while calls:
             new = self.shown_by[calls.pop()] - found
             found |= new

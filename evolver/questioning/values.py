@@ -112,7 +112,11 @@ class Values:
         needed: set[str] | None,
     ):
         """beside: {value: the values in its row, in lower case}, to which `add` adds."""
-        self.stats, self.rng, self.seen, self.beside, self.needed = stats, rng, seen, beside, needed
+        self.stats = stats
+        self.rng = rng
+        self.seen = seen
+        self.beside = beside
+        self.needed = needed
         self.shown: dict[str, dict[str, int]] = {}  # kind -> value -> time when it was shown last
         self.kinds: dict[str, list[str]] = {}  # value -> its kinds
         self.refused: dict[str, int] = {}  # value -> refused calls with it since the last success
@@ -173,7 +177,8 @@ class Values:
         for name in operation.properties:
             if name not in operation.required and self.rng.random() < _OPTIONAL:
                 chosen.append(name)
-        arguments, chance = {}, 1.0
+        arguments = {}
+        chance = 1.0
         for name, words in operation.listed.items():
             self.listed[f"{operation.name}.{name}"] = dict.fromkeys(words)
             for word in words:
@@ -211,7 +216,8 @@ class Values:
         self, wanted: Sequence[tuple[str, Json]], given: Given
     ) -> tuple[list[Any] | None, float]:
         """Return values for (place, schema) pairs, and the chance that all of them fit."""
-        values, chance = [], 1.0
+        values = []
+        chance = 1.0
         for place, schema in wanted:
             value, likely = self._value(place, schema, given)
             if value is None:
@@ -268,7 +274,8 @@ class Values:
 
     def _rates(self, place: str, values: Sequence[str]) -> list[float]:
         """Return how often each value is likely to work."""
-        counts, rates = self.stats.values.get(place, {}), []
+        counts = self.stats.values.get(place, {})
+        rates = []
         operation = place.rpartition(".")[0]
         # The password beside "spotify" is the one for "spotify.login".
         names = {group_of(place), *name_parts(operation)}

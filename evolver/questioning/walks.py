@@ -56,7 +56,9 @@ class Walker:
         """branches: walks that share one breadth phase; their depth phases start from a snapshot,
         or from a replay."""
         self.stats = OperationStats()
-        self.breadth, self.depth, self.branches = breadth, depth, branches
+        self.breadth = breadth
+        self.depth = depth
+        self.branches = branches
         self.beside: dict[str, set[str]] = {}  # value -> the values in its row, in lower case
         self._needed: dict[tuple[str, ...], dict[str, set[str]]] = {}
 
@@ -106,7 +108,7 @@ class Walker:
             elif number:
                 replay = Episode(world, task, self.stats.refuses, trunk.operations)
                 for event in trunk.events:
-                    replay.call(event.name, event.arguments)
+                    replay.again(event)
             branch = trunk.branch(self.depth)
             branch.follow_up(len(trunk.events) + self.depth)
             yield branch.events
@@ -119,7 +121,10 @@ class Walk:
     focused = False  # True if it draws a few groups of operations only
 
     def __init__(self, walker: Walker, episode: Episode, rng: random.Random, seen: SeenValues):
-        self.walker, self.stats, self.episode, self.rng = walker, walker.stats, episode, rng
+        self.walker = walker
+        self.stats = walker.stats
+        self.episode = episode
+        self.rng = rng
         self.operations = episode.operations
         self.drawn = list(self.operations)
         self.needed = walker.needed(self.operations)
@@ -145,9 +150,11 @@ class Walk:
     def branch(self, window: int) -> Self:
         """Return a copy that continues independently and uses the last `window` observations."""
         other = type(self)(self.walker, self.episode, self.rng, self.values.seen)
-        other.values, other.drawn = self.values.copy(), self.drawn
+        other.values = self.values.copy()
+        other.drawn = self.drawn
         other.values.window = window
-        other.events, other.done = [*self.events], {*self.done}
+        other.events = [*self.events]
+        other.done = {*self.done}
         other.changed = dict(self.changed)
         return other
 
@@ -156,11 +163,13 @@ class Walk:
     def explore(self) -> None:
         """Draw several operations by novelty, then one of them by the chance that its arguments
         fit, and call it."""
-        names, done = self.drawn, {event.name for event in self.events if event.ok}
+        names = self.drawn
+        done = {event.name for event in self.events if event.ok}
         wanted: Counter[str] = Counter()
         for others in self.needed.values():
             wanted.update(others - done)
-        novelty, roles = [], self.stats.roles
+        novelty = []
+        roles = self.stats.roles
         for name in names:
             expected = roles[name].novelty(roles[self.last].followed.get(name, 0))
             novelty.append(expected * (1 + min(wanted[name], _WANTED)))
@@ -179,8 +188,7 @@ class Walk:
     def _weighed(self, names: Sequence[str], novelty: Sequence[float]) -> list[float]:
         """Return the weights of operations, given their novelty."""
         bonus = [1 if self.stats.roles[n].practised else _HARDLY_PRACTISED for n in names]
-        weights = [expected * times for expected, times in zip(novelty, bonus)]
-        return weights
+        return [expected * times for expected, times in zip(novelty, bonus)]
 
     def _with_arguments(self, names: Sequence[str], given: Given) -> list[Draw]:
         """Return calls, each operation once, with the chances that their arguments fit."""
@@ -273,7 +281,8 @@ class Walk:
     def _refreshed(self, operation: str, arguments: Json) -> Json:
         """Return the arguments, some of them replaced by values that the last call showed: those
         that were guessed, and now and then another, which the last call did not confirm."""
-        last, refreshed = self.events[-1], dict(arguments)
+        last = self.events[-1]
+        refreshed = dict(arguments)
         shown = {cell.value: cell.kinds for cell in (last.usable if last.ok else ())}
         for name, value in arguments.items():
             schema = self.operations[operation].properties.get(name, {})
@@ -322,7 +331,8 @@ class Walk:
             return None
         helpers = self.stats.helpers(failure) & self.operations.keys()
         alike = [self.operations[name].properties for name in helpers]
-        weights, error = [], event.result.lower()
+        weights = []
+        error = event.result.lower()
         for name, (helped, tried) in zip(names, trials):
             weight = 1.0
             if 2 * helped > tried:
@@ -356,7 +366,8 @@ class FocusedWalk(Walk):
     those of a few groups, and those that require nothing: others would fail for want of what their
     group needs, such as a login."""
 
-    least_chance, focused = _LEAST_CHANCE_IF_FOCUSED, True
+    least_chance = _LEAST_CHANCE_IF_FOCUSED
+    focused = True
 
     def __init__(self, walker: Walker, episode: Episode, rng: random.Random, seen: SeenValues):
         # groups that an answer has named, such as the apps that have an account

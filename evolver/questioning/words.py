@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from envs.probed import is_probed
 from envs.wording import asked, inlined
 from envs.world import Task
 from evolver.llm.answers import array, record, string, unfit_reason
@@ -21,6 +20,7 @@ from evolver.llm.questions import ChatError, Question, Reply
 from evolver.metrics import Mechanism, Meter
 from evolver.parts import Parts
 from evolver.questioning.calls import has_digit
+from evolver.questioning.tasks import answer_of
 from evolver.transcripts import quoted, scripts, words
 from rl.bounds import Count, Fraction
 
@@ -60,7 +60,8 @@ class Inlined(Words):
 
     def __init__(self, parts: Parts, *, share: Fraction = 0.75):
         """share: of the tasks that get other words where their descriptions allow it."""
-        self.share, self.meter = share, Meter("questioning/words")
+        self.share = share
+        self.meter = Meter("questioning/words")
 
     def reword(self, tasks: Sequence[Task], tools: str) -> list[Task]:
         return [replace(task, query=self._query(task)) for task in tasks]
@@ -101,7 +102,9 @@ class ByModel(Words):
 
     def __init__(self, parts: Parts, *, wordings: Count = 3):
         """wordings: how many to ask for per task."""
-        self.chat, self.max_chars, self.wordings = parts.chat, parts.max_chars, wordings
+        self.chat = parts.chat
+        self.max_chars = parts.max_chars
+        self.wordings = wordings
         self.meter = Meter("questioning/words")
 
     def reword(self, tasks: Sequence[Task], tools: str) -> list[Task]:
@@ -150,8 +153,8 @@ def unfaithful(task: Task, query: str) -> str:
         return "a value is missing"
     if any(words(str(value)) in said for value in task.meta["hidden"]):
         return "a hidden value"
-    answer = task.verifier.get("answer") if is_probed(task) else None
-    if answer and words(answer["value"]) in said:
+    answer = answer_of(task)
+    if answer is not None and words(answer) in said:
         return "the answer"
     added = set(said.split()).difference(words(task.query).split())
     if any(map(has_digit, added)):

@@ -1,10 +1,28 @@
 """Explorers at work: pools that they fill, and the scripts of those that are language models."""
 
+from types import SimpleNamespace
+from unittest import mock
+
+from configs import base
 from envs.probed import probed
 from evolver.parts import Parts
+from evolver.processes.interrupt import Stop
 from evolver.questioning import TaskPool, probe_of, synthetic_task
+from evolver.questioning.calls import Event
+from evolver.questioning.curiosity import Curiosity
 from tests.evolver.chat_server import answer, said
-from tests.evolver.toy import BLUE, BOOKS, GREEN, LEND, LEND_15, MARK_11, RED, attempt, call
+from tests.evolver.toy import (
+    BLUE,
+    BOOKS,
+    GREEN,
+    LEND,
+    LEND_15,
+    MARK_11,
+    RED,
+    Library,
+    attempt,
+    call,
+)
 
 
 class Questioning:
@@ -22,6 +40,33 @@ class Questioning:
         found = self.pool.grow(self.explorer, self.make_world, budget, seed)
         self.pool.shrink()
         return found
+
+
+def curious(make_world, seeds=None, **options):
+    """Return a pool that the curiosity explorer fills. seeds: None = the world's training tasks."""
+    seeds = make_world().tasks("train") if seeds is None else seeds
+    return Questioning(Curiosity, make_world, seeds, **options)
+
+
+def run_of(pool, explorer=None, *, words=None, make_world=Library, stop=None, **questioning):
+    """Return what exploring needs of a run. questioning: keys of its config."""
+    config = base.get_config()
+    config.questioning.update(questioning)
+    return SimpleNamespace(
+        config=config,
+        tasks=SimpleNamespace(pool=pool, explorer=explorer, words=words),
+        make_world=make_world,
+        progress=mock.Mock(),
+        on_first=lambda part, work: work(),
+        stop=stop or Stop(),
+    )
+
+
+def learnt(stats, name, arguments, answer, *, ok=True, kinds=()):
+    """Teach the statistics one call whose values are of these kinds, and return it."""
+    event = Event(name, arguments, "", answer, ok=ok)
+    stats.learn(event, "", lambda value: kinds)
+    return event
 
 
 def proposal(query, *steps, answer="", confidence=0.9):
@@ -48,6 +93,22 @@ def library_script(*proposals):
 def solves(world, task, actions):
     """Return True if the actions solve a task that is checked by what the world shows."""
     return attempt(probed(world), task, actions).evaluation.success
+
+
+def needs(name, world, task):
+    """Return True if the solution of a task solves it, and does not without the calls of a tool."""
+    without = [action for action in task.reference if f'"{name}"' not in action]
+    return solves(world, task, task.reference) and not solves(world, task, without)
+
+
+class Proposing:
+    """An explorer that proposes given tasks."""
+
+    def __init__(self, *tasks):
+        self.tasks = tasks
+
+    def explore(self, world, seeds, budget, rng):
+        yield from self.tasks
 
 
 class RandomWalk:

@@ -11,11 +11,10 @@ from envs.probed import probed
 from envs.toolcalls import parse, run_calls
 from envs.world import StepResult
 from evolver.questioning.attention import attended, subjects
-from evolver.questioning.calls import Event, Operation
-from evolver.questioning.curiosity import Curiosity
+from evolver.questioning.calls import Operation
 from evolver.questioning.operation_stats import OperationStats
 from tests.evolver.crowd import ANSWERS, Crowded, Huge
-from tests.evolver.explorers import Questioning
+from tests.evolver.explorers import curious, learnt
 
 BUDGET = 15
 
@@ -27,8 +26,7 @@ def crowded(answer, extra, *, steps, world="travel", rounds=4, **options):
     def make_world():
         return Crowded(make(world, **options), ANSWERS[answer], extra)
 
-    starts = make_world().tasks("train")
-    made = Questioning(Curiosity, lambda: probed(make_world()), starts, rounds=rounds, most=8)
+    made = curious(lambda: probed(make_world()), rounds=rounds, most=8)
     made.pool.is_over = lambda: made.pool.counted("env_steps") > steps
     return made, made.explore(0, BUDGET)
 
@@ -60,7 +58,8 @@ APPS = {f"{word}_{n}": f"Part of the {word} app." for word in ("mail", "bank") f
 
 
 def test_a_visit_attends_to_tools_of_one_subject():
-    stats, rng = OperationStats(), random.Random(0)
+    stats = OperationStats()
+    rng = random.Random(0)
     for _ in range(40):
         visit = attended(operations(**APPS), stats, rng, ())
         apps = Counter(name.split("_")[0] for name in visit)
@@ -70,14 +69,16 @@ def test_a_visit_attends_to_tools_of_one_subject():
 
 def test_first_visits_meet_all_tools_even_if_they_read_alike():
     alike = operations(**{f"t_{n}": "Report." for n in range(200)})
-    stats, rng = OperationStats(), random.Random(0)
+    stats = OperationStats()
+    rng = random.Random(0)
     assert subjects(alike) == 7
     met = set().union(*(attended(alike, stats, rng, ()) for _ in range(7)))
     assert met == set(alike)
 
 
 def test_a_visit_has_the_tools_that_it_begins_with_and_few_tools_are_all_met():
-    stats, rng = OperationStats(), random.Random(0)
+    stats = OperationStats()
+    rng = random.Random(0)
     assert {"mail_7", "bank_7"} <= attended(
         operations(**APPS), stats, rng, ["mail_7", "bank_7"]
     ).keys()
@@ -86,10 +87,11 @@ def test_a_visit_has_the_tools_that_it_begins_with_and_few_tools_are_all_met():
 
 
 def test_one_tool_with_something_to_say_outweighs_hundreds_that_answer_alike():
-    stats, rng = OperationStats(), random.Random(0)
+    stats = OperationStats()
+    rng = random.Random(0)
     for name in APPS:
         answer = "no such thing" if name != "bank_7" else "no account is open yet"
-        stats.learn(Event(name, {"key": "x"}, "", answer), "", lambda value: ())
+        learnt(stats, name, {"key": "x"}, answer, ok=False)
         stats.roles[name].visits = 1
     apps = Counter[str]()
     for _ in range(100):
@@ -102,7 +104,7 @@ def test_a_small_world_beside_a_huge_one_is_explored_as_a_small_one():
         return Crowded(make("travel"), ANSWERS["constant"], extra)
 
     starts = make_world().tasks("train")
-    explorer = Questioning(Curiosity, make_world, starts).explorer
+    explorer = curious(make_world).explorer
     for extra, crowded in ((0, False), (200, True), (0, False)):
         next(explorer._walks(make_world(extra), starts[0], random.Random(0)))
         assert explorer.walker.stats.crowded == crowded
@@ -120,8 +122,7 @@ def test_an_answer_that_only_repeats_the_arguments_says_nothing():
     def told(*answers):
         stats = OperationStats()
         for key, answer in answers:
-            event = Event("look", {"key": key}, "", answer, ok=True)
-            stats.learn(event, "", lambda value: ())
+            event = learnt(stats, "look", {"key": key}, answer)
         return stats.says_nothing(event), stats.roles["look"].forms
 
     # "nothing" and "of" are arguments and words of the answer, too.
@@ -134,9 +135,8 @@ def test_an_answer_that_only_repeats_the_arguments_says_nothing():
 
 def test_a_tool_that_refuses_what_it_does_not_know_confirms_what_it_repeats():
     stats = OperationStats()
-    for key, ok in (("x", True), ("y", True), ("z", False)):
-        event = Event("look", {"key": key}, "", f"{key} is here", ok=ok)
-        stats.learn(event, "", lambda value: ())
+    for key in "xyz":
+        learnt(stats, "look", {"key": key}, f"{key} is here", ok=key != "z")
     assert not stats.roles["look"].repeats
 
 
@@ -148,10 +148,9 @@ def test_unequal_worlds_give_an_even_share_of_a_small_budget(seed):
     def make_world():
         return make("mixture", worlds=MIXED)
 
-    starts = make_world().tasks("train")
-    made = Questioning(Curiosity, make_world, starts, most=8)
+    made = curious(make_world, most=8)
     given = Counter(task.env for task in made.explore(seed, BUDGET))
-    assert set(given.values()) == {7, 8} and len(starts) > BUDGET
+    assert set(given.values()) == {7, 8} and len(made.pool.seeds) > BUDGET
 
 
 def test_one_world_fills_the_budget_where_the_other_gives_nothing():
@@ -170,16 +169,14 @@ def test_one_world_fills_the_budget_where_the_other_gives_nothing():
     def make_world():
         return Silent(make("mixture", worlds=MIXED), ANSWERS["refuse"], 0)
 
-    starts = make_world().tasks("train")[40:88]
-    made = Questioning(Curiosity, make_world, starts, most=8)
+    made = curious(make_world, make_world().tasks("train")[40:88], most=8)
     assert [task.env for task in made.explore(0, BUDGET)] == ["home"] * BUDGET
 
 
 @pytest.mark.slow
 def test_the_union_of_all_apis_and_five_hundred_tools_gives_as_many_tasks():
     def tasks_of(make_world):
-        starts = make_world().tasks("train")[:64]
-        made = Questioning(Curiosity, make_world, starts, most=6)
+        made = curious(make_world, make_world().tasks("train")[:64], most=6)
         made.pool.is_over = lambda: made.pool.counted("env_steps") > 150_000
         return made.explore(0, 40)
 

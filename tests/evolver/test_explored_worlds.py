@@ -19,22 +19,21 @@ from envs.toolcalls import call_text
 from envs.wording import goal_text
 from envs.world import Evaluation, Observation, StepResult, Task, World, tool_of
 from evolver.questioning.calls import Event
-from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.goals import goals_of
 from evolver.questioning.kinds import start_state
 from evolver.questioning.llm import LlmExplorer
 from evolver.questioning.operation_stats import OperationStats
 from evolver.questioning.phrasing import about_rows
 from evolver.questioning.values import SeenValues
-from tests.evolver.explorers import Questioning, proposal, solves, walking
+from tests.evolver.explorers import Questioning, curious, proposal, solves, walking
 
 ROOT = Path(__file__).parents[2]
 
 
-def explored(make_world, starts, budget, **options):
+def explored(make_world, budget, starts=None, **options):
     """Return the tasks that are kept, after checking again that their references pass and that
     idling fails."""
-    made = Questioning(Curiosity, make_world, starts, overlap=0.9, **options)
+    made = curious(make_world, starts, overlap=0.9, **options)
     tasks = made.explore(0, budget)
     world = probed(make_world())
     for task in tasks[:5]:
@@ -62,7 +61,8 @@ class House(ActionWorld):
 
     def reset(self, task, seed=0):
         self._begin(task)
-        self._places, self._room = {"red ball": "hall", "old lamp": "hall", "key": "cellar"}, "hall"
+        self._places = {"red ball": "hall", "old lamp": "hall", "key": "cellar"}
+        self._room = "hall"
         forms = (
             "look, inventory, take OBJ, drop OBJ, examine OBJ, go up, go down, go north, go east"
         )
@@ -76,23 +76,24 @@ class House(ActionWorld):
         return text, self._answer(text), 0.0, False
 
     def _look(self):
-        here = [thing for thing, place in self._places.items() if place == self._room]
-        return "\n".join(
-            [f"You are in the {self._room}.", *(f"There is a {thing} here." for thing in here)]
-        )
+        lines = [f"There is a {thing} here." for thing in self._at(self._room)]
+        return "\n".join([f"You are in the {self._room}.", *lines])
+
+    def _at(self, place):
+        return [thing for thing, other in self._places.items() if other == place]
 
     def _answer(self, text):
         verb, _, thing = text.partition(" ")
         here = self._places.get(thing) in (self._room, "you")
         if verb == "go":
             room = {"up": "hall", "down": "cellar"}.get(thing, self._room)
-            moved, self._room = room != self._room, room
+            moved = room != self._room
+            self._room = room
             return self._look() if moved else "You can't go that way."
         if text == "look":
             return self._look()
         if text == "inventory":
-            held = [thing for thing, place in self._places.items() if place == "you"]
-            return f"You carry {' and '.join(held) or 'nothing'}."
+            return f"You carry {' and '.join(self._at('you')) or 'nothing'}."
         if not here:
             return REFUSAL
         if verb == "examine":
@@ -106,7 +107,7 @@ class House(ActionWorld):
 
 @pytest.fixture(scope="module")
 def house():
-    return explored(House, House().tasks("train"), 8)
+    return explored(House, 8)
 
 
 def test_a_text_world_without_marks_for_refusals_is_explored(house):
@@ -138,10 +139,8 @@ def test_an_answer_that_goes_with_a_change_is_no_refusal(house):
 
 
 def test_a_world_that_limits_its_steps_is_read_in_several_episodes():
-    make_world = functools.partial(
-        House, max_steps=26
-    )  # a walk takes 24, and there are more probes than 2
-    tasks, _ = explored(make_world, House().tasks("train"), 3, rounds=12)
+    # A walk takes 24 steps, and there are more probes than 2.
+    tasks, _ = explored(lambda: House(max_steps=26), 3, rounds=12)
     assert len(tasks) == 3
     task = max(tasks, key=lambda task: len(task.verifier["probes"]) + len(task.reference))
     most = len(task.verifier["probes"]) + len(task.reference)
@@ -150,18 +149,16 @@ def test_a_world_that_limits_its_steps_is_read_in_several_episodes():
 
 
 def test_phrases_are_known_by_the_words_around_them():
-    found = {
-        cell.value: cell.kinds for cell in phrases("You see a red box. The key is on the box.")
-    }
+    shown = phrases("You see a red box. The key is on the box.")
+    found = {cell.value: cell.kinds for cell in shown}
     assert found["red box"] == ("a _ .", "a _") and found["key"] == ("the _ is", "the _")
     assert "the" not in found and "a red" not in found and "red box. The" not in found
     assert phrases("") == ()
 
 
 def test_the_slots_of_a_form_are_filled_in():
-    assert (
-        goal_text("put OBJ on OBJ", {"obj": "red box", "obj 2": "table"}) == "put red box on table"
-    )
+    slots = {"obj": "red box", "obj 2": "table"}
+    assert goal_text("put OBJ on OBJ", slots) == "put red box on table"
     assert goal_text("Cancel an order", {"order": "Ann"}) == "Cancel an order: order Ann"
 
 
@@ -187,15 +184,12 @@ def test_nothing_is_asked_about_calls_that_answer_by_their_arguments_alone():
             stats.compare(f"task {start}", Event(name, {"degrees": 21}, "", shown, ok=True))
         return stats.roles[name].blind
 
-    assert not compared("heat", "21 degrees", "21 degrees", "21 degrees") and compared(
-        "heat", *4 * ["21 degrees"]
-    )
+    assert not compared("heat", *3 * ["21 degrees"]) and compared("heat", *4 * ["21 degrees"])
     assert not compared("temperature", "18", "20", "20", "20", "20")
     for _ in range(9):
         stats.compare("task 0", Event("far", {}, "", "1", ok=True))
-    assert (
-        not stats.roles["far"].blind and not stats.roles["unknown"].blind
-    )  # one start says nothing
+    # One start says nothing.
+    assert not stats.roles["far"].blind and not stats.roles["unknown"].blind
     stats.roles["heat"].changes_shown = 1
     assert not stats.roles["heat"].blind
 
@@ -230,7 +224,8 @@ class Desk(World):
         return [Task("desk/0", self.name, "Tidy up.", split)]
 
     def reset(self, task, seed=0):
-        self._notes, self._over = {app: ["pay rent", "call Ann"] for app in APPS}, False
+        self._notes = {app: ["pay rent", "call Ann"] for app in APPS}
+        self._over = False
         self._out = set()
         return Observation([{"role": "user", "content": task.query}], [])
 
@@ -257,24 +252,24 @@ class Desk(World):
         return f"{name} {json.dumps(arguments)}"
 
     def step(self, action):
-        code = (
-            action.partition("```\n")[2].partition("\n```")[0] or action
-        )  # a block between words, or code alone
+        # a block between words, or code alone
+        code = action.partition("```\n")[2].partition("\n```")[0] or action
         name, _, given = code.partition(" ")
         try:
-            result, failed = self._run(*name.split("."), **json.loads(given or "{}")), False
+            result = self._run(*name.split("."), **json.loads(given or "{}"))
+            failed = False
         except (ValueError, TypeError) as error:
-            result, failed = f"Execution failed: {error}", True
+            result = f"Execution failed: {error}"
+            failed = True
         info = {"calls": [{"name": "desk", "arguments": {"code": action}}], "errors": int(failed)}
         return StepResult([{"role": "user", "content": result}], terminated=self._over, info=info)
 
     def _run(self, app, function, title="", access_token="", **rest):
         if app == "desk":
             self._over = function == "finish"
-            passwords = [{"account": a, "password": f"{a[:4]}-77"} for a in APPS[:2]]
             shown = {
                 "who": {"email": "ann@example.com", "town": "Oslo"},
-                "passwords": passwords,
+                "passwords": [{"account": a, "password": f"{a[:4]}-77"} for a in APPS[:2]],
                 "finish": {"ok": 1},
             }
             return json.dumps(shown[function])
@@ -293,17 +288,15 @@ class Desk(World):
         if function == "add":
             self._notes[app].append(title)
             return json.dumps({"entries": len(self._notes[app])})
-        return json.dumps(
-            [{"entry": n, "title": text} for n, text in enumerate(self._notes[app], 1)]
-        )
+        entries = enumerate(self._notes[app], 1)
+        return json.dumps([{"entry": n, "title": text} for n, text in entries])
 
 
 def test_a_world_of_code_is_explored_past_its_logins():
-    tasks, stats = explored(Desk, Desk().tasks("train"), 12, breadth=12, depth=24, rehearsals=0)
+    tasks, stats = explored(Desk, 12, breadth=12, depth=24, rehearsals=0)
     assert len(tasks) >= 6
-    assert all(
-        task.reference[-1].startswith("desk.finish") for task in tasks
-    )  # it ends the episode with the answer
+    # It ends the episode with the answer.
+    assert all(task.reference[-1].startswith("desk.finish") for task in tasks)
     assert any(".login " in action for task in tasks for action in task.reference)
     assert any("after" in probe for task in tasks for probe in task.verifier["probes"])  # a change
     assert not any("access token" in task.query for task in tasks)  # the account is clear
@@ -312,7 +305,8 @@ def test_a_world_of_code_is_explored_past_its_logins():
 
 def test_what_shows_a_change_is_found_although_no_walk_looked_at_it():
     """Logging out, which the desk offers too, must not hide it."""
-    world, stats = Desk(), OperationStats()
+    world = Desk()
+    stats = OperationStats()
     (task,) = world.tasks("train")
     start = start_state(task, world, stats, random.Random(0), SeenValues())
     walk = start.open()
@@ -337,14 +331,9 @@ def test_what_shows_a_change_is_found_although_no_walk_looked_at_it():
 def written(chat_of, make_world, actions, *ideas):
     """Return the tasks of a language model that takes these actions and has these ideas, and the
     pool's metrics."""
+    world = make_world, make_world().tasks("train"), chat_of(walking(actions, *ideas))
     options = {"breadth": 1, "depth": len(actions) - 1, "rounds": 1}
-    made = Questioning(
-        LlmExplorer,
-        make_world,
-        make_world().tasks("train"),
-        chat_of(walking(actions, *ideas)),
-        **options,
-    )
+    made = Questioning(LlmExplorer, *world, **options)
     return made.explore(0, 5), made.pool.metrics()
 
 
@@ -352,12 +341,10 @@ def test_a_language_model_explores_a_text_world_in_its_own_words(chat_of):
     actions = ["look", "take red ball", "inventory", "go down", "drop red ball", "look", "fly away"]
     ideas = [proposal("Bring the red ball to the cellar.", 2, 4, 5), proposal("Fly away.", 7)]
     (task,), figures = written(chat_of, House, actions, *ideas)
-    assert task.reference == [
-        call_text("act", {"action": a}) for a in ("take red ball", "go down", "drop red ball")
-    ]
-    world = House()
-    assert solves(world, task, ["take red ball", "go down", "drop red ball"])
-    assert not solves(world, task, ["take old lamp", "go down", "drop old lamp"])
+    solution = ["take red ball", "go down", "drop red ball"]
+    assert task.reference == [call_text("act", {"action": action}) for action in solution]
+    assert solves(House(), task, solution)
+    assert not solves(House(), task, ["take old lamp", "go down", "drop old lamp"])
     assert figures["questioning/rejected/nothing to check"] == 1
 
 
@@ -406,7 +393,8 @@ def test_an_mcp_server_is_explored():
     from mcp.server.mcpserver import MCPServer
 
     def server():
-        server, notes = MCPServer("notes"), []
+        server = MCPServer("notes")
+        notes = []
 
         @server.tool()
         def add_note(text: str) -> str:
@@ -421,15 +409,15 @@ def test_an_mcp_server_is_explored():
 
         return server
 
-    class InMemory(
-        McpWorld
-    ):  # a server in this process, because starting one for each episode takes a second
+    class InMemory(McpWorld):
+        """A server in this process, because starting one for each episode takes a second."""
+
         def _connect(self):
             self.close()
             self._session = _Session(_Start([], server(), None, 30.0, None, "", "", False))
             return self._session
 
-    tasks, stats = explored(lambda: InMemory(["-"]), [Task("mcp/0", "mcp", "Use the tools.")], 4)
+    tasks, stats = explored(lambda: InMemory(["-"]), 4, [Task("mcp/0", "mcp", "Use the tools.")])
     assert len(tasks) == 4 and stats.roles["add_note"].changes and stats.roles["list_notes"].reads
     assert all(task.query.startswith("Keep a note: text ") for task in tasks)
 
@@ -444,7 +432,7 @@ def test_real_textworld_is_explored(tmp_path):
     from envs.textworld import TextWorld
 
     make_world = functools.partial(TextWorld, cache=str(tmp_path))
-    tasks, stats = explored(make_world, make_world().tasks("train")[:2], 2, rehearsals=2)
+    tasks, stats = explored(make_world, 2, make_world().tasks("train")[:2], rehearsals=2)
     assert len(tasks) == 2 and refuses(stats, "You can't go that way.")
 
 
@@ -462,6 +450,6 @@ def test_real_appworld_is_explored():
         world = source.world()
         starts = world.tasks("train")[:1]
         world.close()
-        tasks, _ = explored(source.world, starts, 3, breadth=12, depth=24, rehearsals=0)
+        tasks, _ = explored(source.world, 3, starts, breadth=12, depth=24, rehearsals=0)
     assert len(tasks) == 3
     assert all("complete_task" in task.reference[-1] for task in tasks)

@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -13,19 +12,8 @@ from evolver.parts import Parts
 from evolver.phases.tasks import invent
 from evolver.processes.interrupt import Interrupted, Stop
 from evolver.questioning.curiosity import Curiosity
-from tests.evolver.explorers import RandomWalk, pool_of
+from tests.evolver.explorers import RandomWalk, pool_of, run_of
 from tests.evolver.toy import Library
-
-
-def exploring(stop, make_world=Library, said=print, **questioning):
-    """Return what `invent` needs of a run."""
-    return SimpleNamespace(
-        config=SimpleNamespace(questioning=SimpleNamespace(**questioning), seed=0),
-        stop=stop,
-        make_world=make_world,
-        progress=SimpleNamespace(phase=lambda *_: None, say=said),
-        tasks=SimpleNamespace(words=None),
-    )
 
 
 @pytest.mark.parametrize("step, kept", [(0, 1), (2, 0)])
@@ -41,7 +29,7 @@ def test_exploration_ends_at_once_on_a_signal(step, kept):
     pool = pool_of()
     with Stop() as stop:
         with pytest.raises(Interrupted):
-            invent(exploring(stop, budget=9, refresh=9, minutes=0.0), pool, Stops(), step)
+            invent(run_of(pool, stop=stop, budget=9, refresh=9), pool, Stops(), step)
         assert stop.asked
         with pytest.raises(Interrupted), stop.at_once():
             raise AssertionError("a run that ends explores no more")
@@ -51,18 +39,19 @@ def test_exploration_ends_at_once_on_a_signal(step, kept):
 @pytest.mark.parametrize("found", [True, False])
 def test_exploration_ends_with_what_it_has_when_its_time_is_up(found, monkeypatch):
     """It does with and without tasks, and leaves no generator in the middle."""
-    unraisable, said = [], []
+    unraisable = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     pool = pool_of()
     if not found:
         monkeypatch.setattr(pool, "_rejection", lambda world, task: "not wanted")
-    limits = {"budget": 10**6, "minutes": 2 / 60, "words": SimpleNamespace(name="asked")}
     with Stop() as stop:
+        run = run_of(pool, stop=stop, budget=10**6, minutes=2 / 60)
         explorer = Curiosity(Parts(make_world=Library, task_pool=pool), rounds=10**6, rehearsals=0)
         began = time.monotonic()
-        invent(exploring(stop, said=said.append, **limits), pool, explorer, 0)
+        invent(run, pool, explorer, 0)
         assert 2 <= time.monotonic() - began < 60 and not stop.asked
-    assert bool(pool.tasks) is found and f"with {len(pool.tasks)} of 1000000 tasks" in said[0]
+    (said,) = run.progress.say.call_args.args
+    assert bool(pool.tasks) is found and f"with {len(pool.tasks)} of 1000000 tasks" in said
     assert not unraisable and not pool.is_over()
 
 
@@ -74,10 +63,10 @@ def test_a_world_that_does_not_start_ends_a_run_in_one_message():
             raise RuntimeError("no licence is left")
 
     with Stop() as stop:
-        broken = exploring(stop, Broken, budget=9, refresh=9, minutes=0.0)
-        explorer = Curiosity(Parts(make_world=Broken, task_pool=pool_of()))
+        pool = pool_of()
+        explorer = Curiosity(Parts(make_world=Broken, task_pool=pool))
         with pytest.raises(RunError, match=r"cannot be explored.*no licence is left") as failure:
-            invent(broken, pool_of(), explorer, 0)
+            invent(run_of(pool, make_world=Broken, stop=stop, budget=9), pool, explorer, 0)
     assert "task.query" not in str(failure.value)
 
 

@@ -1,29 +1,26 @@
 """Invented tasks teach: hidden rules are not named, and no guess solves a task."""
 
 import dataclasses
-from unittest import mock
 
 import pytest
 
-from configs import base
 from docs.examples.lending import Lending
 from envs.probed import probed
-from envs.toolcalls import call_text, parse
+from envs.toolcalls import call_text
 from envs.world import Observation, Task, tool_of
 from evolver.phases.tasks import invent
-from evolver.processes.interrupt import Stop
 from evolver.questioning import TaskPool, synthetic_task
 from evolver.questioning.calls import Event, operations_of
-from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.goals import Goal
 from evolver.questioning.phrasing import Phrasing
 from evolver.questioning.tasks import answer_of, constants, is_guessable
-from tests.evolver.explorers import Questioning, solves
+from evolver.replaying import calls_of
+from tests.evolver.explorers import curious, needs, run_of, solves
 
 
 @pytest.fixture(scope="module")
 def questioning():
-    made = Questioning(Curiosity, Lending, Lending().tasks("train"))
+    made = curious(Lending)
     made.explore(seed=1, budget=60)
     return made
 
@@ -33,27 +30,21 @@ def tasks(questioning):
     return list(questioning.pool.tasks.values())
 
 
-def calls(task):
-    return [call for action in task.reference for call in parse(action).calls]
-
-
 def test_a_loan_to_a_member_who_owes_a_fine_does_not_name_the_payment(tasks):
     hidden = [task for task in tasks if task.meta["prerequisites"]]
     assert len(hidden) >= 4
     for task in hidden:
         unnamed = task.meta["prerequisites"]
         assert set(unnamed) == {"pay"} and "lend" in task.meta["template"]
-        lent = [call.arguments["member"] for call in calls(task) if call.name == "lend"]
+        lent = [call.arguments["member"] for call in calls_of(task) if call.name == "lend"]
         assert any(call_text("pay", {"member": member}) in task.reference for member in lent)
-        paid = [call for call in calls(task) if call.name == "pay"]
+        paid = [call for call in calls_of(task) if call.name == "pay"]
         assert task.query.lower().count("pay the fine") == len(paid) - len(unnamed)
 
 
 def test_the_verifier_does_not_care_what_the_prerequisite_changed(tasks):
     task = next(t for t in tasks if t.meta["prerequisites"] and t.meta["template"] == "lend")
-    lent = next(call for call in calls(task) if call.name == "lend")
-    without = [a for a in task.reference if parse(a).calls[:1] != [lent]]
-    assert solves(Lending(), task, task.reference) and not solves(Lending(), task, without)
+    assert needs("lend", Lending(), task)
 
     class Waives(Lending):
         """Lends without a payment, so that the fine stays."""
@@ -65,12 +56,12 @@ def test_the_verifier_does_not_care_what_the_prerequisite_changed(tasks):
             self._fines = fines
             return result
 
-    unpaid = [a for a in task.reference if "pay" not in [call.name for call in parse(a).calls]]
-    assert solves(Waives(), task, unpaid)
+    assert solves(Waives(), task, [action for action in task.reference if '"pay"' not in action])
 
 
 def test_no_constant_answer_and_no_answer_of_another_task_solves_one(questioning, tasks):
-    pool, world = questioning.pool, probed(Lending())
+    pool = questioning.pool
+    world = probed(Lending())
     for task in tasks:
         others = [t for t in tasks if t is not task and t.meta["template"] == task.meta["template"]]
         guesses = [answer_of(other) for other in others if answer_of(other)]
@@ -105,8 +96,7 @@ class Mixed(Lending):
 
 
 def test_in_a_mixture_of_worlds_each_gives_tasks():
-    made = Questioning(Curiosity, Mixed, Mixed().tasks("train"))
-    found = made.explore(seed=0, budget=16)
+    found = curious(Mixed).explore(seed=0, budget=16)
     second = sum(task.meta["source"].startswith("b/") for task in found)
     assert len(found) == 16 and 4 <= second <= 12
 
@@ -134,8 +124,7 @@ def test_tools_that_always_fail_do_not_stop_the_exploration():
             opening = super().reset(task, seed)
             return dataclasses.replace(opening, tools=[*broken, *opening.tools])
 
-    made = Questioning(Curiosity, Broken, Lending().tasks("train"))
-    assert len(made.explore(seed=0, budget=6)) == 6
+    assert len(curious(Broken).explore(seed=0, budget=6)) == 6
 
 
 def test_poor_words_are_said_once_and_a_language_model_is_offered():
@@ -154,10 +143,9 @@ def test_poor_words_are_said_once_and_a_language_model_is_offered():
             self.place += {1: 1, 2: -1}.get(arguments.get("action"), 0)
             return f"light {self.place}", True
 
-    pool = Questioning(Curiosity, Numbers, Lending().tasks("train")).pool
+    pool = curious(Numbers).pool
     poor = synthetic_task(pool.seeds[0], "Act 1.", identity=[1], meta={"undescribed": True})
-    run = mock.Mock(config=base.get_config(), make_world=Numbers, stop=Stop())
-    run.tasks.words = None
+    run = run_of(pool, make_world=Numbers)
     pool.tasks[poor.id] = poor
     pool.grow = lambda *args: [poor]
     invent(run, pool, None, 0)

@@ -10,11 +10,10 @@ from envs.probed import probed
 from envs.toolcalls import parse, run_calls
 from envs.world import Evaluation, Observation, StepResult, Task, World, tool_of
 from evolver.imitating import turns_of
-from evolver.questioning.curiosity import Curiosity
 from evolver.replaying import calls_of, play
 from experiments.imitation.bpe import train_bpe
 from rl.contexts.causal import Causal
-from tests.evolver.explorers import Questioning
+from tests.evolver.explorers import curious
 
 FILM = {"film": {"type": "string", "description": "The name of a film."}}
 FILMS = ["Ran", "Alien", "Metropolis", "Vertigo", "Playtime", "Stalker"]
@@ -38,7 +37,8 @@ class Office(World):
 
     def reset(self, task, seed=0):
         self.films = random.Random(task.seed).sample(FILMS, 4)
-        self.open, self.sold = False, []
+        self.open = False
+        self.sold = []
         return Observation([{"role": "user", "content": task.query}], FIRST)
 
     def step(self, action):
@@ -79,8 +79,7 @@ class OpenOffice(Office):
 
 
 def explored(kind):
-    starts = kind().tasks("train")
-    return Questioning(Curiosity, lambda: probed(kind()), starts, rounds=16).explore(0, 30)
+    return curious(lambda: probed(kind()), rounds=16).explore(0, 30)
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,12 @@ from envs.probed import probed
 from evolver import evolve, modes
 from evolver.build import RunError
 from evolver.files.workdir import Workdir, read_tasks
-from evolver.questioning.curiosity import Curiosity
 from evolver.questioning.own_tasks import solved_by_walks
 from evolver.questioning.tasks import infeasibility, is_verified, synthetic_task
-from tests.evolver.explorers import Questioning
+from tests.evolver.explorers import curious
 
-DRY, ICE = {"is_slippery": False}, {}
+DRY = {"is_slippery": False}
+ICE = {}
 SMALL = {"desc": ["SF", "FG"], "is_slippery": False}
 
 
@@ -92,7 +92,7 @@ def test_what_asks_for_the_number_of_an_action_says_nothing(actions):
     def game():
         return probed(make("gym", env="FrozenLake-v1", options=SMALL, actions=actions, n_train=4))
 
-    tasks = Questioning(Curiosity, game, game().tasks("train"), rehearsals=2).explore(0, 2)
+    tasks = curious(game, rehearsals=2).explore(0, 2)
     assert tasks
     assert all(task.meta["undescribed"] == (actions is None) for task in tasks)
 

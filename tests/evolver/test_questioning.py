@@ -34,16 +34,15 @@ from evolver.parts import Parts
 from evolver.phases.tasks import explore, invent
 from evolver.processes.interrupt import Interrupted, Stop
 from evolver.questioning import probe_of, synthetic_task
-from evolver.questioning.calls import Event, _renamed
-from evolver.questioning.curiosity import Curiosity
+from evolver.questioning.calls import _renamed
 from evolver.questioning.operation_stats import OperationStats
 from evolver.questioning.tasks import infeasibility
 from evolver.questioning.values import SeenValues, typed
 from evolver.questioning.walks import Walker
-from evolver.replaying import opening_words, values_used
+from evolver.replaying import calls_of, opening_words, values_used
 from evolver.sampling import Draw, Epochs
 from evolver.transcripts import words
-from tests.evolver.explorers import Questioning, RandomWalk, pool_of, solves
+from tests.evolver.explorers import Proposing, RandomWalk, curious, learnt, pool_of, run_of, solves
 from tests.evolver.toy import (
     LEND,
     LEND_11,
@@ -71,11 +70,6 @@ class Bare(Travel):
         return Evaluation(0.0, False)  # so that nothing but the probes can tell a success
 
 
-def curious(make_world, seeds, **options):
-    """Return a pool that the curiosity explorer fills."""
-    return Questioning(Curiosity, make_world, seeds, **options)
-
-
 @pytest.fixture(scope="module")
 def seeds():
     return Travel(n_train=24).tasks("train")
@@ -93,7 +87,7 @@ def tasks(questioning):
     return list(questioning.pool.tasks.values())
 
 
-def calls_of(task):
+def acting(task):
     return [action for action in task.reference if parse(action).calls]
 
 
@@ -113,7 +107,7 @@ class TestTasks:
         known."""
         world = Probed(Travel())
         for task in tasks:
-            for n in range(len(calls_of(task))):
+            for n in range(len(acting(task))):
                 trajectory = attempt(world, task, task.reference[:n] + task.reference[n + 1 :])
                 refused = any(step.info["errors"] for step in trajectory.turns)
                 assert refused or not trajectory.evaluation.success or task.verifier["answer"], (
@@ -128,18 +122,20 @@ class TestTasks:
         Played are solutions of other tasks in the same world, and solutions with another change
         before them.
         """
-        world, agreed = Probed(Travel()), Counter()
+        world = Probed(Travel())
+        agreed = Counter()
         for one in tasks:
             if one.verifier["answer"]:
                 continue
-            others = [calls_of(other) for other in tasks if other.seed == one.seed]
+            others = [acting(other) for other in tasks if other.seed == one.seed]
             for id in data(one.seed).orders:
-                look, given = call_text("order", {"id": id}), {"order": id}
-                others.append([look, call_text("bag", given), *calls_of(one)])
+                look = call_text("order", {"id": id})
+                given = {"order": id}
+                others.append([look, call_text("bag", given), *acting(one)])
                 others.append([look, call_text("cancel", given)])
             differences = []
             bare = dataclasses.replace(one, verifier=one.verifier["start"])
-            for actions in [calls_of(one), *others]:
+            for actions in [acting(one), *others]:
                 attempt(world.world, bare, actions)
                 differences.append(world.world.difference())
             for actions, difference in zip(others, differences[1:], strict=True):
@@ -151,7 +147,7 @@ class TestTasks:
         world = Probed(Travel())
         for task in tasks:
             known = opening_words(world.reset(task))
-            for action in calls_of(task):
+            for action in acting(task):
                 assert all(value in known for value in values_used(action)), (
                     task.query,
                     action,
@@ -211,8 +207,7 @@ class TestTasks:
             curious(Library, [])
 
     def test_a_few_worlds_where_every_tool_wants_an_id_give_tasks(self):
-        seeds = Travel(n_train=4, rules=2, seed=2).tasks("train")
-        made = curious(lambda: Bare(rules=2, seed=2), seeds)
+        made = curious(lambda: Bare(n_train=4, rules=2, seed=2))
         assert len(made.explore(seed=3, budget=4)) == 4
 
     def test_a_world_without_tools_gives_nothing_and_ends(self):
@@ -250,23 +245,28 @@ class TestRoles:
             assert solves(Clock(), t, t.reference) and not solves(Clock(), t, ["done"]), t.query
 
 
+def walks(walker, world, task, rng, seen=None):
+    return list(walker.walks(world, probe_of(task), random.Random(rng), seen or SeenValues()))
+
+
 class TestWalks:
     def test_a_walk_is_what_the_world_did(self, seeds):
         walker = Walker(breadth=6, depth=20, branches=2)
-        world, again = Travel(), Travel()
-        for start in map(probe_of, seeds[:6]):
-            walks = list(walker.walks(world, start, random.Random(3), SeenValues()))
-            assert len(walks) == 2
-            for walk in walks:
-                again.reset(start)
+        world = Travel()
+        again = Travel()
+        for start in seeds[:6]:
+            made = walks(walker, world, start, 3)
+            assert len(made) == 2
+            for walk in made:
+                again.reset(probe_of(start))
                 for event in walk:
                     assert text_of(again.step(event.action).messages) == event.result
 
     def test_branches_share_their_breadth_phase(self):
         walker = Walker(breadth=3, depth=5, branches=3)
-        walks = list(walker.walks(Library(), probe_of(LEND), random.Random(0), SeenValues()))
-        assert [walk[:3] for walk in walks] == [walks[0][:3]] * 3
-        assert all(len(walk) == 8 for walk in walks)
+        made = walks(walker, Library(), LEND, 0)
+        assert [walk[:3] for walk in made] == [made[0][:3]] * 3
+        assert all(len(walk) == 8 for walk in made)
 
     def test_it_learns_what_makes_a_call_work(self, questioning):
         remedies = questioning.explorer.walker.stats.remedies.items()
@@ -275,10 +275,12 @@ class TestWalks:
         assert max(counts, key=lambda remedy: counts[remedy][0]) == "seats"
 
     def test_it_gets_better_at_it(self, seeds):
-        walker, rates = Walker(breadth=6, depth=20, branches=2), []
+        walker = Walker(breadth=6, depth=20, branches=2)
+        rates = []
         known = {t.id: SeenValues() for t in seeds}
         for n in range(4):
-            rng, events = random.Random(n), []
+            rng = random.Random(n)
+            events = []
             for t in seeds:
                 for walk in walker.walks(Travel(), probe_of(t), rng, known[t.id]):
                     events += walk
@@ -303,16 +305,15 @@ class TestWalks:
             def reset(self, task, seed=0):
                 return dataclasses.replace(super().reset(task, seed), tools=[tool])
 
-        (walk,) = Walker(breadth=8, depth=0, branches=1).walks(
-            Sends(), probe_of(LEND), random.Random(0), SeenValues()
-        )
+        (walk,) = walks(Walker(breadth=8, depth=0, branches=1), Sends(), LEND, 0)
         for event in walk:
             jsonschema.validate(event.arguments, tool["function"]["parameters"])
             assert event.arguments.keys() == properties.keys()
 
 
 def test_a_number_is_given_as_it_was_shown():
-    number, whole = {"type": "number"}, {"type": "integer"}
+    number = {"type": "number"}
+    whole = {"type": "integer"}
     for text, schema in (("3", number), ("-3", number), ("2.50", number), ("3", whole)):
         value = typed(text, schema)
         assert str(value) == text.removesuffix("0") and value == float(text)
@@ -330,14 +331,15 @@ class TestHouseRules:
 
     @pytest.fixture(scope="class")
     def made(self):
-        made = curious(lambda: Travel(rules=5), Travel(rules=5).tasks("train"), most=8)
+        made = curious(lambda: Travel(rules=5), most=8)
         made.explore(seed=3, budget=150)
         return made
 
     def test_the_explorer_finds_the_desk_calls_of_every_kind_of_operation_on_the_way(self, made):
-        here, found = FAMILY.house(5, 0.1), Counter()
+        here = FAMILY.house(5, 0.1)
+        found = Counter()
         for one in made.pool.tasks.values():
-            calls = [made_call for action in calls_of(one) for made_call in parse(action).calls]
+            calls = calls_of(one)
             for n, this in enumerate(calls):
                 if wanted := here.desk(this.name):
                     assert wanted in [before.name for before in calls[:n]], one.query
@@ -349,36 +351,28 @@ class TestHouseRules:
         assert not set(re.findall(r"\w+", queries)) & set(FAMILY.desk)
 
 
-def learnt(stats, name, arguments, answer, kind):
-    """Teach the statistics one call, whose arguments have one kind, and return the counts of its
-    operation's arguments."""
-    event = Event(name, arguments, "", answer, ok=not answer.startswith("error"))
-    stats.learn(event, "", lambda value: [kind])
-    (place,) = arguments
-    return stats.kinds[f"{name}.{place}"]
-
-
 class TestStatistics:
     def test_an_operation_that_only_confirms_teaches_its_arguments_once_it_has_refused_some(self):
         stats = OperationStats()
         for n in range(8):
-            learnt(stats, "stamp", {"id": f"O1{n}"}, "ok", "O99")
-            found = learnt(stats, "stamp", {"id": f"P1{n}"}, "error: no such order", "P99")
+            learnt(stats, "stamp", {"id": f"O1{n}"}, "ok", kinds=["O99"])
+            learnt(stats, "stamp", {"id": f"P1{n}"}, "no such order", ok=False, kinds=["P99"])
             stats.roles["stamp"].repeated = [1, 1]  # a repetition gave the same answer: it reads
+        found = stats.kinds["stamp.id"]
         assert found["O99"][0] >= 5 and found["P99"][0] == 0
 
     def test_an_operation_that_always_finds_nothing_teaches_nothing(self):
         stats = OperationStats()
         stats.roles["flights"].repeated = [1, 1]
         for n in range(8):
-            found = learnt(stats, "flights", {"to": f"X{n}"}, "no flights", "X9")
-        assert found["X9"][0] <= 3
+            learnt(stats, "flights", {"to": f"X{n}"}, "no flights", kinds=["X9"])
+        assert stats.kinds["flights.to"]["X9"][0] <= 3
 
     def test_a_schema_is_believed_as_long_as_its_operation_has_not_worked(self):
         stats = OperationStats()
         for n in range(200):
-            flight = {"flight": f"F{n % 90 + 10}"}
-            learnt(stats, "book", flight, "error: search the flights first", "F99")
+            given = {"flight": f"F{n % 90 + 10}"}
+            learnt(stats, "book", given, "search the flights first", ok=False, kinds=["F99"])
         accepts = stats.acceptance("book.flight", frozenset(["F99"]))
         assert accepts["F99"] > 5 * accepts["word"]
 
@@ -402,8 +396,7 @@ class TestClosedLoop:
         assert first.id == failed.meta["source"]
         start = types.SimpleNamespace(operations=["people", "orders", "order", "bag", "cancel"])
         beginnings = [made.explorer._beginning(start, first, random.Random(n)) for n in range(8)]
-        names = [parse(action).calls[0].name for action in calls_of(failed)]
-        known = [name for name in names if name in start.operations]
+        known = [call.name for call in calls_of(failed) if call.name in start.operations]
         assert all([name for name, _ in calls] == known[: len(calls)] for calls in beginnings)
         assert len(set(map(len, beginnings))) > 1
 
@@ -507,31 +500,27 @@ class TestPool:
     def test_where_too_few_are_found_those_of_nearly_the_same_words_are_kept(self):
         """A world with one start has no others."""
 
-        class Lists:
-            def explore(self, world, seeds, budget, rng):
-                for book in ("B11", "B12", "B11"):
-                    yield synthetic_task(
-                        LEND, f"Please find the book {book} and lend it to me", identity=[book],
-                        reference=[RED, call("lend", book), "done"],
-                        verifier={"state": changes([book], []), "answer": None},
-                    )  # fmt: skip
-
+        one, other = (
+            synthetic_task(
+                LEND, f"Please find the book {book} and lend it to me", identity=[book],
+                reference=[RED, call("lend", book), "done"],
+                verifier={"state": changes([book], []), "answer": None},
+            )
+            for book in ("B11", "B12")
+        )  # fmt: skip
+        lists = Proposing(one, other, one)
         for budget, kept in ((1, 1), (5, 2)):
             pool = pool_of(overlap=0.8)
-            assert len(pool.grow(Lists(), Library, budget, seed=0)) == kept
+            assert len(pool.grow(lists, Library, budget, seed=0)) == kept
             assert pool.metrics()["questioning/accepted"] == kept
         few = pool_of(overlap=0.8)
         few.spent = lambda: 2.0  # the time is long over
-        assert len(few.grow(Lists(), Library, 5, seed=0)) == 1
+        assert len(few.grow(lists, Library, 5, seed=0)) == 1
         assert few.metrics()["questioning/rejected/same words"] == 1
 
     def test_a_task_that_is_not_synthetic_is_refused(self):
-        class Copies:
-            def explore(self, world, seeds, budget, rng):
-                return seeds
-
         with pytest.raises(ValueError, match="with origin 'original', not 'synthetic'"):
-            pool_of().grow(Copies(), Library, 1, seed=0)
+            pool_of().grow(Proposing(LEND), Library, 1, seed=0)
 
     def test_given_tasks_are_the_initial_state(self):
         found = walked(3)
@@ -544,7 +533,8 @@ class TestPool:
         found = walked(3)
         found[1] = dataclasses.replace(found[1], **change)
         config = base.get_config()
-        config.questioning.enabled, config.questioning.tasks = True, "tasks.jsonl"
+        config.questioning.enabled = True
+        config.questioning.tasks = "tasks.jsonl"
         message = rf"1 of 3 tasks have no verifier \({found[1].id}.*judge.name=reference"
         with pytest.raises(RunError, match=message):
             make_tasks(config, [LEND], [], found, {})
@@ -553,24 +543,11 @@ class TestPool:
         assert list(pool.tasks.values()) == found
 
     def test_a_pool_that_stays_too_small_says_why(self):
-        class Fails:
-            def explore(self, world, seeds, budget, rng):
-                yield idle_task(seeds[0].verifier)
-
-        pool, config = pool_of(), base.get_config()
-        run = types.SimpleNamespace(
-            config=config,
-            tasks=types.SimpleNamespace(pool=pool, explorer=Fails(), words=None),
-            make_world=Library,
-            progress=types.SimpleNamespace(phase=print),
-            on_first=lambda part, work: work(),
-            stop=Stop(),
-        )
-        config.questioning.enabled = True
+        run = run_of(pool_of(), Proposing(idle_task(LEND.verifier)), enabled=True)
         with pytest.raises(RunError, match=r"0 tasks kept, rejected: 1 x same goal\)") as caught:
             explore(run)
         assert "budget" not in str(caught.value)
-        config.questioning.budget = 1
+        run.config.questioning.budget = 1
         with pytest.raises(RunError, match=r"raise config\.questioning\.budget"):
             explore(run)
 
@@ -584,11 +561,9 @@ class TestPool:
                 pool.is_over()
                 pytest.fail("it goes on")
 
-        pool, config = pool_of(), base.get_config()
-        with Stop() as stop:
-            run = types.SimpleNamespace(config=config, make_world=Library, stop=stop)
-            with pytest.raises(Interrupted):
-                invent(run, pool, Swallows(), 0)
+        pool = pool_of()
+        with Stop() as stop, pytest.raises(Interrupted):
+            invent(run_of(pool, stop=stop), pool, Swallows(), 0)
 
     def test_tasks_solved_sometimes_are_worth_most(self, questioning, tasks):
         kinds: dict[str, list[str]] = {}
@@ -597,7 +572,8 @@ class TestPool:
         (always, *_), (never, sibling, *_), (sometimes, *_), (untried, *_) = sorted(
             kinds.values(), key=len
         )[-4:]
-        pool, value = questioning.pool, questioning.pool.learnability
+        pool = questioning.pool
+        value = questioning.pool.learnability
         assert value(sibling) == value(untried) == 1.0
         results = [(always, True), (never, False)] * 2 + [(sometimes, True), (sometimes, False)]
         pool.record(4 * results + [("no such task", True)])

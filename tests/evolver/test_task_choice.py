@@ -135,5 +135,6 @@ class TestFilters:
 
     @given(st.sets(st.integers(0, 12)), st.integers(0, 2**32))
     def test_minimise_keeps_exactly_what_holds_needs(self, needed, seed):
-        every, key = list(range(13)), lambda n: (n * seed) % 7
+        every = list(range(13))
+        key = lambda n: (n * seed) % 7
         assert minimise(every, set(), needed.issubset, key=key) == sorted(needed)

@@ -20,7 +20,9 @@ class Vault(World):
         return []
 
     def reset(self, task, seed=0):
-        self._done, self._task, self._patience = [], task, 20
+        self._done = []
+        self._task = task
+        self._patience = 20
         return Observation([{"role": "user", "content": task.query}], [])
 
     def step(self, action):
@@ -29,7 +31,8 @@ class Vault(World):
         return StepResult(messages, terminated=not messages or not self._patience, info=info)
 
     def _call(self, tool, arguments):
-        box, key = arguments.get("box"), arguments.get("key")
+        box = arguments.get("box")
+        key = arguments.get("key")
         if tool == "find_key":
             return f"the {box} box has the key {KEYS[box]}", True
         if tool == "open" and key not in KEYS.values():
@@ -46,59 +49,62 @@ class Vault(World):
         return Evaluation(float(done), done)
 
 
-def call(name, value):
-    return call_text(name, {"box" if name == "find_key" else "key": value})
+def calls(text):
+    """Return the turns of calls that are written as "unlock K52, open K52"."""
+    pairs = [call.split() for call in text.split(", ")]
+    keys = {"find_key": "box"}
+    return [call_text(name, {keys.get(name, "key"): value}) for name, value in pairs]
 
 
-def task(*solution, query, goals, prerequisites=("unlock", "disarm")):
+def task(solution, *, query, goals, prerequisites=("unlock", "disarm")):
     meta = {"prerequisites": list(prerequisites)}
-    return Task(
-        "t", "vault", query, reference=[*solution, "done"], verifier={"goals": goals}, meta=meta
-    )
+    reference = [*solution, "done"]
+    return Task("t", "vault", query, reference=reference, verifier={"goals": goals}, meta=meta)
 
 
 def test_look_ups_come_first_and_a_refusal_before_its_own_remedy():
-    scrambled = task(
-        call("find_key", "gold"), call("unlock", "K71"), call("find_key", "silver"),
-        call("disarm", "K52"), call("unlock", "K52"), call("disarm", "K71"),
-        call("open", "K71"), call("open", "K52"),
-        query="Open the gold box. Then open the silver box.", goals=["open K71", "open K52"],
-    )  # fmt: skip
-    assert as_tried(Vault(), scrambled) == [
-        call("find_key", "gold"), call("find_key", "silver"),
-        call("open", "K71"), call("unlock", "K71"),
-        call("open", "K71"), call("disarm", "K71"), call("open", "K71"),
-        call("open", "K52"), call("unlock", "K52"),
-        call("open", "K52"), call("disarm", "K52"), call("open", "K52"),
-        "done",
-    ]  # fmt: skip
+    scrambled = (
+        "find_key gold, unlock K71, find_key silver, disarm K52, unlock K52, disarm K71,"
+        " open K71, open K52"
+    )
+    tried = (
+        "find_key gold, find_key silver,"
+        " open K71, unlock K71, open K71, disarm K71, open K71,"
+        " open K52, unlock K52, open K52, disarm K52, open K52"
+    )
+    query = "Open the gold box. Then open the silver box."
+    given = task(calls(scrambled), query=query, goals=["open K71", "open K52"])
+    assert as_tried(Vault(), given) == [*calls(tried), "done"]
+
+
+OPENING = "unlock K52, disarm K52, open K52"
 
 
 def test_what_the_query_asks_for_is_done_without_waiting_for_a_refusal():
-    asked = task(
-        call("unlock", "K52"), call("disarm", "K52"), call("open", "K52"),
-        query="Unlock K52, disarm K52 and open it.", goals=["open K52"], prerequisites=(),
-    )  # fmt: skip
+    query = "Unlock K52, disarm K52 and open it."
+    solution = calls(OPENING)
+    asked = task(solution, query=query, goals=["open K52"], prerequisites=())
     assert as_tried(Vault(), asked) == asked.reference
 
 
 @pytest.mark.parametrize(
     "solution",
     [
-        [call("unlock", "K52") + call("disarm", "K52"), call("open", "K52")],  # a turn of two calls
-        ["Let me see.", call("unlock", "K52"), call("disarm", "K52"), call("open", "K52")],
+        ["".join(calls("unlock K52, disarm K52")), *calls("open K52")],  # a turn of two calls
+        ["Let me see.", *calls(OPENING)],
         # The other order takes more turns than an episode has.
-        [*[call("unlock", "K52"), call("disarm", "K52")] * 9, call("open", "K52")],
+        calls(f"{'unlock K52, disarm K52, ' * 9}open K52"),
     ],
 )
 def test_a_solution_that_cannot_be_tried_in_another_order_stays(solution):
-    given = task(*solution, query="Open the box of K52.", goals=["open K52"])
+    given = task(solution, query="Open the box of K52.", goals=["open K52"])
     assert as_tried(Vault(), given) == given.reference
 
 
 def test_one_goal_without_detours_and_a_solution_of_another_source_stay():
-    given = task(call("find_key", "gold"), query="Find the gold key.", goals=[], prerequisites=())
+    look_up = calls("find_key gold")
+    given = task(look_up, query="Find the gold key.", goals=[], prerequisites=())
     assert as_tried(Vault(), given) == given.reference
-    walked = task(call("unlock", "K52"), call("open", "K52"), query="Win.", goals=["unlock K52"])
+    walked = task(calls("unlock K52, open K52"), query="Win.", goals=["unlock K52"])
     walked.meta = {}
     assert as_tried(Vault(), walked) == walked.reference

@@ -8,19 +8,18 @@ from collections import Counter
 
 import pytest
 
-from configs import base
 from envs.probed import cells
 from envs.wording import alternatives, asked, distinguishing, goal_text, inlined, joined, summaries
 from evolver.parts import Parts
 from evolver.phases import tasks as phase
-from evolver.processes.interrupt import Stop
 from evolver.questioning import synthetic_task
+from evolver.questioning.calls import Event
 from evolver.questioning.phrasing import Phrasing
 from evolver.questioning.words import Asked, ByModel, Inlined, Plain, unfaithful
 from tests.evolver.chat_server import answer
-from tests.evolver.explorers import pool_of
+from tests.evolver.explorers import Proposing, pool_of, run_of
 from tests.evolver.toy import LEND as START
-from tests.evolver.toy import LEND_11, RED, Library, changes, task
+from tests.evolver.toy import LEND_11, RED, changes, task
 
 TASK = synthetic_task(
     task("x"),
@@ -118,6 +117,11 @@ def test_most_tasks_are_inlined_and_keep_their_values():
     assert words.reword(written, "") == written
 
 
+def ways(query, *named):
+    """Return the ways in which people ask for something."""
+    return {asked(query, named, random.Random(n)) for n in range(300)}
+
+
 @pytest.mark.parametrize(
     ("query", "named", "some"),
     [
@@ -145,7 +149,7 @@ def test_most_tasks_are_inlined_and_keep_their_values():
     ],
 )  # fmt: skip
 def test_a_task_is_asked_for_in_many_ways_that_keep_its_values(query, named, some):
-    found = {asked(query, named, random.Random(n)) for n in range(300)}
+    found = ways(query, *named)
     assert some <= found
     for text in found:
         assert all(value in text for value in named) or query == "Look."
@@ -201,23 +205,21 @@ class TestAttempts:
     def run_with(self, monkeypatch, new, solved=(), broken=lambda query, n: False):
         """Try tasks out, each in two attempts. Return the queries that stay, the metrics and what
         was played. solved: the queries that attempts solve. broken: by query and attempt."""
-        config, played = base.get_config(), []
-        config.questioning.attempts = 2
+        played = []
         pool = pool_of(*new)
+
+        def finished(job):
+            query = job.task.query
+            return types.SimpleNamespace(
+                task=job.task, broken=broken(query, job.rollout), success=query in solved
+            )
 
         def play(run, jobs, phase):
             played.extend(jobs)
-            return [
-                types.SimpleNamespace(
-                    task=job.task,
-                    broken=broken(job.task.query, job.rollout),
-                    success=job.task.query in solved,
-                )
-                for job in jobs
-            ]
+            return list(map(finished, jobs))
 
         monkeypatch.setattr(phase, "gather_rollouts", play)
-        phase.try_out(types.SimpleNamespace(config=config), pool, new, 0)
+        phase.try_out(run_of(pool, attempts=2), pool, new, 0)
         return "".join(task.query for task in pool.tasks.values()), pool.metrics(), played
 
     NEW = [invented(query, meta={"sibling": other}) for query, other in ("ab", ("c", ""), "de")]
@@ -251,7 +253,8 @@ def test_reworded_tasks_are_compared_by_their_new_words_as_after_a_resume():
             return [dataclasses.replace(t, query="Please lend the book Dune to me.") for t in tasks]
 
     one = invented("Lend Dune.")
-    pool, resumed = pool_of(one, overlap=0.8), pool_of(overlap=0.8)
+    pool = pool_of(one, overlap=0.8)
+    resumed = pool_of(overlap=0.8)
     pool.reword(Says(), [one.id], "")
     resumed.load_state(pool.state())
     for words in ("Lend Dune.", "Please lend the book Dune to me, now."):
@@ -265,23 +268,13 @@ def test_wordings_are_booked_in_the_metrics_of_a_run():
         def metrics(self):
             return {"questioning/words/reworded": 3.0}
 
-    class Finds:
-        def explore(self, world, seeds, budget, rng):
-            verifier = {"state": changes(["B11"], []), "answer": None}
-            yield invented("Lend Dune.", reference=[RED, LEND_11, "done"], verifier=verifier)
-
-    config = base.get_config()
-    config.questioning.budget, config.questioning.share = 1, 0.01
-    pool, shown = pool_of(), []
-    run = types.SimpleNamespace(
-        config=config,
-        tasks=types.SimpleNamespace(pool=pool, explorer=Finds(), words=Counts()),
-        make_world=Library,
-        progress=types.SimpleNamespace(phase=lambda *phase: shown.append(phase)),
-        on_first=lambda part, work: work(),
-        stop=Stop(),
+    verifier = {"state": changes(["B11"], []), "answer": None}
+    found = invented("Lend Dune.", reference=[RED, LEND_11, "done"], verifier=verifier)
+    run = run_of(pool_of(), Proposing(found), words=Counts(), budget=1, share=0.01)
+    assert (
+        phase.explore(run)["questioning/words/reworded"] == 3.0 and len(run.tasks.pool.tasks) == 1
     )
-    assert phase.explore(run)["questioning/words/reworded"] == 3.0 and len(pool.tasks) == 1
+    shown = [call.args for call in run.progress.phase.call_args_list]
     assert shown == [("exploring",), ("exploring · 0 walks, 0 steps, 0/s · tasks", 1, 1)]
 
 
@@ -346,31 +339,28 @@ class TestWording:
     ],
 )
 def test_the_only_entry_of_a_list_is_named_as_it_would_be_among_others(answer, words):
-    event = types.SimpleNamespace(given={}, cells=cells("search", answer), changes=False)
-    ids = {kind for cell in event.cells if cell.value == "T1" for kind in cell.kinds}
-    assert Phrasing({}, ids)._phrase([event], "T1", {"T1": 0}) == words
+    event = Event("search", {}, result=answer)
+    (ids,) = (set(cell.kinds) for cell in event.cells if cell.value == "T1")
+    assert Phrasing({}, ids)._told([event], "", [], "T1", {"T1": 0}) == words
 
 
 def test_what_a_call_creates_is_the_new_one_where_nothing_else_is_known_of_it():
-    event = types.SimpleNamespace(given={}, cells=cells("new", '{"list_id": "L2"}'), changes=True)
+    event = Event("new", {}, result='{"list_id": "L2"}', changes=True)
     ids = set(event.cells[0].kinds)
-    assert Phrasing({}, ids)._phrase([event], "L2", {"L2": 0}) == ["the new one"]
+    assert Phrasing({}, ids)._told([event], "", [], "L2", {"L2": 0}) == ["the new one"]
 
 
 def test_whom_a_call_is_for_stands_where_its_description_has_a_noun():
-    said = {asked("Send an animal home: patient Rex.", ["Rex"], random.Random(n)) for n in range(9)}
-    assert any("end Rex home" in text for text in said)
+    assert any("end Rex home" in text for text in ways("Send an animal home: patient Rex.", "Rex"))
 
 
 def test_nobody_is_asked_to_go_and_go():
-    said = {asked("Go north.", [], random.Random(n)) for n in range(60)}
-    assert said == {"Go north.", "Please go north.", "I need you to go north.", "Now go north."}
+    said = {"Go north.", "Please go north.", "I need you to go north.", "Now go north."}
+    assert ways("Go north.") == said
 
 
 def test_a_number_of_things_stands_before_them():
-    rng = random.Random(0)
-    said = {asked("Let hours pass: hours 7.", ["7"], rng) for _ in range(40)}
-    assert all("7 hours pass" in text for text in said)
+    assert all("7 hours pass" in text for text in ways("Let hours pass: hours 7.", "7"))
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,12 @@ bookings: list = []
 
 
 def reset(seed: int) -> None:
+    cars[:], drivers[:] = _made(seed)
+
+
+def _made(seed: int) -> tuple[list, list]:
     rng = random.Random(seed)
-    cars[:] = [
+    cars = [
         {
             "plate": f"{rng.choice('ABCDEFGH')}{rng.randrange(100, 999)}",
             "model": model,
@@ -21,7 +25,7 @@ def reset(seed: int) -> None:
         }
         for model in rng.sample(MODELS, 4)
     ]
-    drivers[:] = [
+    drivers = [
         {
             "driver_id": f"DR{rng.randrange(100, 999)}",
             "name": name,
@@ -29,6 +33,7 @@ def reset(seed: int) -> None:
         }
         for name in rng.sample(NAMES, 4)
     ]
+    return cars, drivers
 
 
 def list_cars() -> list:

@@ -1,10 +1,7 @@
 """A car-sharing garage. A car is booked only with half of its charge, and for a driver whose licence
 was checked; no description says so. Bookings are listed for one driver at a time."""
 
-import random
-
-NAMES = ["Ava", "Ben", "Cleo", "Dora", "Emil", "Finn", "Gwen", "Hugo", "Iris", "Jack"]
-MODELS = ["Golf", "Clio", "Corsa", "Fiesta", "Punto", "Yaris", "Polo", "Twingo"]
+from tests.evolver.strangers.garage import _made, _one
 
 cars: list = []
 drivers: list = []
@@ -12,23 +9,7 @@ bookings: list = []
 
 
 def reset(seed: int) -> None:
-    rng = random.Random(seed)
-    cars[:] = [
-        {
-            "plate": f"{rng.choice('ABCDEFGH')}{rng.randrange(100, 999)}",
-            "model": model,
-            "charge": rng.choice([10, 40, 90, 100]),
-        }
-        for model in rng.sample(MODELS, 4)
-    ]
-    drivers[:] = [
-        {
-            "driver_id": f"DR{rng.randrange(100, 999)}",
-            "name": name,
-            "licence_checked": rng.random() < 0.4,
-        }
-        for name in rng.sample(NAMES, 4)
-    ]
+    cars[:], drivers[:] = _made(seed)
 
 
 def list_cars() -> list:
@@ -73,10 +54,3 @@ def list_bookings(driver_id: str) -> list:
     """List the bookings of a driver."""
     _one(drivers, "driver_id", driver_id)
     return [booking for booking in bookings if booking["driver_id"] == driver_id]
-
-
-def _one(rows, key, value):
-    for row in rows:
-        if row[key] == value:
-            return row
-    raise ValueError(f"nothing has the {key} {value}")
