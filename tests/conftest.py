@@ -1,5 +1,5 @@
 """Shared by all tests: the CPU, programs that are compiled once, and the same random examples on
-every run."""
+every run, and the tiny policy."""
 
 import atexit
 import os
@@ -10,6 +10,9 @@ import sys
 import tempfile
 
 import hypothesis
+import pytest
+
+from tests.tiny import config_file, tiny_policy
 
 FEW_KERNELS = "--xla_cpu_use_fusion_emitters=false"
 
@@ -45,3 +48,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(scope="session")
+def policy(tmp_path_factory):
+    return tiny_policy(tmp_path_factory.mktemp("tiny") / "policy")
+
+
+@pytest.fixture(scope="session")
+def tiny(policy):
+    """The config of short runs of the tiny policy."""
+    return config_file(policy.parent, policy)
+
+
+@pytest.fixture
+def checkpoint(policy, tmp_path):
+    """A copy of the policy, to damage."""
+    return shutil.copytree(policy, tmp_path / "checkpoint")

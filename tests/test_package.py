@@ -16,29 +16,25 @@ import pytest
 import command
 from envs import packages, process
 from evolver.config import cli
-from tests.test_contracts import files, name_of
-from tests.tiny import config_file, tiny_policy
+from tests.test_contracts import files, name_of, python_files, tree_of
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+DYNAMIC = PROJECT["tool"]["setuptools"]["dynamic"]
 # Not extras: what needs an environment of its own, what is installed with --no-deps, and what only
 # a clone can use.
-NO_EXTRA = (
-    {"appworld", "launch", "textworld", "vllm"}
-    | {"bfcl", "pretrained"}
-    | {"dev", "parity", "templates"}
-)
+NO_EXTRA = {
+    "appworld", "launch", "textworld", "vllm", "bfcl", "pretrained", "dev", "parity", "templates",
+}  # fmt: skip
 
 
 def test_requirements_are_stated_once_and_every_extra_is_one_of_them():
-    dynamic = PROJECT["tool"]["setuptools"]["dynamic"]
-    assert dynamic["dependencies"]["file"] == ["requirements.txt"]
-    extras = {name: entry["file"] for name, entry in dynamic["optional-dependencies"].items()}
+    assert DYNAMIC["dependencies"]["file"] == ["requirements.txt"]
+    extras = {name: entry["file"] for name, entry in DYNAMIC["optional-dependencies"].items()}
     assert extras == {name: [f"requirements/{name}.txt"] for name in extras}
     assert set(extras) | NO_EXTRA == {path.stem for path in (ROOT / "requirements").glob("*.txt")}
-    assert not [
-        name for name in extras if "\n-" in (ROOT / extras[name][0]).read_text()
-    ]  # setuptools reads no options
+    for (file,) in extras.values():
+        assert "\n-" not in (ROOT / file).read_text()  # setuptools reads no options
 
 
 def test_the_command_has_a_word_for_each_program(capsys, monkeypatch):
@@ -52,17 +48,16 @@ def test_the_command_has_a_word_for_each_program(capsys, monkeypatch):
     for module, _ in command.PROGRAMS.values():
         assert callable(importlib.import_module(module).main)
     monkeypatch.setitem(command.PROGRAMS, "serve", ("no.such_module", ""))
-    assert (
-        command.main(["serve"]) == 1
-        and capsys.readouterr().err == "evolver serve: No module named 'no'\n"
-    )
+    assert command.main(["serve"]) == 1
+    assert capsys.readouterr().err == "evolver serve: No module named 'no'\n"
     monkeypatch.setattr("experiments.view.__main__.main", lambda words: words)
     assert command.main(["view", "a", "--text"]) == ["a", "--text"]
 
 
-def test_a_mode_is_a_word_and_configs_are_found_from_any_directory(tmp_path, monkeypatch, capsys):
+def test_a_mode_is_a_word_and_configs_are_found_from_any_directory(
+    tiny, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    tiny = config_file(tmp_path, tiny_policy(tmp_path / "policy"))
     assert command.main(["plan", f"--config={tiny}", "--config.steps=7"]) == 0
     assert "steps = 7" in capsys.readouterr().out
     found = cli.parse(["run.py", "--config=configs/quickstart.py:grpo", "--mode=plan"])
@@ -89,50 +84,31 @@ def test_another_interpreter_sees_this_code_and_nothing_else_of_where_it_is_inst
 def test_what_is_missing_is_named_as_it_can_be_installed(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT / "docs")
     assert packages.how_to_install("llm") == "pip install -r ../requirements/llm.txt"
-    assert (
-        packages.how_to_install("bfcl", "--no-deps")
-        == "pip install --no-deps -r ../requirements/bfcl.txt"
-    )
+    hint = packages.how_to_install("bfcl", "--no-deps")
+    assert hint == "pip install --no-deps -r ../requirements/bfcl.txt"
     monkeypatch.chdir(tmp_path)
     assert packages.how_to_install("llm") == f"pip install -r {ROOT}/requirements/llm.txt"
     monkeypatch.setattr(packages, "ROOT", tmp_path)  # as in site-packages
-    named = {
-        "Provides-Extra": [
-            name for name in PROJECT["tool"]["setuptools"]["dynamic"]["optional-dependencies"]
-        ]
-    }
-    monkeypatch.setattr(
-        importlib.metadata, "metadata", lambda _: types.SimpleNamespace(get_all=named.get)
-    )
+    named = {"Provides-Extra": list(DYNAMIC["optional-dependencies"])}
+    metadata = types.SimpleNamespace(get_all=named.get)
+    monkeypatch.setattr(importlib.metadata, "metadata", lambda _: metadata)
     assert packages.how_to_install("llm") == "pip install 'evolver[llm]'"
     hint = "in a clone of Evolver, pip install --no-deps -r requirements/bfcl.txt"
     assert packages.how_to_install("bfcl", "--no-deps") == hint
-    with pytest.raises(
-        ModuleNotFoundError, match=r"no_such_world is not installed: pip install 'evolver\[mcp\]'"
-    ):
+    said = r"no_such_world is not installed: pip install 'evolver\[mcp\]'"
+    with pytest.raises(ModuleNotFoundError, match=said):
         packages.load("no_such_world", "mcp")
     assert packages.load("json.decoder", "mcp").JSONDecoder
 
 
 @pytest.mark.parametrize("path", ["envs", "evolver", "rl"])
 def test_messages_name_no_file_that_the_package_lacks(path):
-    for file in files():
-        if (
-            name_of(file).startswith(f"{path}/")
-            and file.suffix == ".py"
-            and file.name != "packages.py"
-        ):
-            texts = [
-                n.value
-                for n in ast.walk(ast.parse(file.read_text()))
-                if isinstance(n, ast.Constant)
-            ]
-            wrong = [
-                t
-                for t in texts
-                if isinstance(t, str) and "pip install" in t and "requirements/" in t
-            ]
-            assert not [t for t in wrong if "\n" not in t], name_of(file)  # docstrings may
+    for file in python_files(path):
+        constants = [n.value for n in ast.walk(tree_of(file)) if isinstance(n, ast.Constant)]
+        for text in map(str, constants):
+            names = "pip install" in text and "requirements/" in text
+            # docstrings may
+            assert "\n" in text or not names or file.name == "packages.py", name_of(file)
 
 
 @pytest.mark.slow
