@@ -25,7 +25,7 @@ from evolver.phases.rollouts import gather_rollouts, sampling_of
 from evolver.questioning.tasks import probe_of
 from evolver.recipes import Chosen, Recipe, give
 from evolver.recipes.proposals import calling, grow
-from evolver.recipes.tree import numbered
+from rl.advantages import Batch
 from rl.advantages.outcome import grpo
 from rl.bounds import Count, Positive
 from rl.rollout import jobs_of
@@ -95,13 +95,12 @@ class DualRole(Recipe):
             reward = self.reward(t, id, solved.get(id, []))
             t.evaluation = Evaluation(reward, reward > 0, low=UNREADABLE, high=1.0)
         proposals = [t for t, _ in self.proposed]
-        reward_N = np.array([t.outcome for t in proposals])
-        value_N = self.compare(reward_N, numbered([t.group for t in proposals]))
-        give(proposals, self.weight * value_N)
+        batch = Batch.of(proposals, step)
+        give(proposals, self.weight * self.compare(batch.outcome_N, batch.group_N))
         self.figures["dual_role/tasks"] = sum(bool(id) for _, id in self.proposed)
         self.figures["dual_role/proposals"] = len(proposals)
         if proposals:
-            self.figures["dual_role/reward"] = float(reward_N.mean())
+            self.figures["dual_role/reward"] = float(batch.outcome_N.mean())
 
     def compare(self, reward_N: np.ndarray, group_N: np.ndarray) -> np.ndarray:
         """Return the advantages of a step's proposals, (N,): standardised in their groups."""
