@@ -206,16 +206,24 @@ def build(
         recipe=recipe,
         engines=[engine, initial] if initial else [engine],
     )
-    if c.engine.name == "vllm" and c.engine.vllm.transfer == "lora":
-        cast(Any, engine).transfer.source = lambda: hosts.local(run.learner.state["params"])
-    if chat:
-        chat.say, chat.ledger.step = progress.say, lambda: run.step + 1
-        closing.callback(chat.close)  # before the engines that it asks are closed
-    closing.callback(worlds.close)
-    closing.callback(grader.close)
-    if pipeline := run.pipeline:  # closed before the worlds that its rollouts are in
-        closing.callback(lambda: stop.finish(pipeline.close()))
+    connect(run, closing)
     return run
+
+
+def connect(run: Run, closing: contextlib.ExitStack) -> None:
+    """Give the parts of a run what they read of others. `closing` closes them: each before those
+    that it uses."""
+    c, chat = run.config, run.chat
+    if c.engine.name == "vllm" and c.engine.vllm.transfer == "lora":
+        engine = cast(Any, run.actor.engine)
+        engine.transfer.source = lambda: hosts.local(run.learner.state["params"])
+    if chat:
+        chat.say, chat.ledger.step = run.progress.say, lambda: run.step + 1
+        closing.callback(chat.close)  # before the engines that it asks are closed
+    closing.callback(run.worlds.close)
+    closing.callback(run.grader.close)
+    if pipeline := run.pipeline:  # closed before the worlds that its rollouts are in
+        closing.callback(lambda: run.stop.finish(pipeline.close()))
 
 
 def open_chat(

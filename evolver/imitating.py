@@ -91,13 +91,7 @@ def train(
     losses = []
     running = []  # of updates whose results have not been waited for
     skipped = 0
-    first, second = round(c.lists * c.steps), round(c.whole * c.steps)
-    careless_shares = itertools.islice(shares(c.careful, c.steps), first, None)
-    lists = lists_of_pairs(careful, c.rows, c.row, c.seed)
-    data = careful, careless, careless_shares, c.rows, c.row
-    whole = batches(*data, c.seed, pairs=c.pairs, whole=True)
-    agent = batches(*data, c.seed + (second > 0), pairs=c.pairs, share=c.share_prompts)
-    stream = itertools.chain(itertools.islice(lists, first), itertools.islice(whole, second), agent)
+    stream = curriculum(c, careful, careless)
     for step, packed in enumerate(itertools.islice(stream, done, c.steps), done + 1):
         seed = seed_of(c.seed, "rounding", step) % 2**32
         state, metrics = update(state, packed, seed=seed)
@@ -126,6 +120,21 @@ def train(
             saved = time.monotonic()
             checkpoints.save(step, state, {})
     return state["params"]
+
+
+def curriculum(
+    config: Any, careful: Sequence[Sample], careless: Sequence[Sample]
+) -> Iterator[Packed]:
+    """Return the batches of all updates, without end: lists of pairs, then episodes of which all
+    tokens train, then those of which the agent's do."""
+    c = config
+    first, second = round(c.lists * c.steps), round(c.whole * c.steps)
+    careless_shares = itertools.islice(shares(c.careful, c.steps), first, None)
+    lists = lists_of_pairs(careful, c.rows, c.row, c.seed)
+    data = careful, careless, careless_shares, c.rows, c.row
+    whole = batches(*data, c.seed, pairs=c.pairs, whole=True)
+    agent = batches(*data, c.seed + (second > 0), pairs=c.pairs, share=c.share_prompts)
+    return itertools.chain(itertools.islice(lists, first), itertools.islice(whole, second), agent)
 
 
 def whole_of(sample: Sample) -> Sample:
@@ -166,7 +175,7 @@ def batches(
             yield from (data[i] for i in draw.permutation(len(data)))
 
     streams = passes(careful), passes(careless)
-    mean = np.mean([len(sample) for data in (careful, careless) for sample in data])
+    mean = np.mean([len(sample) for sample in (*careful, *careless)])
     # lists of pairs begin with nothing that a demonstration begins with
     shared = beginning_of([*careful, *careless]) if share and not pairs else 0
     # first-fit packing leaves gaps, and a batch must not need another row
@@ -266,7 +275,7 @@ def samples_of(
         turns = [
             await turns_of(e["messages"], tokenizer, e.get("tools", ()), template) for e in episodes
         ]
-        return [sample for one in turns for sample in samples.of_turns(one)]
+        return list(itertools.chain.from_iterable(map(samples.of_turns, turns)))
 
     made = asyncio.run(played())
     fitting = [sample for sample in made if len(sample) <= row]

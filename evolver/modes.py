@@ -22,9 +22,9 @@ def evaluate(config: Any, workdir: str | Path) -> None:
     c, policy = config.eval, config.model.path
     with open_run(for_evaluation(config), workdir, alone=False) as run:
         run.workdir.claim(config.to_dict(), "eval")
-        scores = [evaluation.evaluate(run, keep="eval", sweep=True)]
+        scores = [evaluation.begun(run, keep="eval", sweep=True)()]
         for n in range(1, c.seeds):
-            scores.append(evaluation.evaluate(run, keep=f"eval_{n}", repetition=n))
+            scores.append(evaluation.begun(run, keep=f"eval_{n}", repetition=n)())
         record = {"policy": policy, "split": c.split, **dict(measures(*scores))}
         run.workdir.log_evaluation(record | {"scores": [asdict(s) for s in scores]})
         run.progress.close()

@@ -9,6 +9,7 @@ sampled it.
 """
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -106,7 +107,7 @@ class Pipeline:
             "async/groups": len(self._groups),  # those that have not trained yet
             "async/done": sum(group.done() for group in self._groups),
         }
-        return [trajectory for group in chosen for trajectory in group.result()], metrics
+        return list(itertools.chain(*(group.result() for group in chosen))), metrics
 
     async def close(self) -> None:
         """Cancel everything in flight. A resumed run starts those of later steps again, with newer

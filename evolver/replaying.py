@@ -54,7 +54,12 @@ def attempt(world: World, task: Task, actions: Sequence[str], *, rollout: int = 
 
 def calls_of(task: Task) -> list[Call]:
     """Return the calls of a task's solution."""
-    return [call for action in task.reference for call in parse(action).calls]
+    return calls_in(task.reference)
+
+
+def calls_in(actions: Iterable[str]) -> list[Call]:
+    """Return all calls of actions."""
+    return list(itertools.chain.from_iterable(parse(action).calls for action in actions))
 
 
 def play(world: World, task: Task, seed: int, actions: Iterable[str]) -> dict[str, Any]:

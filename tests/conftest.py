@@ -1,5 +1,5 @@
 """Shared by all tests: the CPU, programs that are compiled once, and the same random examples on
-every run."""
+every run, and the tiny policy."""
 
 import atexit
 import os
@@ -11,6 +11,8 @@ import tempfile
 
 import hypothesis
 import pytest
+
+from tests.tiny import config_file, tiny_policy
 
 FEW_KERNELS = "--xla_cpu_use_fusion_emitters=false"
 
@@ -59,3 +61,20 @@ def stderr(capsys):
     """Return a function that returns what was said in stderr since the last look at it, or at what
     was printed."""
     return lambda: capsys.readouterr().err
+
+
+@pytest.fixture(scope="session")
+def policy(tmp_path_factory):
+    return tiny_policy(tmp_path_factory.mktemp("tiny") / "policy")
+
+
+@pytest.fixture(scope="session")
+def tiny(policy):
+    """The config of short runs of the tiny policy."""
+    return config_file(policy.parent, policy)
+
+
+@pytest.fixture
+def checkpoint(policy, tmp_path):
+    """A copy of the policy, to damage."""
+    return shutil.copytree(policy, tmp_path / "checkpoint")

@@ -61,23 +61,16 @@ def test_books_that_do_not_add_up_are_told(tmp_path):
 
 def test_growth_is_told_from_noise(capsys):
     flat = {"rss_mb": 400.0, "fds": 30, "threads": 20, "children": 0, "disk_mb": 2.0}
-    noisy = [
-        (step, flat | {"rss_mb": 400.0 + 5 * (step % 3), "fds": 30 + step % 2})
-        for step in range(1, 101)
-    ]
+    noise = lambda step: {"rss_mb": 400.0 + 5 * (step % 3), "fds": 30 + step % 2}
+    noisy = [(step, flat | noise(step)) for step in range(1, 101)]
     assert verdict(noisy) == 0 and "nothing grows" in capsys.readouterr().out
     leaking = [(step, values | {"fds": 30 + step // 10}) for step, values in noisy]
     assert verdict(leaking) == 1 and "grows: fds" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_fault_breaks_a_run(kind):
-    subprocess.run([sys.executable, "-m", "tests.faults", f"--only={kind}"], cwd=ROOT, check=True)
-
-
-@pytest.mark.slow
-def test_nothing_grows_in_a_long_run():
-    subprocess.run(
-        [sys.executable, "-m", "tests.faults", "--long", "--steps=200"], cwd=ROOT, check=True
-    )
+@pytest.mark.parametrize(
+    "words", [*([f"--only={kind}"] for kind in KINDS), ["--long", "--steps=200"]]
+)
+def test_no_fault_breaks_a_run_and_nothing_grows_in_a_long_one(words):
+    subprocess.run([sys.executable, "-m", "tests.faults", *words], cwd=ROOT, check=True)

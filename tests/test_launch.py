@@ -37,17 +37,11 @@ def command(folder: Path, name: str, body: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def flags(text: str) -> list[str]:
-    """Return the flags of a line that a stand-in of python wrote down."""
-    program, *found = text.split()
-    assert program == "run.py"
-    return found
-
-
-def hosts_of(found: list[str]) -> list[object]:
-    """Return count, index and coordinator as the run reads them from its flags."""
-    parsed = cli.parse(["run.py", *found])
-    assert not parsed.problems
+def hosts_of(line: str) -> list[object]:
+    """Return count, index and coordinator, and the seed, as the run reads them from the line that a
+    stand-in of python wrote down."""
+    parsed = cli.parse(line.split())
+    assert line.startswith("run.py ") and not parsed.problems
     hosts = parsed.config.hosts
     return [hosts.count, hosts.index, hosts.coordinator, parsed.config.seed]
 
@@ -90,8 +84,8 @@ exit $code""",
 
 def test_slurm_starts_one_process_on_each_node(slurm):
     assert slurm().wait(30) == 0
-    nodes = [hosts_of(flags(line)) for line in (slurm.folder / "nodes").read_text().splitlines()]
-    assert nodes == [[2, 0, "a1:21234", 3], [2, 1, "a1:21234", 3]]
+    nodes = (slurm.folder / "nodes").read_text().splitlines()
+    assert list(map(hosts_of, nodes)) == [[2, 0, "a1:21234", 3], [2, 1, "a1:21234", 3]]
     assert "requeue" not in (slurm.folder / "called").read_text()
 
 
@@ -124,31 +118,29 @@ def test_slurm_shows_what_it_would_run_and_refuses_to_start_elsewhere():
     assert refused.returncode == 2 and "sbatch" in refused.stderr
 
 
-def here(folder: Path, *words: str, body: str) -> subprocess.Popen[str]:
-    """Start here.sh with a stand-in of python."""
+def here(folder: Path, body: str) -> subprocess.Popen[str]:
+    """Start here.sh for two processes of four devices, with a stand-in of python."""
     command(folder, "python", body)
     environment = os.environ | {"PYTHON": f"{folder}/python"}
-    return subprocess.Popen(
-        [LAUNCH / "here.sh", *words], env=environment, text=True, stderr=subprocess.PIPE
-    )
+    words = [LAUNCH / "here.sh", "2", "4", *RUN]
+    return subprocess.Popen(words, env=environment, text=True, stderr=subprocess.PIPE)
 
 
 def test_one_machine_plays_several_with_simulated_devices(tmp_path):
     body = f"""printf "%s\\n" "$XLA_FLAGS" "$*" > {tmp_path}/node.$BASHPID
 [[ $* == *index=1* ]] && exit {LOST}; exit 0"""
-    assert here(tmp_path, "2", "4", *RUN, body=body).wait(30) == LOST
+    assert here(tmp_path, body).wait(30) == LOST
     lines = [path.read_text().splitlines() for path in tmp_path.glob("node.*")]
-    assert all(
-        devices.startswith("--xla_force_host_platform_device_count=4") for devices, _ in lines
-    )
-    nodes = sorted(hosts_of(flags(line)) for _, line in lines)
+    for devices, _ in lines:
+        assert devices.startswith("--xla_force_host_platform_device_count=4")
+    nodes = sorted(hosts_of(line) for _, line in lines)
     assert [node[:2] for node in nodes] == [[2, 0], [2, 1]] and nodes[0][2] == nodes[1][2]
 
 
 def test_a_signal_reaches_all_processes_of_a_machine_and_they_end_in_their_time(tmp_path):
     body = f"""trap 'sleep 0.5; touch {tmp_path}/ended.$BASHPID; exit {INTERRUPTED}' TERM
 touch {tmp_path}/runs.$BASHPID; while true; do sleep 0.1; done"""
-    run = here(tmp_path, "2", "4", *RUN, body=body)
+    run = here(tmp_path, body)
     while len(list(tmp_path.glob("runs.*"))) < 2:
         time.sleep(0.05)
     run.send_signal(signal.SIGTERM)
@@ -166,7 +158,7 @@ def played(tmp_path: Path, script: str, program: str, variables: dict[str, str])
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"} | variables
     script = script.replace(".venv/bin/python", "python")
     subprocess.run(["bash", "-c", script], check=True, env=environment)
-    return hosts_of(flags((tmp_path / "called").read_text().replace("train", "run.py", 1)))
+    return hosts_of((tmp_path / "called").read_text().replace("train", "run.py", 1))
 
 
 def test_skypilot_gives_each_node_its_number_and_recovers_from_a_lost_process(tmp_path):
@@ -179,11 +171,16 @@ def test_skypilot_gives_each_node_its_number_and_recovers_from_a_lost_process(tm
     assert Path(f"requirements/{task['envs']['TARGET']}.txt").is_file()
 
 
-def test_jobset_gives_each_pod_its_number_and_ends_at_an_exit_code_that_stays(tmp_path):
-    spec = yaml.safe_load((LAUNCH / "jobset.yaml").read_text())["spec"]
+def job_of(spec):
+    """Return the job of a JobSet, its container, and the variables of that."""
     job = spec["replicatedJobs"][0]["template"]["spec"]
     (container,) = job["template"]["spec"]["containers"]
-    given = {entry["name"]: entry.get("value", "") for entry in container["env"]}
+    return job, container, {entry["name"]: entry.get("value", "") for entry in container["env"]}
+
+
+def test_jobset_gives_each_pod_its_number_and_ends_at_an_exit_code_that_stays(tmp_path):
+    spec = yaml.safe_load((LAUNCH / "jobset.yaml").read_text())["spec"]
+    job, container, given = job_of(spec)
     assert given["NODES"] == str(job["completions"]) == str(job["parallelism"])
     pod = given | {"JOBSET_NAME": "mine", "JOB_COMPLETION_INDEX": "0", "RUN": " ".join(RUN)}
     hosts = played(tmp_path, container["args"][0], "evolver", pod | {"NODES": "4"})
@@ -230,14 +227,10 @@ def test_a_dry_run_renders_one_node_several_nodes_and_slices_of_tpus(words, caps
     task = yaml.safe_load(text)
     if words[0] == "skypilot":
         assert (task["num_nodes"], task["resources"]["accelerators"]) == (nodes, devices)
-        assert task["envs"] == {
-            "RUN": " ".join(RUN),
-            "TARGET": "tpu" if "tpu" in devices else "cuda",
-        }
+        target = "tpu" if "tpu" in devices else "cuda"
+        assert task["envs"] == {"RUN": " ".join(RUN), "TARGET": target}
         return
-    job = task["spec"]["replicatedJobs"][0]["template"]["spec"]
-    (container,) = job["template"]["spec"]["containers"]
-    given = {entry["name"]: entry.get("value", "") for entry in container["env"]}
+    job, container, given = job_of(task["spec"])
     assert given["NODES"] == str(nodes) and job["completions"] == job["parallelism"] == nodes
     assert given["RUN"] == " ".join(RUN) and container["resources"]["limits"] == devices
     assert ("nodeSelector" in job["template"]["spec"]) == ("google.com/tpu" in devices)
@@ -316,16 +309,14 @@ def test_the_schemas_of_the_tools_accept_what_is_rendered(words, tool, capsys, t
     run = [TOOLS / "python", "-c", LINT[words[0]], file]
     ended = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    file.write_text(
-        file.read_text().replace("completions", "completion").replace("num_nodes", "nodes")
-    )
-    assert subprocess.run(run, capture_output=True, cwd=tmp_path).returncode, (
-        "a misspelt key passes"
-    )
+    misspelt = file.read_text().replace("completions", "completion").replace("num_nodes", "nodes")
+    file.write_text(misspelt)
+    ended = subprocess.run(run, capture_output=True, cwd=tmp_path)
+    assert ended.returncode, "a misspelt key passes"
 
 
 @pytest.mark.parametrize(
-    "tool", [pytest.param("shellcheck", marks=tooled), pytest.param("hadolint", marks=tooled)]
+    "tool", [pytest.param(t, marks=tooled) for t in ("shellcheck", "hadolint")]
 )
 def test_the_linters_find_nothing_in_scripts_and_containers(tool):
     files = LAUNCH.glob("*.sh") if tool == "shellcheck" else Path().glob("Dockerfile*")

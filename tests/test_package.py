@@ -17,7 +17,6 @@ import command
 from envs import packages, process
 from evolver.config import cli
 from tests.test_contracts import files, name_of, python_files, tree_of
-from tests.tiny import config_file, tiny_policy
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -57,9 +56,10 @@ def test_the_command_has_a_word_for_each_program(stderr, stdout, monkeypatch):
     assert command.main(["view", "a", "--text"]) == ["a", "--text"]
 
 
-def test_a_mode_is_a_word_and_configs_are_found_from_any_directory(tmp_path, monkeypatch, stdout):
+def test_a_mode_is_a_word_and_configs_are_found_from_any_directory(
+    tiny, tmp_path, monkeypatch, stdout
+):
     monkeypatch.chdir(tmp_path)
-    tiny = config_file(tmp_path, tiny_policy(tmp_path / "policy"))
     assert command.main(["plan", f"--config={tiny}", "--config.steps=7"]) == 0
     assert "steps = 7" in stdout()
     found = cli.parse(["run.py", "--config=configs/quickstart.py:grpo", "--mode=plan"])

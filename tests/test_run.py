@@ -19,24 +19,15 @@ from evolver.files.progress import Progress
 from evolver.files.workdir import Workdir
 from evolver.processes.interrupt import Interrupted, tell
 from evolver.processes.streams import open_streams, surroundings_problems
-from tests.tiny import config_file, tiny_policy
+from tests.evolver.runs import flags
+from tests.tiny import config_file
 
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return tiny_policy(tmp_path_factory.mktemp("policy"))
-
-
-@pytest.fixture
-def tiny(tmp_path, policy):
-    return config_file(tmp_path, policy)
-
-
 def parsed(path, *words: str):
     """Return the config of a command without mistakes."""
-    command = cli.parse(["run.py", f"--config={path}", *words])
+    command = cli.parse(["run.py", f"--config={path}", *flags(*words)])
     assert not command.problems
     return command.config
 
@@ -54,52 +45,81 @@ def call(capsys, tiny):
     return called
 
 
+@pytest.fixture
+def refused(call):
+    """Return what a command says that is not started."""
+
+    def problems(*words: str, **given) -> str:
+        code, _, err = call(*words, **given)
+        assert code == 2
+        return err
+
+    return problems
+
+
 @pytest.mark.parametrize(
-    "override,words",
+    "overrides,words",
     [
-        ("--config.rollout.temprature=1", "did you mean rollout.temperature?"),
-        ("--config.modle.path=x", "did you mean model.path?"),
-        ("--config.rollout.qqqq=1", "config.rollout has async_depth, concurrency, context, group"),
-        ("--config.qqqq.wwww=1", "config has advantage, attributing, checkpoint"),
+        ("rollout.temprature=1", "did you mean rollout.temperature?"),
+        ("modle.path=x", "did you mean model.path?"),
+        ("rollout.qqqq=1", "config.rollout has async_depth, concurrency, context, group"),
+        ("qqqq.wwww=1", "config has advantage, attributing, checkpoint"),
         (
-            "--config.rollout.args.x=1",
+            "rollout.args.x=1",
             "config.rollout.args: there is no such key; these take arguments: advantage,",
         ),
-        ("--config.steps=many", "must be of type int; 'many' is not"),
-        ("--config.rollout=3", "config.rollout is a group of keys"),
-        ("--config.rollout.group=1", "at least 2 rollouts"),
-        ("--config.rollout.temperature=-1", "must be 0 or at least 0.01"),
-        ("--config.optim.lr=0", "must be above 0"),
-        ("--config.optim.lr=nan", "must be finite"),
+        ("steps=many", "must be of type int; 'many' is not"),
+        ("rollout=3", "config.rollout is a group of keys"),
+        ("rollout.group=1", "at least 2 rollouts"),
+        ("rollout.temperature=-1", "must be 0 or at least 0.01"),
+        ("optim.lr=0", "must be above 0"),
+        ("optim.lr=nan", "must be finite"),
         (
-            "--config.advantage.name=adca",
+            "advantage.name=adca",
             "or an estimator without labels, such as config.advantage.name=grpo",
         ),
-        ("--config.learner.updates=99", "99 mini-batches cannot be made of"),
-        ("--config.rollout.max_tokens=999999", "leaves no room for a prompt"),
-        ("--config.eval.experience=0.5", "needs config.navigating.enabled"),
-        ("--config.model.path=no/such", "no/such"),
-        ("--config.env.name=travle", "travle"),
-        ("--config.eval.split=validation", "validation"),
-        ("--config.env.tasks=no.jsonl", "there is no such file"),
-        ("--config.mesh.data=64", "64 devices"),
-        ("--config.rollout.tasks=99", "needs 99 different original tasks"),
-        ("--config.questioning.every=2", "makes no tasks"),
-        ("--config.env.url=http://localhost:1", "belong together"),
-        ("--config.optim.b1=1", "b1 must be below 1"),
-        ("--config.loss.args.dual_clip=0.5", "must be above 1, or 0"),
-        ("--config.model.attention=cudnn", "needs config.model.dtype=bfloat16"),
-        ("--config.model.attention=cudnn_packed", "needs config.learner.most_segments"),
-        ("--config.engine.devices=9", "engine.devices=9, but config.mesh has 1"),
-        ("--config.model.attention=splash", "needs a TPU, but jax sees a CPU"),
-        ("--config.env.python=/no/python", "there is no such program"),
-        ("--config.env.args.colour=3", "unexpected keyword argument 'colour'"),
-        ("stray", "stray: not a flag"),
+        ("learner.updates=99", "99 mini-batches cannot be made of"),
+        ("rollout.max_tokens=999999", "leaves no room for a prompt"),
+        ("eval.experience=0.5", "needs config.navigating.enabled"),
+        ("model.path=no/such", "no/such"),
+        ("env.name=travle", "travle"),
+        ("eval.split=validation", "validation"),
+        ("env.tasks=no.jsonl", "there is no such file"),
+        ("mesh.data=64", "64 devices"),
+        ("rollout.tasks=99", "needs 99 different original tasks"),
+        ("questioning.every=2", "makes no tasks"),
+        ("env.url=http://localhost:1", "belong together"),
+        ("optim.b1=1", "b1 must be below 1"),
+        ("loss.args.dual_clip=0.5", "must be above 1, or 0"),
+        ("model.attention=cudnn", "needs config.model.dtype=bfloat16"),
+        ("model.attention=cudnn_packed", "needs config.learner.most_segments"),
+        ("engine.devices=9", "engine.devices=9, but config.mesh has 1"),
+        ("model.attention=splash", "needs a TPU, but jax sees a CPU"),
+        ("env.python=/no/python", "there is no such program"),
+        ("env.args.colour=3", "unexpected keyword argument 'colour'"),
+        (
+            "questioning.enabled=True questioning.capacity=1",
+            "less than the 2 synthetic tasks of a step",
+        ),
+        ("navigating.enabled=True navigating.pool=/no/such", "there is no such directory"),
+        ("rollout.refill=1 rollout.async_depth=1", "set config.rollout.async_depth=0"),
+        ("lora.rank=2 lora.targets=()", "config.lora.targets is empty"),
+        ("mesh.sequence=2 model.attention=blockwise", "set config.model.attention=ring"),
+        (
+            "questioning.enabled=True questioning.judge.name=naive attributing.enabled=True"
+            " advantage.name=adca",
+            "set attributing.judge.name=llm or questioning.judge.name=verifier",
+        ),
     ],
 )
-def test_each_mistake_is_named(call, override, words):
-    code, _, err = call(override, mode="train")
-    assert code == 2 and words in err and "nothing was started" in err
+def test_each_mistake_is_named(refused, overrides, words):
+    err = refused(*flags(overrides), mode="train")
+    assert words in err and "nothing was started" in err
+
+
+def test_an_evaluation_with_experience_needs_a_pool(refused):
+    words = flags("navigating.enabled=True eval.experience=1")
+    assert "needs a pool in --mode=eval" in refused(*words, mode="eval")
 
 
 def test_a_switch_is_turned_on_by_its_name_and_off_by_no(tiny):
@@ -107,40 +127,6 @@ def test_a_switch_is_turned_on_by_its_name_and_off_by_no(tiny):
     config = parsed(tiny, *words)
     assert config.rollout.must_end is True and config.log.tensorboard is False
     assert cli.parse(["run.py", f"--config={tiny}", *words, "--noconfig.steps"]).problems
-
-
-@pytest.mark.parametrize(
-    "mode,overrides,words",
-    [
-        (
-            "train",
-            "questioning.enabled=True questioning.capacity=1",
-            "less than the 2 synthetic tasks of a step",
-        ),
-        (
-            "train",
-            "navigating.enabled=True navigating.pool=/no/such",
-            "there is no such directory",
-        ),
-        ("eval", "navigating.enabled=True eval.experience=1", "needs a pool in --mode=eval"),
-        ("train", "rollout.refill=1 rollout.async_depth=1", "set config.rollout.async_depth=0"),
-        ("train", "lora.rank=2 lora.targets=()", "config.lora.targets is empty"),
-        (
-            "train",
-            "mesh.sequence=2 model.attention=blockwise",
-            "set config.model.attention=ring",
-        ),
-        (
-            "train",
-            "questioning.enabled=True questioning.judge.name=naive attributing.enabled=True"
-            " advantage.name=adca",
-            "set attributing.judge.name=llm or questioning.judge.name=verifier",
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_named(call, mode, overrides, words):
-    code, _, err = call(*(f"--config.{word}" for word in overrides.split()), mode=mode)
-    assert code == 2 and words in err
 
 
 def test_a_plan_for_a_target_without_its_compiler_is_arithmetic(call, monkeypatch):
@@ -157,27 +143,26 @@ def test_a_plan_for_a_target_without_its_compiler_is_arithmetic(call, monkeypatc
         (["--target=h100:8", "--config.mesh.tensor=8"], "plan", "does not divide"),
     ],
 )
-def test_targets_that_cannot_be_planned_for(call, words, mode, said):
-    code, _, err = call(*words, mode=mode)
-    assert code == 2 and said in err
+def test_targets_that_cannot_be_planned_for(refused, words, mode, said):
+    assert said in refused(*words, mode=mode)
 
 
 def test_arguments_of_a_world_are_taken_as_its_own_or_refused_by_it(call):
-    code, out, err = call("--config.env.name=travel", "--config.env.args.n_dev=10")
+    code, out, err = call(*flags("env.name=travel env.args.n_dev=10"))
     assert code == 0 and not err and "'n_dev': 10" in out
 
 
-def test_a_task_file_with_fewer_tasks_than_a_step_takes(call, tmp_path):
+def test_a_task_file_with_fewer_tasks_than_a_step_takes(refused, tmp_path):
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"id": "a", "env": "parity", "query": "q"}\n')
-    code, _, err = call(f"--config.env.tasks={path}", mode="train")
-    assert code == 2 and "needs 3 different original tasks" in err and "has 1" in err
+    err = refused(f"--config.env.tasks={path}", mode="train")
+    assert "needs 3 different original tasks" in err and "has 1" in err
 
 
-def test_all_mistakes_are_said_at_once(call):
+def test_all_mistakes_are_said_at_once(refused):
     overrides = "rollout.temprature=1 steps=x rollout.group=0 model.path=no/such env.tasks=no.jsonl"
-    code, _, err = call(*(f"--config.{word}" for word in overrides.split()), mode="train")
-    assert code == 2 and "5 problems" in err
+    err = refused(*flags(overrides), mode="train")
+    assert "5 problems" in err
     for words in ("temperature?", "must be of type int", "at least 1", "no/such", "no.jsonl"):
         assert words in err
 
@@ -193,21 +178,21 @@ def test_all_mistakes_are_said_at_once(call):
         ("import nonsuch\n", "nonsuch"),
     ],
 )
-def test_a_config_file_that_cannot_be_used(call, tmp_path, text, words):
+def test_a_config_file_that_cannot_be_used(refused, tmp_path, text, words):
     path = tmp_path / "mine.py"
     path.write_text(text)
-    code, _, err = call(config=path)
-    assert code == 2 and words in err
+    assert words in refused(config=path)
 
 
-def test_flags_themselves(call):
-    assert "--config is missing" in call(config="")[2]
-    none = call("--config", "configs/bse.py", config="")[2]
+def test_flags_themselves(call, refused):
+    assert "--config is missing" in refused(config="")
+    none = refused("--config", "configs/bse.py", config="")
     assert "--config=configs/bse.py: there is no such file (did you mean configs/base.py?" in none
     assert call("--help")[0] == 0
-    code, _, err = call(mode="trian")
-    assert code == 2 and "trian" in err
-    assert "choose one of grpo" in call(config="configs/quickstart.py:grop")[2]
+    assert "trian" in refused(mode="trian")
+    err = refused("stray", mode="train")
+    assert "stray: not a flag" in err and "nothing was started" in err
+    assert "choose one of grpo" in refused(config="configs/quickstart.py:grop")
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -226,17 +211,15 @@ def edit(path: Path, old: str, new: str) -> None:
         (lambda p: edit(p / "config.json", '"vocab_size": ', '"vocab_size": 1, "was": '), "do not belong together"),
     ],
 )  # fmt: skip
-def test_a_checkpoint_that_cannot_be_used(call, tmp_path, damage, words):
-    policy = tiny_policy(tmp_path / "policy")
-    damage(policy)
-    code, _, err = call(config=config_file(tmp_path, policy))
-    assert code == 2 and words in err
+def test_a_checkpoint_that_cannot_be_used(refused, checkpoint, tmp_path, damage, words):
+    damage(checkpoint)
+    assert words in refused(config=config_file(tmp_path, checkpoint))
 
 
-def test_a_broken_task_file_is_named_with_its_line(call, tmp_path):
+def test_a_broken_task_file_is_named_with_its_line(refused, tmp_path):
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"id": "a", "env": "travel", "query": "q"}\n\n{"id": \n')
-    assert "tasks.jsonl, line 3" in call(f"--config.env.tasks={path}")[2]
+    assert "tasks.jsonl, line 3" in refused(f"--config.env.tasks={path}")
 
 
 def test_workdirs_that_cannot_be_used(call, tmp_path):
@@ -271,18 +254,18 @@ def of_another_run(before, config, workdir) -> list[str]:
 
 def test_a_workdir_of_another_config_lists_the_differences(tmp_path, tiny):
     before = parsed(tiny).to_dict()
-    config = parsed(tiny, "--config.optim.lr=0.5", "--config.seed=9")
+    config = parsed(tiny, "optim.lr=0.5 seed=9")
     (problem,) = of_another_run(before, config, tmp_path / "run")
     for words in ("optim.lr: ", "0.5 now", "seed: 0 then, 9 now", "run-2"):
         assert words in problem
     assert "rollout.group" not in problem
     # What does not change what is learnt may change, and a run of constant learning rate may go on
     # for longer.
-    harmless = ("--config.steps=99", "--config.log.trajectories=0", "--config.checkpoint.keep=9")
-    assert not of_another_run(before, parsed(tiny, *harmless), tmp_path / "other")
+    harmless = parsed(tiny, "steps=99 log.trajectories=0 checkpoint.keep=9")
+    assert not of_another_run(before, harmless, tmp_path / "other")
 
 
-@pytest.mark.parametrize("words", [[], ["--config.rollout.must_end=True"]])
+@pytest.mark.parametrize("words", [[], ["rollout.must_end=True"]])
 def test_a_key_that_is_newer_than_the_run_had_its_default(tmp_path, tiny, words):
     before = parsed(tiny).to_dict()
     del before["rollout"]["must_end"]
@@ -342,38 +325,40 @@ def test_an_output_that_nobody_reads_ends_no_help_in_a_traceback(module):
         assert process.wait(60) == 0 and process.stderr.read() == ""
 
 
-def test_a_working_directory_that_is_gone_is_one_message(call, tiny, tmp_path, monkeypatch, capsys):
+def test_a_working_directory_that_is_gone_is_one_message(
+    refused, tiny, tmp_path, monkeypatch, capsys
+):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    code, _, err = call()
-    assert code == 2 and "the working directory does not exist any more" in err
+    said = "the working directory does not exist any more"
+    assert said in refused()
     assert command.main(["plan", f"--config={tiny}"]) == 2
-    assert "the working directory does not exist any more" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
-def test_too_little_address_space_is_one_message(call, monkeypatch):
+def test_too_little_address_space_is_one_message(refused, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (2**30, 2**30))
-    code, _, err = call()
-    assert code == 2 and "limits the address space to 1.0 GiB" in err and "ulimit -v" in err
+    err = refused()
+    assert "limits the address space to 1.0 GiB" in err and "ulimit -v" in err
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
     assert surroundings_problems() == []
 
 
 @pytest.mark.parametrize("name", ["r\udcff", "\udce4/run", "a\udc80b/c/d"])
-def test_a_workdir_that_is_not_utf8_is_one_message(name, call, tmp_path):
-    code, _, err = call(f"--workdir={tmp_path}/{name}", mode="train")
-    assert code == 2 and "is not UTF-8" in err and err.count("--workdir") == 1
+def test_a_workdir_that_is_not_utf8_is_one_message(name, refused, tmp_path):
+    err = refused(f"--workdir={tmp_path}/{name}", mode="train")
+    assert "is not UTF-8" in err and err.count("--workdir") == 1
 
 
 @pytest.mark.parametrize(
     "steps,warmup,used", [(1, 5, 1), (2, 4, 2), (3, 5, 5), (1, 1, 1), (1, 0, 0)]
 )
 def test_a_warm_up_that_is_not_shorter_than_the_run_is_shortened(steps, warmup, used, call, tiny):
-    words = [f"--config.steps={steps}", f"--config.optim.warmup={warmup}"]
-    code, out, _ = call(*words, "--config.optim.schedule=cosine")
+    words = f"steps={steps} optim.warmup={warmup}"
+    code, out, _ = call(*flags(words, "optim.schedule=cosine"))
     assert code == 0 and (f", of which {used} warm up" in out) == (used < warmup)
-    config = parsed(tiny, *words)
+    config = parsed(tiny, words)
     assert derived.warmup(config) == used < max(1, derived.updates(config))
 
 

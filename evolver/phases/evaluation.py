@@ -13,11 +13,6 @@ from rl.rollout import Job, jobs_of
 from rl.seeds import seed_of
 
 
-def evaluate(run: Run, *, keep: str = "", repetition: int = 0, sweep: bool = False) -> Scores:
-    """Return the scores on the held-out tasks. The arguments are those of `begun`."""
-    return begun(run, keep=keep, repetition=repetition, sweep=sweep)()
-
-
 def begun(
     run: Run,
     *,

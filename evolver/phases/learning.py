@@ -2,8 +2,7 @@
 
 import itertools
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ from rl.losses.terms import LOG_RATIO_LIMIT
 from rl.packing import Packed, pack
 from rl.samples import REASONS, Sample, drop_reasons, samples
 from rl.seeds import seed_of
-from rl.trajectory import Trajectory, groups_of
+from rl.trajectory import Trajectory, Turn, groups_of
 
 # What is told of further rollouts that do not train, by the reason; c: config.learner.
 REMEDIES = {
@@ -54,12 +53,9 @@ def select(
     for n, trajectory in enumerate(trajectories):
         if reason_N[n] is None and not run.recipe.trains(trajectory):
             reason_N[n] = "no_signal"
-    counts = Counter(reason_N)
-    metrics = Metrics({f"ledger/{reason}": counts[reason] for reason in REASONS})
-    metrics |= {"ledger/trained": counts[None], "ledger/rollouts": len(trajectories)}
+    metrics = ledger(reason_N) | {"ledger/rollouts": len(trajectories)}
     if extra:
-        metrics |= {"ledger/extra": len(extra), "ledger/extra_trained": extra_reasons.count(None)}
-        metrics |= {f"ledger/extra_{reason}": extra_reasons.count(reason) for reason in REASONS}
+        metrics |= ledger(extra_reasons, "extra_") | {"ledger/extra": len(extra)}
         warn_of_extra(run, extra_reasons, step)
     groups: list[list[Trajectory]] = []
     for rollouts, reasons in ((trajectories, reason_N), (extra, extra_reasons)):
@@ -69,7 +65,7 @@ def select(
         mini_batch(run.config, list(itertools.chain(*groups[i :: c.updates])))
         for i in range(min(c.updates, len(groups)))
     ]
-    names = {name for batch in batches for name in batch.channels}
+    names = set().union(*(batch.channels for batch in batches))
     # All alike, so that one program serves them.
     for part in [*batches, *(batch.guided_alone for batch in batches if batch.guided_alone)]:
         for name in names:
@@ -79,6 +75,12 @@ def select(
         fill = np.average([batch.fill for batch in batches], weights=rows)
         metrics |= {"learner/rows": sum(rows), "learner/fill": float(fill)}
     return batches, [*reason_N, *extra_reasons], metrics
+
+
+def ledger(reasons: Sequence[str | None], prefix: str = "") -> Metrics:
+    """Return the counts of rollouts that train, and of those that do not, by their reasons."""
+    fates = (None, *REASONS)
+    return {f"ledger/{prefix}{fate or 'trained'}": reasons.count(fate) for fate in fates}
 
 
 def warn_of_extra(run: Run, reasons: Sequence[str | None], step: int) -> None:
@@ -103,8 +105,14 @@ def mini_batch(config: Any, trajectories: Sequence[Trajectory]) -> Packed:
     if alone and config.loss.guided_prompt == "stripped" and not recomputed(config):
         batch.guided_alone = in_rows(config, guided)
     batch.rollouts = tuple(np.repeat(np.arange(len(parts)), [len(part) for part in parts]))
-    batch.turns = tuple(turn for t in trajectories for turn in t.turns if turn.trains)
+    batch.turns = tuple(training_turns(trajectories))
     return batch
+
+
+def training_turns(trajectories: Iterable[Trajectory]) -> list[Turn]:
+    """Return the turns of rollouts that train, in order."""
+    turns = itertools.chain.from_iterable(t.turns for t in trajectories)
+    return [turn for turn in turns if turn.trains]
 
 
 def in_rows(config: Any, chosen: Sequence[Sample]) -> Packed:

@@ -83,9 +83,9 @@ class Watch:
         }
 
     def _generated(self) -> float:
-        names = ("tokens", "decoded_tokens")  # of vLLM's, of ours
         counts = [engine.stats() for engine in self.run.engines]
-        return sum(sum(count.get(name, 0.0) for name in names) for count in counts)
+        # of vLLM's, of ours
+        return sum(c.get("tokens", 0.0) + c.get("decoded_tokens", 0.0) for c in counts)
 
     def _queues(self) -> list[Figures]:
         found = self.run.chat.queues() if self.run.chat else []
@@ -111,8 +111,8 @@ def memory() -> list[Figures]:
             used, of = stats["bytes_in_use"], stats.get("bytes_limit", 0)
             found.append({"name": str(device), "used": used, "of": of})
     with contextlib.suppress(OSError, KeyError, ValueError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        sizes = {name: int(text.split()[0]) << 10 for name, text in (ln.split(":") for ln in lines)}
-        of = sizes["MemTotal"]
-        found.append({"name": "host", "used": of - sizes["MemAvailable"], "of": of})
+        lines = map(str.split, Path("/proc/meminfo").read_text().splitlines())
+        sizes = {name: int(number) << 10 for name, number, *_ in lines}
+        of = sizes["MemTotal:"]
+        found.append({"name": "host", "used": of - sizes["MemAvailable:"], "of": of})
     return found

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from envs.world import Task
 from evolver import grading
 from evolver.build import Run
 from evolver.config.keys import arguments
 from evolver.metrics import Played, timed
+from evolver.phases.learning import training_turns
 from evolver.pipeline import Pipeline
 from evolver.processes import hosts
 from evolver.processes.interrupt import RunEnds
@@ -20,6 +21,7 @@ from rl.rollout import Job, jobs_of, rollouts
 from rl.seeds import seed_of
 from rl.trajectory import Sampling, StopReason, Trajectory
 
+T = TypeVar("T")
 Chosen = dict[int, list[Task]]  # the tasks of steps, by the number of the step
 
 
@@ -48,24 +50,31 @@ def gather_rollouts(run: Run, jobs: Sequence[Job], phase: str) -> list[Trajector
     Each host plays its share, and all get all trajectories. What ends the run on one host ends it
     on all of them.
     """
-    played = local_rollouts(run, jobs, phase)
+    return of_all_hosts(run, local_rollouts(run, hosts.share(jobs), phase)())
+
+
+def of_all_hosts(run: Run, played: Coroutine[Any, Any, Sequence[T]]) -> list[T]:
+    """Wait for this host's share, and return all of them in their order."""
     return hosts.gather_shares(hosts.together(lambda: run.stop.run(played)))
 
 
 def local_rollouts(
-    run: Run, jobs: Sequence[Job], phase: str
-) -> Coroutine[Any, Any, list[Trajectory]]:
-    """Return what plays this host's share of jobs."""
-    mine = hosts.share(jobs)
-    run.progress.phase(phase, 0, len(mine))
+    run: Run,
+    jobs: Sequence[Job],
+    phase: str,
+    ended: Callable[[Trajectory], None] | None = None,
+) -> Callable[[], Coroutine[Any, Any, list[Trajectory]]]:
+    """Return what begins to play jobs on this host. ended: called with each rollout that ends."""
+
+    def show(done: int, total: int, trajectory: Trajectory) -> None:
+        if ended:
+            ended(trajectory)
+        run.progress.phase(phase, done, total)
+
+    run.progress.phase(phase, 0, len(jobs))
     clear_caches(run)
-    return rollouts(
-        mine,
-        run.actor,
-        run.worlds,
-        concurrency=run.config.rollout.concurrency,
-        progress=lambda done, total, _: run.progress.phase(phase, done, total),
-    )
+    concurrency = run.config.rollout.concurrency
+    return partial(rollouts, jobs, run.actor, run.worlds, concurrency=concurrency, progress=show)
 
 
 def begun_rollouts(
@@ -73,12 +82,13 @@ def begun_rollouts(
 ) -> Callable[[], list[Trajectory]]:
     """Begin rollouts beside the groups of a pipeline, and return what gives them all, as
     `gather_rollouts` does."""
-    task = run.stop.finish(pipeline.beside(local_rollouts(run, jobs, phase)))
+    play = local_rollouts(run, hosts.share(jobs), phase)
+    task = run.stop.finish(pipeline.beside(play()))
 
     async def played() -> list[Trajectory]:
         return await task
 
-    return lambda: hosts.gather_shares(hosts.together(lambda: run.stop.run(played())))
+    return lambda: of_all_hosts(run, played())
 
 
 def graded_rollouts(
@@ -106,32 +116,21 @@ def graded_rollouts(
     # What an engine of this run answers meanwhile would change the bits of what it samples.
     at_once = run.responder is None and len(run.engines) == 1
     began, ended = time.monotonic(), 0.0
-    run.progress.phase(phase, 0, sum(sizes.values()))
-    clear_caches(run)
+    jobs = list(itertools.chain(*mine))
+    play = local_rollouts(run, jobs, phase, graded.add if at_once else None)
 
-    def show(done: int, total: int, trajectory: Trajectory) -> None:
-        if at_once:
-            graded.add(trajectory)
-        run.progress.phase(phase, done, total)
-
-    async def play() -> list[Trajectory]:
+    async def played() -> list[Trajectory]:
         nonlocal ended
-        played = await rollouts(
-            list(itertools.chain(*mine)),
-            run.actor,
-            run.worlds,
-            concurrency=run.config.rollout.concurrency,
-            progress=show,
-        )
+        found = await play()
         ended = time.monotonic()
         run.progress.phase("grades")
         if not at_once:
-            graded.add(*played)
-        return played
+            graded.add(*found)
+        return found
 
-    played = iter(hosts.together(lambda: run.stop.run(graded.until_graded(play()))))
+    results = iter(hosts.together(lambda: run.stop.run(graded.until_graded(played()))))
     waited = {"time/rollout": ended - began, "time/grade": time.monotonic() - ended}
-    shares = [list(itertools.islice(played, size)) for size in sizes.values()]
+    shares = [list(itertools.islice(results, size)) for size in sizes.values()]
     return list(itertools.chain(*hosts.gather_shares(shares))), hosts.merge_metrics(waited)
 
 
@@ -183,8 +182,7 @@ def collect(run: Run, pipeline: Pipeline, chosen: Chosen, step: int) -> Played:
 
 def generated(trajectories: Sequence[Trajectory]) -> int:
     """Return the number of tokens that the policy generated."""
-    turns = [turn for t in trajectories for turn in t.turns if turn.trains]
-    return sum(len(turn.completion.tokens) for turn in turns)
+    return sum(len(turn.completion.tokens) for turn in training_turns(trajectories))
 
 
 def show_faults(run: Run, trajectories: Sequence[Trajectory], step: int) -> None:

@@ -1,6 +1,7 @@
 """Phase 1: choose the tasks of a step: original ones of the world and synthetic ones of
 self-questioning."""
 
+import itertools
 import math
 import time
 from collections.abc import Collection, Sequence
@@ -214,8 +215,7 @@ def try_out(run: Run, pool: TaskPool, new: Sequence[Task], step: int) -> Metrics
     siblings = [replace(t, query=t.meta["sibling"]) for t in new if t.meta.get("sibling")]
     jobs = [
         Job(task, i, seed_of(c.seed, "attempt", step, task.id, task.query, i), sampling_of(c))
-        for task in [*new, *siblings]
-        for i in range(n)
+        for task, i in itertools.product([*new, *siblings], range(n))
     ]
     with timed("attempts") as metrics:
         played = gather_rollouts(run, jobs, "attempts")

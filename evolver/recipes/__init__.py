@@ -4,7 +4,7 @@ The loop (`evolver.loop.iterate`) calls them in this order. Each does by default
 of `evolver.phases` do; a subclass overrides those that its idea changes, in one file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,3 +116,10 @@ class Recipe:
 
     def load_arrays(self, run: Run, arrays: State) -> None:
         """Continue from what `arrays` returned."""
+
+
+def give(trajectories: Iterable[Trajectory], advantage_N: Iterable[float]) -> None:
+    """Write an advantage into all turns of each rollout."""
+    for trajectory, advantage in zip(trajectories, advantage_N, strict=True):
+        for turn in trajectory.turns:
+            turn.advantage = float(advantage)

@@ -12,14 +12,14 @@ new tasks; here the plug `questioning.explorer` explores the worlds in which the
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.toolcalls import parse
 from evolver.build import Run
 from evolver.metrics import Metrics
 from evolver.recipes import Chosen, Recipe
+from evolver.replaying import calls_in
 from rl.bounds import Count, Fraction
 from rl.trajectory import Trajectory, groups_of
 
@@ -60,7 +60,7 @@ class CoEvolve(Recipe):
             signal = self.signal(id, group)
             won = [float(t.success) for t in group]
             self.history[id] = [*self.history.get(id, ()), sum(won) / len(won)][-self.window :]
-            self.pairs.update(pair for t in group for pair in pairs_of(t))
+            self.pairs.update(pairs_of(group))
             for name in SIGNALS:
                 key = f"coevolve/{name}"
                 self.figures[key] = self.figures.get(key, 0.0) + (signal == name)
@@ -80,7 +80,7 @@ class CoEvolve(Recipe):
         if share < 1:
             return "boundary"
         few = self.rare * self.pairs.total()
-        rare = any(0 < self.pairs[pair] < few for t in failed for pair in pairs_of(t))
+        rare = any(0 < self.pairs[pair] < few for pair in pairs_of(failed))
         return "rare" if rare else ""
 
     def state(self) -> Any:
@@ -91,7 +91,8 @@ class CoEvolve(Recipe):
         self.pairs = Counter(state["pairs"])
 
 
-def pairs_of(trajectory: Trajectory) -> list[str]:
-    """Return the pairs of names of successive calls of a rollout."""
-    names = [call.name for turn in trajectory.turns for call in parse(turn.action).calls]
-    return [f"{a} {b}" for a, b in itertools.pairwise(names)]
+def pairs_of(trajectories: Sequence[Trajectory]) -> Iterator[str]:
+    """Yield the pairs of names of successive calls of rollouts."""
+    for trajectory in trajectories:
+        calls = calls_in(turn.action for turn in trajectory.turns)
+        yield from (f"{a.name} {b.name}" for a, b in itertools.pairwise(calls))

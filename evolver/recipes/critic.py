@@ -27,7 +27,7 @@ from evolver import grading
 from evolver.build import Run
 from evolver.learner import Learner
 from evolver.metrics import Metrics
-from evolver.phases.learning import in_rows
+from evolver.phases.learning import in_rows, training_turns
 from evolver.recipes import Recipe
 from rl.advantages.batch import Batch
 from rl.advantages.returns import Rewards, turn_rewards
@@ -35,7 +35,7 @@ from rl.bounds import Fraction, Positive
 from rl.forward import Forward, Rows, device_batch, hidden
 from rl.learner import whole
 from rl.packing import Packed
-from rl.samples import samples
+from rl.samples import overlong, samples
 from rl.trajectory import Trajectory
 
 
@@ -65,7 +65,7 @@ class Critic(Recipe):
         grading.shape(run.config, run.reward, trajectories, step)
         row = run.config.learner.row
         counted = grading.counted(run.config, trajectories)
-        fit = [t for t in counted if all(len(sample) <= row for sample in samples(t))]
+        fit = [t for t in counted if not overlong(t, row=row)]
         batch = Batch.of(fit, step)
         on_NK = np.zeros(batch.on_NK.shape, bool)
         for n, trajectory in enumerate(fit):
@@ -86,7 +86,7 @@ class Critic(Recipe):
         if return_n.std() > 0:
             self.figures["critic/explained"] = float(1 - advantage_n.var() / return_n.var())
         advantage_n = (advantage_n - advantage_n.mean()) / (advantage_n.std() + 1e-8)
-        turns = [turn for t in fit for turn in t.turns if turn.trains]
+        turns = training_turns(fit)
         for turn, advantage, value in zip(turns, advantage_n, return_n, strict=True):
             turn.advantage = float(advantage)
             later = [0.0] * (len(turn.completion.tokens) - 1)
@@ -147,7 +147,7 @@ def states(config: Any, learner: Learner, trajectories: Sequence[Trajectory]) ->
     policy knows when it begins to speak, without experience."""
     forward = learner.logp.forward
     packed = in_rows(config, list(itertools.chain.from_iterable(map(samples, trajectories))))
-    turns = [turn for t in trajectories for turn in t.turns if turn.trains]
+    turns = training_turns(trajectories)
     ends = np.cumsum([len(turn.completion.tokens) for turn in turns])
     width = packed.tokens_RT.shape[1]
     place_RT = np.arange(packed.rows)[:, None] * width + np.arange(width)

@@ -13,6 +13,7 @@ policy to groups: its old log-probabilities are the policy's own, so that its gr
 """
 
 import asyncio
+import itertools
 import random
 from collections.abc import Sequence
 from contextlib import closing
@@ -57,7 +58,7 @@ class Demonstrated(Recipe):
     def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
         """Write rewards and advantages, and scale the negative ones."""
         super().credit(run, trajectories, step)
-        for turn in (turn for trajectory in trajectories for turn in trajectory.turns):
+        for turn in itertools.chain.from_iterable(t.turns for t in trajectories):
             # Labels praise turns of failures, too; without their blame, these would be imitated.
             won = turn.advantage if turn.outcome_advantage is None else turn.outcome_advantage
             if turn.advantage < 0 or won <= 0:

@@ -17,16 +17,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from envs.toolcalls import parse
 from envs.world import Evaluation, Task
 from evolver import grading
 from evolver.build import Run
 from evolver.metrics import Metrics
 from evolver.phases.rollouts import gather_rollouts, sampling_of
 from evolver.questioning.tasks import probe_of
-from evolver.recipes import Chosen, Recipe
-from evolver.recipes.proposals import grow
-from evolver.recipes.tree import numbered
+from evolver.recipes import Chosen, Recipe, give
+from evolver.recipes.proposals import calling, grow
+from rl.advantages import Batch
 from rl.advantages.outcome import grpo
 from rl.bounds import Count, Positive
 from rl.rollout import jobs_of
@@ -96,15 +95,12 @@ class DualRole(Recipe):
             reward = self.reward(t, id, solved.get(id, []))
             t.evaluation = Evaluation(reward, reward > 0, low=UNREADABLE, high=1.0)
         proposals = [t for t, _ in self.proposed]
-        reward_N = np.array([t.outcome for t in proposals])
-        value_N = self.compare(reward_N, numbered([t.group for t in proposals]))
-        for t, value in zip(proposals, value_N):
-            for turn in t.turns:
-                turn.advantage = self.weight * float(value)
+        batch = Batch.of(proposals, step)
+        give(proposals, self.weight * self.compare(batch.outcome_N, batch.group_N))
         self.figures["dual_role/tasks"] = sum(bool(id) for _, id in self.proposed)
         self.figures["dual_role/proposals"] = len(proposals)
         if proposals:
-            self.figures["dual_role/reward"] = float(reward_N.mean())
+            self.figures["dual_role/reward"] = float(batch.outcome_N.mean())
 
     def compare(self, reward_N: np.ndarray, group_N: np.ndarray) -> np.ndarray:
         """Return the advantages of a step's proposals, (N,): standardised in their groups."""
@@ -128,4 +124,4 @@ class DualRole(Recipe):
 
 def actions_of(trajectory: Trajectory) -> list[str]:
     """Return the actions of a rollout that call something."""
-    return [turn.action for turn in trajectory.turns if parse(turn.action).calls]
+    return calling(turn.action for turn in trajectory.turns)

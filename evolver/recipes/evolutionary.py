@@ -16,13 +16,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from envs.toolcalls import parse
 from envs.world import Task
 from evolver.build import Run
 from evolver.metrics import Metrics
 from evolver.questioning import TaskPool
 from evolver.recipes import Chosen, Recipe
-from evolver.recipes.proposals import Proposal, Starts, grow
+from evolver.recipes.proposals import Proposal, Starts, calling, grow
 from rl.bounds import Count, Fraction
 
 
@@ -57,11 +56,11 @@ class Evolutionary(Recipe):
             one = self.parent(pool, rng, tasks)
             if one is None:
                 return
-            start, actions = starts[one.meta["source"]], calls_of(one)
+            start, actions = starts[one.meta["source"]], calling(one.reference)
             kin = [t for t in tasks if t.meta["source"] == start.id and t.id != one.id]
             other = self.parent(pool, rng, kin) if rng.random() < self.crossover else None
             if other:
-                actions += calls_of(other)
+                actions += calling(other.reference)
             elif len(actions) > 1:
                 del actions[rng.randrange(len(actions))]
             yield start, actions
@@ -75,8 +74,3 @@ class Evolutionary(Recipe):
         drawn = rng.sample(list(niches.values()), min(self.tournament, len(niches)))
         members = [rng.choice(niche) for niche in drawn]
         return max(members, key=lambda task: pool.learnability(task.id), default=None)
-
-
-def calls_of(task: Task) -> list[str]:
-    """Return the actions of the solution, without a text that ends the episode."""
-    return [action for action in task.reference if parse(action).calls]

@@ -15,6 +15,7 @@ and trains as one of good form beside the bad one, as a small policy would never
     config.llm.judge.url = "policy"
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ from evolver.llm.questions import Reply
 from evolver.metrics import Metrics
 from evolver.processes import hosts
 from evolver.questioning.judges import PERCENT, judgement
-from evolver.recipes import Chosen
+from evolver.recipes import Chosen, give
 from evolver.recipes.dual_role import DualRole
 from evolver.transcripts import quoted, tool_list
 from rl.bounds import Count
@@ -89,12 +90,10 @@ class MultiAgent(DualRole):
 
     def extra(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> list[Trajectory]:
         """Return the proposals, and the judgements since the step began."""
-        said = [one for part in hosts.gather(self.chat.said()) for one in part]
-        said = list({one.key: one for one in said}.values())
+        every = itertools.chain(*hosts.gather(self.chat.said()))
+        said = {one.key: one for one in every}.values()
         answers = [trajectory_of(one, run.actor.tokenizer) for one in said]
-        values = standardised(np.array([t.outcome for t in answers]))
-        for t, value in zip(answers, values):
-            t.turns[0].advantage = float(value)
+        give(answers, standardised(np.array([t.outcome for t in answers])))
         self.figures |= {
             "multi_agent/judgements": len(answers),
             "multi_agent/usable": mean(one.usable for one in said if not one.held),

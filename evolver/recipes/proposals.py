@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from envs.toolcalls import parse
 from envs.world import Task, World, WorldError
 from evolver.build import Run
 from evolver.processes import hosts
@@ -60,3 +61,8 @@ def grow(run: Run, propose: Propose, most: int, *purpose: int | str) -> dict[int
     new = hosts.on_first(pool, kept)
     pool.shrink()
     return new
+
+
+def calling(actions: Iterable[str]) -> list[str]:
+    """Return the actions that call something."""
+    return [action for action in actions if parse(action).calls]

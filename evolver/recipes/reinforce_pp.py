@@ -19,7 +19,7 @@ import numpy as np
 from evolver import grading
 from evolver.build import Run
 from evolver.metrics import Metrics
-from evolver.recipes import Recipe
+from evolver.recipes import Recipe, give
 from rl.advantages.batch import Batch
 from rl.advantages.outcome import dr_grpo
 from rl.bounds import NotNegative, Positive
@@ -48,9 +48,7 @@ class ReinforcePP(Recipe):
         reward_N = batch.outcome_N
         if self.baseline == "group":
             reward_N = dr_grpo(reward_N, batch.group_N)
-        for trajectory, reward in zip(counted, reward_N):
-            for turn in trajectory.turns:
-                turn.advantage = float(reward)
+        give(counted, reward_N)
 
     def weigh(self, batches: Sequence[Packed]) -> Metrics:
         found = [penalised(batch, self.beta) for batch in batches]

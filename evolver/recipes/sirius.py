@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from evolver.build import Run
 from evolver.phases.rollouts import graded_rollouts, sampling_of
-from evolver.recipes import Recipe
+from evolver.recipes import Recipe, give
 from rl.bounds import Count
 from rl.rollout import Job
 from rl.seeds import seed_of
@@ -41,9 +41,7 @@ class Sirius(Recipe):
     trains = staticmethod(succeeded)
 
     def credit(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> None:
-        for trajectory in trajectories:
-            for turn in trajectory.turns:
-                turn.advantage = float(succeeded(trajectory))
+        give(trajectories, map(succeeded, trajectories))
 
     def extra(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> list[Trajectory]:
         """Return the repairs that succeed."""

@@ -22,13 +22,13 @@ import numpy as np
 
 from evolver.build import Run
 from evolver.metrics import Metrics
-from evolver.recipes import Chosen, Recipe
+from evolver.recipes import Chosen, Recipe, give
 from evolver.recipes.proposals import Proposal, Starts, grow
 from evolver.recipes.replay import ReplayBuffer
 from rl.bounds import Count, CountOrZero, Fraction
 from rl.learner import whole
 from rl.packing import pack
-from rl.samples import samples
+from rl.samples import overlong, samples
 from rl.seeds import seed_of
 from rl.trajectory import Trajectory
 
@@ -72,13 +72,11 @@ class WebRL(Recipe):
         """Return the successes that train again."""
         chosen = self.buffer.sample(self.replays, seed_of(run.config.seed, "replay", step))
         kept = [t for t in chosen if self.least <= confidence(run, t) <= self.most]
-        for trajectory in kept:
-            for turn in trajectory.turns:
-                turn.advantage = 1.0
+        give(kept, [1.0] * len(kept))
         self.figures |= {"webrl/buffer": len(self.buffer.kept), "webrl/replayed": len(kept)}
         row = run.config.learner.row
         solved = [t for t in trajectories if t.success and not t.broken]
-        self.buffer.add(t for t in solved if all(len(s) <= row for s in samples(t)))
+        self.buffer.add(t for t in solved if not overlong(t, row=row))
         return kept
 
     def remember(self, run: Run, trajectories: Sequence[Trajectory], step: int) -> Metrics:

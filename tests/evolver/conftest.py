@@ -1,33 +1,13 @@
-"""The tiny policy and its config, a client whose language models are scripts, and the documented
-world."""
+"""Runs of the tiny policy, a client whose language models are scripts, and the documented world."""
 
 import contextlib
 import importlib
-import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.evolver.chat_server import client
 from tests.evolver.runs import go
-from tests.tiny import config_file, tiny_policy
-
-
-@pytest.fixture(scope="session")
-def policy(tmp_path_factory):
-    return tiny_policy(tmp_path_factory.mktemp("tiny") / "policy")
-
-
-@pytest.fixture(scope="session")
-def tiny(policy):
-    """The config of short runs of the tiny policy."""
-    return config_file(policy.parent, policy)
-
-
-@pytest.fixture
-def checkpoint(policy, tmp_path):
-    """A copy of the policy, to damage."""
-    return shutil.copytree(policy, tmp_path / "checkpoint")
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Whole runs of the program in this process, and what they left."""
 
+import itertools
 import time
 
 import run
@@ -7,8 +8,18 @@ from evolver.files.rollout_files import read_rollouts
 from evolver.files.workdir import Workdir
 
 
+def flags(*words):
+    """Return the flags that words stand for: "steps=2 seed=1" for --config.steps=2 --config.seed=1.
+    Words that begin with -- are flags already."""
+    own = [[word] if word.startswith("--") else word.split() for word in words]
+    return [
+        word if word.startswith("--") else f"--config.{word}"
+        for word in itertools.chain.from_iterable(own)
+    ]
+
+
 def command(config, workdir, *words):
-    return ["run.py", f"--config={config}", f"--workdir={workdir}", *words]
+    return ["run.py", f"--config={config}", f"--workdir={workdir}", *flags(*words)]
 
 
 def go(config, workdir, *words):

@@ -15,12 +15,13 @@ from evolver.parts import Parts
 from evolver.recipes.critic import Critic, features, fitted, gae, states
 from evolver.recipes.separate_critic import squared_error
 from models import qwen
-from rl import learner, losses
+from rl import learner
 from rl.forward import Forward, device_batch, token_logp
 from rl.losses.actor_critic import actor_critic
 from rl.packing import pack
 from rl.samples import samples
 from tests.evolver.runs import figures
+from tests.evolver.stand_ins import outcomes, tokens_of
 from tests.rl.test_samples import trajectory, turn
 
 CONFIG = qwen.Config(vocab=40, d_model=16, layers=2, heads=4, kv_heads=2, head_dim=8, d_ff=32)
@@ -66,7 +67,7 @@ def made(share=False):
     logp = learner.make_logp(Forward(CONFIG, micro=2))
     state, layout = {"params": params}, learner.PLAIN
     parts = SimpleNamespace(logp=logp, state=state, layout=layout, shape=CONFIG)
-    return SimpleNamespace(config=config, learner=parts, reward=lambda batch: batch.outcome_N)
+    return SimpleNamespace(config=config, learner=parts, reward=outcomes)
 
 
 def played():
@@ -166,12 +167,9 @@ def test_the_loss_finds_the_values_that_the_critic_gave(share):
 
 
 def test_the_critics_loss_is_added_at_the_first_token_of_each_turn():
-    on = jnp.array([[1.0, 0.0, 1.0]])
-    tokens = losses.Tokens(
-        jnp.zeros((1, 3)), jnp.zeros((1, 3)), jnp.ones((1, 3)), on < 0, jnp.ones((1, 3), jnp.int32),
-        jnp.ones((1, 3)) > 0,
-        {"value": jnp.array([[0.5, 9.0, -1.0]]), "return": jnp.array([[1.0, 0, 1]]), "judged": on},
-    )  # fmt: skip
+    given = {"value": [[0.5, 9.0, -1.0]], "return": [[1.0, 0, 1]], "judged": [[1.0, 0, 1]]}
+    channels = {name: jnp.array(values) for name, values in given.items()}
+    tokens = tokens_of([[0.0, 0.0, 0.0]], **channels)
     loss_RT, stats = actor_critic(tokens, value_coef=2.0)
     np.testing.assert_allclose(loss_RT, [[-1 + 2 * 0.25, -1, -1 + 2 * 4]])
     value_RT, mask_RT = stats["critic/error"]
@@ -204,12 +202,10 @@ def test_features_have_a_length_near_one_and_a_constant():
     ],
 )
 def test_a_run_with_a_critic_resumes_bit_for_bit(recipe, loss, rank, finish):
-    words = [f"--config.recipe.name={recipe}", f"--config.loss.name={loss}"]
-    words += [f"--config.lora.rank={rank}", "--config.eval.every=0"]
-    whole = finish("whole", *words)
-    parts = finish("parts", *words, "--config.steps=2")
-    finish("parts", *words)
-    whole, parts = figures(whole), figures(parts)
+    words = f"recipe.name={recipe} loss.name={loss} lora.rank={rank} eval.every=0"
+    whole = figures(finish("whole", words))
+    finish("parts", words, "steps=2")
+    parts = figures(finish("parts", words))
     assert whole == parts and all("critic/value" in line for line in whole[1:])
     assert ("critic/error" in whole[-1]) == (recipe == "separate_critic" or loss == "actor_critic")
 
@@ -217,9 +213,9 @@ def test_a_run_with_a_critic_resumes_bit_for_bit(recipe, loss, rank, finish):
 def test_a_separate_critic_trains_its_own_network_and_leaves_the_policys_alone(finish):
     """The policy's first update is the same with either critic, as both expect 0; later advantages
     depend on which network sees the states."""
-    words = ["--config.loss.name=ppo", "--config.eval.every=0", "--config.steps=2"]
+    words = "loss.name=ppo eval.every=0 steps=2"
     runs = [
-        figures(finish(name, f"--config.recipe.name={name}", *words))
+        figures(finish(name, f"recipe.name={name}", words))
         for name in ("critic", "separate_critic")
     ]
     shared, separate = (run[1] for run in runs)
@@ -231,12 +227,8 @@ def test_a_separate_critic_trains_its_own_network_and_leaves_the_policys_alone(f
 
 def test_the_error_of_a_separate_critic_is_the_term_of_a_shared_one():
     draw = np.random.default_rng(0)
-    on = jnp.array([[1.0, 0.0, 1.0]])
     channels = {name: jnp.array(draw.normal(size=(1, 3))) for name in ("value", "return")}
-    logp_RT, old_RT, advantage_RT = (jnp.array(draw.normal(size=(1, 3))) for _ in range(3))
-    tokens = losses.Tokens(
-        logp_RT, old_RT, advantage_RT, on < 0, jnp.ones((1, 3), jnp.int32), on >= 0,
-        {**channels, "judged": on},
-    )  # fmt: skip
+    judged_RT = jnp.array([[1.0, 0.0, 1.0]])
+    tokens = tokens_of(*draw.normal(size=(3, 1, 3)), **channels, judged=judged_RT)
     both, one = (actor_critic(tokens, value_coef=coef)[0] for coef in (2.0, 1.0))
     np.testing.assert_allclose(squared_error(tokens)[0], both - one, rtol=1e-5, atol=1e-6)

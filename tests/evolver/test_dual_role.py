@@ -12,27 +12,27 @@ from envs.world import Evaluation
 from evolver.config.checks.contradictions import recipe_contradictions
 from evolver.llm.questions import CURRENT_POLICY, ChatError, Question, Reply, Said
 from evolver.parts import Parts
-from evolver.questioning import TaskPool
 from evolver.recipes import Recipe, dual_role
 from evolver.recipes.dual_role import DualRole
 from evolver.recipes.multi_agent import MultiAgent, agreements, standardised
 from evolver.recipes.proposals import Proposer
 from rl.trajectory import Completion, StopReason
-from tests.evolver.toy import GREEN, LEND_11, LOST, RED, WON, Library, task, tried
+from tests.evolver.stand_ins import DUNE, pool_from, run_with
+from tests.evolver.toy import GREEN, LEND_11, LOST, RED, WON, Library, tried
 
 
 @pytest.fixture
 def played(monkeypatch):
     """Return a run whose proposers play what the test says, in this order, and whose steps have no
     other tasks."""
-    seed = task("Lend Dune.", lent=["B11"])
-    pool, asked = TaskPool([seed], overlap=1.0, capacity=9), []
-    pool.grow(Proposer(lambda *_: [(seed, [GREEN])], pool), Library, 1, 0)
-    actions: list[list[str]] = []
+    pool = pool_from(DUNE)
+    pool.grow(Proposer(lambda *_: [(DUNE, [GREEN])], pool), Library, 1, 0)
+    run = run_with(pool, said=[], asked=[])
+    run.config.rollout.tasks = 2
 
     def gather(run, jobs, phase):
-        asked.extend(jobs)
-        return [answered(job, said) for job, said in zip(jobs, actions, strict=True)]
+        run.asked.extend(jobs)
+        return [answered(job, said) for job, said in zip(jobs, run.said, strict=True)]
 
     def answered(job, said):
         made = tried(*said, of=job.task)
@@ -40,18 +40,13 @@ def played(monkeypatch):
         return made
 
     monkeypatch.setattr(dual_role, "gather_rollouts", gather)
-    monkeypatch.setattr(Recipe, "choose", lambda self, run, step: ({step: [seed]}, {}))
-    config = base.get_config()
-    config.rollout.tasks = 2
-    return SimpleNamespace(
-        config=config, tasks=SimpleNamespace(pool=pool), make_world=Library, said=actions,
-        asked=asked, reward=lambda batch: batch.outcome_N, estimator=lambda batch: batch.outcome_N,
-    )  # fmt: skip
+    monkeypatch.setattr(Recipe, "choose", lambda self, run, step: ({step: [DUNE]}, {}))
+    return run
 
 
 def attempts(of, *outcomes):
     """Return rollouts of a task with these outcomes."""
-    found = [tried(*LOST, of=task("Lend Dune.", lent=["B11"])) for _ in outcomes]
+    found = [tried(*LOST, of=DUNE) for _ in outcomes]
     for n, (t, outcome) in enumerate(zip(found, outcomes)):
         t.task, t.rollout, t.evaluation = of, n, Evaluation(outcome, outcome == 1)
         for turn in t.turns:
@@ -60,7 +55,7 @@ def attempts(of, *outcomes):
 
 
 def test_what_a_proposer_did_is_a_task_and_is_worth_what_can_be_learnt_from_it(played):
-    played.said[:] = [[*WON], ["nothing"], [*WON], [*LOST]]
+    played.said = [[*WON], ["nothing"], [*WON], [*LOST]]
     recipe = DualRole(Parts(), examples=1, proposals=4, query="Not {example}")
     chosen, _ = recipe.choose(played, 1)
     (example,) = [t for t in played.tasks.pool.tasks.values() if t.difficulty == 1]
@@ -89,7 +84,7 @@ def test_tasks_that_all_or_no_attempts_solve_are_worth_nothing(solved, expected)
 
 def test_a_task_that_nobody_attempted_says_nothing_of_its_proposal(played):
     played.config.rollout.tasks = 1
-    played.said[:] = [[*WON], [GREEN]]
+    played.said = [[*WON], [GREEN]]
     recipe = DualRole(Parts(), examples=1, proposals=2)
     new = recipe.choose(played, 1)[0][1][0]
     broken = attempts(new, 1.0)
@@ -121,7 +116,7 @@ def test_all_three_roles_train_and_each_has_its_own_baseline(played, monkeypatch
     recipe = MultiAgent(Parts(client=chat), examples=1, proposals=2)
     assert chat.keeps and chat.free == ("judge",)
     chat.kept = ["of the exploration"]
-    played.said[:] = [[*WON], ["nothing"]]
+    played.said = [[*WON], ["nothing"]]
     chosen, _ = recipe.choose(played, 1)
     new = chosen[1][0]
     assert recipe.quality == {new.id: 0.4} and chat.kept == []
@@ -151,7 +146,7 @@ def test_all_three_roles_train_and_each_has_its_own_baseline(played, monkeypatch
 
 def test_a_rating_without_an_answer_is_worth_nothing(played):
     recipe = MultiAgent(Parts(client=Judge(None)), examples=1, proposals=1)
-    played.said[:] = [[*WON]]
+    played.said = [[*WON]]
     new = recipe.choose(played, 1)[0][1][0]
     assert recipe.reward(tried(*WON), new.id, [1.0, 0.0]) == 0.5
     assert standardised(np.array([])).size == 0 and agreements([tried(*WON)]) == []
@@ -160,7 +155,7 @@ def test_a_rating_without_an_answer_is_worth_nothing(played):
 def test_a_task_that_left_the_pool_is_not_rated(played):
     pool, before = played.tasks.pool, set(played.tasks.pool.tasks)
     pool.shrink = lambda: pool.tasks.pop(next(id for id in pool.tasks if id not in before))
-    played.said[:] = [[*WON], [RED, LEND_11, "done"]]
+    played.said = [[*WON], [RED, LEND_11, "done"]]
     recipe = MultiAgent(Parts(client=Judge(40)), examples=1, proposals=2)
     recipe.choose(played, 1)
     (left,) = pool.tasks.keys() - before

@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,23 +22,21 @@ from evolver.questioning.split import combination_of, split, start_of
 from evolver.questioning.tasks import check_probe
 from evolver.replaying import play
 from rl.evaluation import Scores
-from tests.tiny import tiny_policy
+from tests.evolver.runs import flags
 
-SMALL = [
-    "--config.steps=1", "--config.rollout.tasks=2", "--config.rollout.group=2",
-    "--config.learner.micro=1", "--config.optim.warmup=0", "--config.questioning.budget=16",
-    "--config.eval.tasks=3", "--config.eval.rollouts=1", "--config.eval.temperatures=()",
-    "--config.evolve.updates=2", "--config.evolve.rows=1", "--config.evolve.probes=2",
-    "--config.engine.slots=8", "--config.rollout.concurrency=8", "--config.rollout.max_tokens=8",
-    "--config.engine.weight_dtype=float32", "--config.questioning.explorer.args.rehearsals=2",
-]  # fmt: skip
+SMALL = flags(
+    "steps=1 rollout.tasks=2 rollout.group=2 rollout.concurrency=8 rollout.max_tokens=8",
+    "learner.micro=1 optim.warmup=0 questioning.budget=16 questioning.explorer.args.rehearsals=2",
+    "eval.tasks=3 eval.rollouts=1 eval.temperatures=() evolve.updates=2 evolve.rows=1",
+    "evolve.probes=2 engine.slots=8 engine.weight_dtype=float32",
+)
 
 
 @pytest.fixture
-def config(tmp_path):
+def config(policy):
     """Return the config of the desk, for the tiny policy."""
     config = evolve_config.get_config("lending:Lending")
-    config.model.path = str(tiny_policy(tmp_path / "policy"))
+    config.model.path = str(policy)
     return config
 
 
@@ -57,13 +56,23 @@ def test_a_world_that_is_not_checked_says_why(config, tmp_path, capsys):
     assert capsys.readouterr().out == "not checked in this process: config.env.mode=worker\n"
 
 
+@pytest.fixture
+def evolved(desk, policy, tmp_path, capsys):
+    """Evolve the tiny policy in a folder "run", and return what was said."""
+    place = [f"--config.model.path={policy}", f"--workdir={tmp_path}/run"]
+
+    def play(*words, code=0) -> str:
+        given = ["evolve", "lending:Lending", *SMALL, *place, *flags(*words)]
+        assert command.main(given) == code
+        said = capsys.readouterr()
+        return said.err if code else said.out
+
+    return play
+
+
 @pytest.mark.slow
-def test_one_command_goes_from_a_world_to_a_table_and_resumes(desk, tmp_path, capsys):
-    folder = tmp_path / "run"
-    flags = [f"--config.model.path={tiny_policy(tmp_path / 'policy')}", f"--workdir={folder}"]
-    words = ["evolve", "lending:Lending", *SMALL, *flags]
-    assert command.main(words) == 0
-    first = capsys.readouterr().out
+def test_one_command_goes_from_a_world_to_a_table_and_resumes(evolved, tmp_path):
+    folder, first = tmp_path / "run", evolved()
     for stage in ("18 checks passed", "16 to train on, 32 held out", "imitating 8 solutions"):
         assert stage in first
     table = (folder / "summary.md").read_text()
@@ -77,47 +86,43 @@ def test_one_command_goes_from_a_world_to_a_table_and_resumes(desk, tmp_path, ca
     assert sum("ids" in task.meta for task in trained) == len(own)
     assert "On 2 probes, success is " in table and ": use " in table
 
-    assert command.main(words) == 0
-    again = capsys.readouterr().out
+    again = evolved()
     assert "evaluating" not in again and "imitating" not in again and "step 1/1" not in again
     assert (folder / "summary.md").read_text() == table
-
-    assert command.main([*words, "--config.evolve.updates=3"]) == 1
-    assert "evolve.updates: 2 then, 3 now" in capsys.readouterr().err
+    assert "evolve.updates: 2 then, 3 now" in evolved("evolve.updates=3", code=1)
 
 
 @pytest.mark.slow
-def test_without_rounds_of_imitation_the_policy_trains_as_it_is(desk, tmp_path, capsys):
+def test_without_rounds_of_imitation_the_policy_trains_as_it_is(evolved, tmp_path):
     folder = tmp_path / "run"
-    flags = [f"--config.model.path={tiny_policy(tmp_path / 'policy')}", f"--workdir={folder}"]
-    alone = ["--config.evolve.rounds=0", "--config.recipe.name=standard"]
-    assert command.main(["evolve", "lending:Lending", *SMALL, *flags, *alone]) == 0
-    assert "imitating" not in capsys.readouterr().out
+    assert "imitating" not in evolved("evolve.rounds=0 recipe.name=standard")
     table = (folder / "summary.md").read_text()
     assert "pretrained, greedy" in table and "imitated" not in table
     assert "trained (1 steps), greedy" in table and not (folder / "pretrained").exists()
 
 
-def test_a_world_is_named_by_a_word_or_a_flag():
-    def named(*words: str) -> list[str]:
-        return command.evolving([*words, "--workdir=here"])
+HERE, STEPS, DEFAULT = "--workdir=here", "--config.steps=3", "--workdir=runs/evolve-desk_Desk"
+DESK, CONFIG = "desk:Desk", "--config=configs/evolve.py"
+SERVED = "--config.env.args.command=['python', 'my server.py']"
 
-    config = "--config=configs/evolve.py"
-    assert named("desk:Desk", "--config.steps=3") == [
-        f"{config}:desk:Desk", "--config.steps=3", "--workdir=here",
-    ]  # fmt: skip
-    assert named("--mcp", "python 'my server.py'")[:2] == [
-        f"{config}:mcp", "--config.env.args.command=['python', 'my server.py']",
-    ]  # fmt: skip
-    assert named("--gym=FrozenLake-v1")[1] == "--config.env.args.env=FrozenLake-v1"
-    assert named("--config.steps=3", "desk:Desk")[0] == f"{config}:desk:Desk"
-    assert named("--help=evolve") == ["--help=evolve"]
-    for words in (["desk:Desk"], ["desk:Desk", "--config.steps=3"]):
-        assert command.evolving(words)[-1] == "--workdir=runs/evolve-desk_Desk"
-    spaced = ["desk:Desk", "--workdir", "here", "--config", "mine.py"]
-    assert command.evolving(spaced) == [
-        "--config=mine.py", "--config.env.name=desk:Desk", "--workdir=here",
-    ]  # fmt: skip
+
+@pytest.mark.parametrize(
+    "words, flags",
+    [
+        ([DESK], [f"{CONFIG}:{DESK}", DEFAULT]),
+        ([DESK, STEPS], [f"{CONFIG}:{DESK}", STEPS, DEFAULT]),
+        ([STEPS, DESK, HERE], [f"{CONFIG}:{DESK}", STEPS, HERE]),
+        (["--mcp", "python 'my server.py'", HERE], [f"{CONFIG}:mcp", SERVED, HERE]),
+        (["--gym=A-v1", HERE], [f"{CONFIG}:gym", "--config.env.args.env=A-v1", HERE]),
+        (["--help=evolve", HERE], ["--help=evolve"]),
+        (
+            [DESK, "--workdir", "here", "--config", "mine.py"],
+            ["--config=mine.py", f"--config.env.name={DESK}", HERE],
+        ),
+    ],
+)
+def test_a_world_is_named_by_a_word_or_a_flag(words, flags):
+    assert command.evolving(words) == flags
 
 
 @pytest.mark.parametrize("words", [[], ["a:A", "b:B"], ["a:A", "--gym=X-v1"], ["--gym"]])
@@ -191,10 +196,11 @@ def test_a_split_leaves_tasks_on_both_sides(seed):
     assert len(held_out) >= 2 and len(training) >= 0.3 * len(tasks)
 
 
-def scores(**sweep: list[list[int]]) -> Scores:
+def scores(greedy: Sequence[int] = (0, 0), **sweep: list[list[int]]) -> Scores:
+    """Return scores of a policy that solves nothing but greedily and at temperatures of `sweep`."""
+    names, zeros = list("abcd"[: len(greedy)]), [[0, 0]] * len(greedy)
     degrees = {name.removeprefix("at_").replace("_", "."): value for name, value in sweep.items()}
-    zeros = [[0, 0], [0, 0]]
-    return Scores(["a", "b"], [1, 1], zeros, zeros, [0, 0], temperature=1.0, sweep=degrees)
+    return Scores(names, [1] * len(names), zeros, zeros, list(greedy), sweep=degrees)
 
 
 def test_two_processes_do_not_use_one_workdir(config, tmp_path):
@@ -241,14 +247,12 @@ def test_temperatures_are_those_of_probes():
 def test_a_policy_that_training_made_worse_is_not_chosen(
     config, tmp_path, monkeypatch, after, chosen
 ):
-    def scores(success):
-        solved = [int(n < 4 * success) for n in range(4)]
-        nothing = [[0]] * 4
-        return Scores(list("abcd"), [1] * 4, nothing, nothing, solved)
+    def solving(success):
+        return scores([int(n < 4 * success) for n in range(4)])
 
     folders = {"old": config.model.path, "new": str(tmp_path / "trained/policy")}
-    monkeypatch.setattr(evolve, "measured", lambda *_: scores(after))
-    policy, why = evolve.better(config, tmp_path, scores(0.75))
+    monkeypatch.setattr(evolve, "measured", lambda *_: solving(after))
+    policy, why = evolve.better(config, tmp_path, solving(0.75))
     assert policy == folders[chosen] and config.model.path == folders["old"]
     assert f"success is 75.0% before training and {100 * after}% after it" in why
     assert why.endswith(f"use {folders[chosen]}")
@@ -256,7 +260,7 @@ def test_a_policy_that_training_made_worse_is_not_chosen(
 
 @pytest.mark.parametrize("after, rounds", [((0.9,), 1), ((0.7, 0.8), 2), ((0.1, 0.2, 0.3, 0.9), 3)])
 def test_rounds_of_imitation_end_when_the_policy_solves_enough(
-    desk, config, tmp_path, monkeypatch, after, rounds
+    desk, config, policy, tmp_path, monkeypatch, after, rounds
 ):
     config.evolve.rounds, config.evolve.enough = 3, 0.8
     from_which, success = [], iter(after)
@@ -269,7 +273,7 @@ def test_rounds_of_imitation_end_when_the_policy_solves_enough(
     monkeypatch.setattr(evolve, "measured", lambda *of: next(success))
     monkeypatch.setattr(evolve, "best", lambda success: success)
     assert evolve.taught(config, tmp_path, [], desk, 0.5) == after[rounds - 1]
-    assert from_which == [tmp_path.name, "imitated-1", "imitated-2"][:rounds]
+    assert from_which == [policy.parent.name, "imitated-1", "imitated-2"][:rounds]
     assert config.model.path == str(tmp_path / f"imitated-{rounds}/policy")
 
 

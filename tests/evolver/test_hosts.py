@@ -24,7 +24,7 @@ from evolver.processes import coordinator, hosts
 from evolver.processes.identity import identity
 from rl.engines import EngineFault
 from tests.evolver.chat_server import ChatServer
-from tests.evolver.runs import command, eventually, figures
+from tests.evolver.runs import command, eventually, figures, flags
 from tests.evolver.test_recipes import demonstrated
 from tests.faults.stage import descendants
 
@@ -40,28 +40,27 @@ def free_port():
 
 
 def connecting(count, index, deadline, port):
-    """Return the words with which a process connects to the others at a port of this machine."""
-    settings = {"count": count, "index": index, "deadline": deadline}
-    words = [f"--config.hosts.{key}={value}" for key, value in settings.items()]
-    return [*words, f"--config.hosts.coordinator=127.0.0.1:{port}"]
+    """Return the flags with which a process connects to the others at a port of this machine."""
+    settings = f"hosts.count={count} hosts.index={index} hosts.deadline={deadline}"
+    return flags(settings, f"hosts.coordinator=127.0.0.1:{port}")
 
 
 def started(words, *, root=ROOT, devices=1):
     """Start a process with so many simulated devices."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    simulated = f"--xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": simulated}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([sys.executable, *words], cwd=root, env=environment, **streams)
 
 
-def start(folder, config, count, workdir, *flags, deadline=DEADLINE):
+def start(folder, config, count, workdir, *words, deadline=DEADLINE):
     """Start `count` processes of one run, or one process with `count` simulated devices when
     `count` is negative."""
-    words = command(config, folder / workdir, *flags)
+    program = command(config, folder / workdir, *words)
     if count < 0:
-        return [started(words, devices=-count)]
+        return [started(program, devices=-count)]
     port = free_port()
-    return [started([*words, *connecting(count, n, deadline, port)]) for n in range(count)]
+    return [started([*program, *connecting(count, n, deadline, port)]) for n in range(count)]
 
 
 def finish(processes):
@@ -82,21 +81,14 @@ def assert_same(got, want):
 @pytest.mark.parametrize(
     "count, mesh",
     [
-        (2, ["--config.mesh.fsdp=2"]),
-        (
-            4,
-            [
-                "--config.mesh.data=2",
-                "--config.mesh.fsdp=2",
-                "--config.recipe.name=separate_critic",
-            ],
-        ),
+        (2, "mesh.fsdp=2"),
+        (4, "mesh.data=2 mesh.fsdp=2 recipe.name=separate_critic"),
     ],
 )
 def test_several_processes_give_the_result_of_one(tmp_path, tiny, count, mesh):
-    flags = [*mesh, *(demonstrated(tmp_path) if count == 2 else ()), "--config.steps=2"]
-    alone = finish(start(tmp_path, tiny, -count, "alone", *flags))
-    together = finish(start(tmp_path, tiny, count, "together", *flags))
+    words = [mesh, "steps=2", *([demonstrated(tmp_path)] if count == 2 else [])]
+    alone = finish(start(tmp_path, tiny, -count, "alone", *words))
+    together = finish(start(tmp_path, tiny, count, "together", *words))
     for code, _, err in (*alone, *together):
         assert code == 0, err[-3000:]
     assert_same(figures(tmp_path / "together"), figures(tmp_path / "alone"))
@@ -109,15 +101,15 @@ def test_several_processes_give_the_result_of_one(tmp_path, tiny, count, mesh):
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_that_dies_ends_the_others_and_the_run_can_resume(tmp_path, tiny, victim):
-    flags = ["--config.mesh.fsdp=2", "--config.steps=6"]
-    processes = start(tmp_path, tiny, 2, "run", *flags, deadline=20.0)
+    words = "mesh.fsdp=2 steps=6"
+    processes = start(tmp_path, tiny, 2, "run", words, deadline=20.0)
     eventually(lambda: len([*tmp_path.glob("run/checkpoints/[0-9]*")]) > 1, seconds=900)
     processes[victim].kill()
     ends = finish(processes)
     code, _, err = ends[1 - victim]
     assert code == 75, err[-3000:]
     assert f"process {1 - victim} ends too. The last checkpoint is intact" in err
-    again = finish(start(tmp_path, tiny, 2, "run", *flags))
+    again = finish(start(tmp_path, tiny, 2, "run", words))
     assert [code for code, _, _ in again] == [0, 0], again[0][2][-3000:]
     assert "resuming after step" in again[0][1]
     assert [line["step"] for line in figures(tmp_path / "run")] == list(range(7))
@@ -150,16 +142,16 @@ def test_jax_aborts_no_process_before_the_watch_ends_it(monkeypatch):
 
 
 def test_a_process_that_cannot_connect_reports_it(tmp_path, tiny):
-    flags = [*connecting(2, 1, 3.0, free_port()), "--config.mesh.fsdp=2"]
-    ((code, _, err),) = finish(start(tmp_path, tiny, -1, "run", *flags))
+    words = connecting(2, 1, 3.0, free_port())
+    ((code, _, err),) = finish(start(tmp_path, tiny, -1, "run", "mesh.fsdp=2", *words))
     assert code != 0 and "process 1 of 2 did not connect to the others at 127.0.0.1" in err
 
 
 def test_a_process_that_meets_another_program_at_the_port_reports_it(tmp_path, tiny):
     with ChatServer("") as server:
         port = server.url.rpartition(":")[2].partition("/")[0]
-        flags = [*connecting(2, 1, 3.0, port), "--config.mesh.fsdp=2"]
-        ((code, _, err),) = finish(start(tmp_path, tiny, -1, "run", *flags))
+        words = connecting(2, 1, 3.0, port)
+        ((code, _, err),) = finish(start(tmp_path, tiny, -1, "run", "mesh.fsdp=2", *words))
     assert code == 1 and "(another program listens there)" in err and "Check failure" not in err
 
 

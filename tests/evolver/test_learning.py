@@ -19,11 +19,19 @@ from tests.rl.test_learner import batch
 from tests.rl.test_samples import trajectory, turn
 
 
-def run_at(config, version):
+def run_at(config, version=0, recipe=Recipe, **learner):
     """Return what stands in for a run whose engine has the weights of a version."""
-    run = mock.Mock(config=config, recipe=Recipe(Parts()))
+    run = mock.Mock(config=config, recipe=recipe(Parts()))
     run.actor.engine.version = version
+    run.learner = mock.Mock(renews=False, needs_reference=False, **learner)
+    run.learner.update.weights = lambda packed: packed.mask_RT
+    run.learner.alarm.check.return_value = ""
     return run
+
+
+@pytest.fixture(autouse=True)
+def stand_ins_have_whole_weights(monkeypatch):
+    monkeypatch.setattr(learning, "whole", lambda state, layout: state)
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
@@ -40,10 +48,7 @@ def test_a_decaying_schedule_ends_with_the_run_however_few_updates_were_made(mon
         seeds.append(seed)
         return state, {"logp_RT": 0, "tokens": 1}
 
-    update.weights = lambda packed: packed.mask_RT
-    run = run_at(config, 0)
-    run.learner.update, run.learner.renews = update, False
-    run.learner.alarm.check.return_value = ""
+    run = run_at(config, update=update)
     for step, made in enumerate((2, 0, 1, 1), 1):
         learning.learn(run, [batch(rows=1)] * made, step)
     planned = 2 * epochs
@@ -70,10 +75,9 @@ def test_the_balance_is_that_of_tokens_or_of_rollouts():
     packed = pack(samples, 16)
 
     def balance(aggregate):
-        def weights(packed):
-            return aggregation_weights(packed.mask_RT, packed.rollout_RT, aggregate=aggregate)
-
-        return learning.balance(mock.Mock(**{"update.weights": weights}), packed)
+        weight_RT = aggregation_weights(packed.mask_RT, packed.rollout_RT, aggregate=aggregate)
+        learner = mock.Mock(**{"update.weights.return_value": weight_RT})
+        return learning.balance(learner, packed)
 
     assert balance("token-mean") == pytest.approx(-0.5)
     assert balance("seq-mean-token-mean") == pytest.approx(0.0, abs=1e-6)
@@ -81,7 +85,7 @@ def test_the_balance_is_that_of_tokens_or_of_rollouts():
 
 
 @pytest.mark.parametrize("share", [False, True])
-def test_old_log_probabilities_of_guided_tokens_alone_are_those_of_all_rows(share, monkeypatch):
+def test_old_log_probabilities_of_guided_tokens_alone_are_those_of_all_rows(share):
     """They take a pass over the guided samples, and no more."""
     draw, rows, samples = np.random.default_rng(0), [], []
     prompts = draw.integers(1, 99, (3, 7))
@@ -95,7 +99,6 @@ def test_old_log_probabilities_of_guided_tokens_alone_are_those_of_all_rows(shar
         told = packed.tokens_RT + np.roll(packed.tokens_RT, 1, axis=1) / 100
         return np.where(packed.mask_RT, told, 0).astype(np.float32)
 
-    monkeypatch.setattr(learning, "whole", lambda state, layout: state)
     learner = mock.Mock(logp=logp, needs_reference=False)
     config = base.get_config()
     config.loss.fast = True
@@ -122,7 +125,7 @@ def test_guided_rollouts_are_packed_apart_where_they_alone_are_scored(key, value
         trajectory(turn([1, 2], [3, 4], 1.0 - n, version=0), experience=["e"] * (n % 2))
         for n in range(4)
     ]
-    (packed,), _, _ = learning.select(run_at(config, 0), played, [], 1)
+    (packed,), _, _ = learning.select(run_at(config), played, [], 1)
     found = packed.guided_alone
     assert (0 if found is None else found.sample_RT.max() + 1) == alone
     assert found is None or found.guided_RT[found.mask_RT].all()
@@ -138,11 +141,10 @@ def test_a_fast_run_makes_no_pass_before_an_update():
     assert not scored.logp.called and packed.old_logp_RT is None and not kl_coef(config)
 
 
-def test_the_first_mini_batch_has_the_old_log_probabilities_of_its_own_update(monkeypatch):
+def test_the_first_mini_batch_has_the_old_log_probabilities_of_its_own_update():
     """Only the others take a pass, whose figures are those of a run with a pass for each."""
     config = base.get_config()
     config.loss.kl_coef, config.learner.updates, config.learner.epochs = 0.0, 2, 2
-    monkeypatch.setattr(learning, "whole", lambda state, layout: state)
 
     def learnt(recipe):
         scored, olds = [], []
@@ -156,11 +158,7 @@ def test_the_first_mini_batch_has_the_old_log_probabilities_of_its_own_update(mo
             scored.append(packed)
             return np.where(packed.mask_RT, -2.0, 0).astype(np.float32)
 
-        update.weights = lambda packed: packed.mask_RT
-        run = run_at(config, 0)
-        run.recipe, run.learner.update, run.learner.logp = recipe(Parts()), update, logp
-        run.learner.renews = run.learner.needs_reference = False
-        run.learner.alarm.check.return_value = ""
+        run = run_at(config, recipe=recipe, update=update, logp=logp)
         played = [[trajectory(turn([1], [n], 1.0, version=0))] for n in range(2)]
         batches = [learning.mini_batch(config, part) for part in played]
         return learning.learn(run, batches, 3), scored, olds
@@ -179,7 +177,7 @@ def test_the_first_mini_batch_has_the_old_log_probabilities_of_its_own_update(mo
     assert metrics[name] == before[name] and metrics[name] > 0
 
 
-def test_tokens_of_unknown_log_probability_have_that_of_the_policy(monkeypatch):
+def test_tokens_of_unknown_log_probability_have_that_of_the_policy():
     """Here a grammar held the second rollout; a guided one gives no pass of its own beside it."""
     played = [trajectory(turn([1, 2], [3, 4], 1.0 - n), task=str(n)) for n in range(3)]
     played[1].turns[0].completion.logprobs = []
@@ -188,7 +186,6 @@ def test_tokens_of_unknown_log_probability_have_that_of_the_policy(monkeypatch):
     config.loss.old_logp = "sampled"
     packed = learning.mini_batch(config, played)
     assert packed.guided_alone is None
-    monkeypatch.setattr(learning, "whole", lambda state, layout: state)
     logp = lambda params, packed: np.where(packed.mask_RT, -9, 0).astype(np.float32)
     learning.score(config, mock.Mock(logp=logp, needs_reference=False), packed)
     old = packed.trained(packed.old_logp_RT)
@@ -200,19 +197,19 @@ def test_tokens_of_unknown_log_probability_have_that_of_the_policy(monkeypatch):
 
 def test_rollouts_of_a_recipe_that_do_not_train_are_counted_and_told_by_their_reason():
     config = base.get_config()
-    run, recipe, told = run_at(config, 9), Recipe(Parts()), {}
+    run, told = run_at(config, 9), {}
     run.progress.once = told.setdefault
+    select = run.recipe.select
     old, flat = ([trajectory(turn([1], [2], a, v))] for a, v in ((1.0, 3), (0.0, 9)))
     fine = trajectory(turn([1], [2], 1.0, 9), task="b")
-    _, _, ledger = recipe.select(run, [fine], [*old, fine], 1)
+    _, _, ledger = select(run, [fine], [*old, fine], 1)
     assert ledger["ledger/extra"] == 2 and ledger["ledger/extra_trained"] == 1
     assert ledger["ledger/extra_stale"] == 1 and ledger["ledger/extra_overlong"] == 0
-    recipe.select(run, [fine], [], 1)
+    select(run, [fine], [], 1)
     assert not told
-    recipe.select(run, [fine], old, 2)
+    select(run, [fine], old, 2)
     assert "step 2: none of the 1 extra" in told["extra/stale"]
     assert "config.learner.max_staleness=1 allows" in told["extra/stale"]
-    recipe.select(run, [fine], flat, 3)
+    select(run, [fine], flat, 3)
     assert told.keys() == {"extra/stale", "extra/no_signal"}
-    sample = config.learner
-    assert all(learning.REMEDIES[reason].format(c=sample) for reason in learning.REASONS)
+    assert all(learning.REMEDIES[reason].format(c=config.learner) for reason in learning.REASONS)

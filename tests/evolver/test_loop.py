@@ -32,8 +32,8 @@ from tests.faults.stage import FATES
 from tests.tiny import Parity
 
 ROOT = Path(__file__).parents[2]
-RESUMED = "--config.checkpoint.every=2"
-RARELY = "--config.checkpoint.every=10"
+RESUMED = "checkpoint.every=2"
+RARELY = "checkpoint.every=10"
 
 
 def go(tiny, workdir, *words) -> int:
@@ -65,13 +65,8 @@ def test_a_run_leaves_what_it_promises(straight):
     assert [("eval/avg@2" in line) for line in metrics] == [True, False, True, False, True]
     assert sum(line.get("updates", 0) for line in metrics) > 2
     assert all(abs(line["mismatch/max"]) < 1e-4 for line in metrics if line.get("updates"))
-    for name in [
-        "config.json",
-        "summary.md",
-        "curve.png",
-        "checkpoints",
-        "policy/model.safetensors",
-    ]:
+    left = ("config.json", "summary.md", "curve.png", "checkpoints", "policy/model.safetensors")
+    for name in left:
         assert (straight / name).exists(), name
     shape, _ = hf.load(straight / "policy")
     assert shape.vocab >= Tokenizer.load(straight / "policy").vocab_size
@@ -88,11 +83,10 @@ class Ruled(Parity):
         return dataclasses.replace(opened, messages=[rules, *opened.messages])
 
 
-def test_a_policy_is_saved_with_the_system_message_of_its_training(tmp_path, finish):
-    words = ["--config.env.name=tests.evolver.test_loop:Ruled", "--config.steps=1"]
-    finish("run", *words)
-    assert chat.system_message(tmp_path / "run/policy") == "Count. "
-    assert chat.SYSTEM_FILE in (tmp_path / "run/policy/README.md").read_text()
+def test_a_policy_is_saved_with_the_system_message_of_its_training(finish):
+    policy = finish("run", "env.name=tests.evolver.test_loop:Ruled steps=1") / "policy"
+    assert chat.system_message(policy) == "Count. "
+    assert chat.SYSTEM_FILE in (policy / "README.md").read_text()
 
 
 def test_the_ledger_adds_up_and_names_the_fate_of_every_rollout(straight):
@@ -106,11 +100,11 @@ def test_the_ledger_adds_up_and_names_the_fate_of_every_rollout(straight):
 
 @pytest.mark.parametrize("mode", ["worker", "http"])
 def test_a_run_is_the_same_wherever_its_worlds_live(mode, straight, finish):
-    words = [f"--config.env.mode={mode}"]
+    words = [f"env.mode={mode}"]
     with contextlib.ExitStack() as stack:
         if mode == "http":
             pytest.importorskip("starlette", reason="pip install -r requirements/service.txt")
-            words.append(f"--config.env.url={stack.enter_context(serving('tests.tiny:Parity'))}")
+            words.append(f"env.url={stack.enter_context(serving('tests.tiny:Parity'))}")
         run = finish("run", *words)
     for ours, theirs in zip(lines(straight), lines(run), strict=True):
         # Turns meet others in the engine's batch when their worlds answer: that is in the last
@@ -190,7 +184,7 @@ def test_a_finished_run_says_so_and_shows_its_table(straight, tiny, capsys):
 
 
 def test_the_exported_policy_can_be_evaluated(straight, tiny, tmp_path, capsys):
-    words = [f"--config.model.path={straight}/policy", "--mode=eval"]
+    words = [f"model.path={straight}/policy", "--mode=eval"]
     assert go(tiny, tmp_path, *words) == 0
     assert "avg@2" in capsys.readouterr().out
     (record,) = Workdir(tmp_path).evaluations()
@@ -199,7 +193,7 @@ def test_the_exported_policy_can_be_evaluated(straight, tiny, tmp_path, capsys):
     assert np.mean(sampled) == record["avg@2"]
     last = lines(straight)[-1]
     assert record["avg@2"] == last["eval/avg@2"] and record["score"] == last["eval/score"]
-    assert go(tiny, tmp_path, *words, "--config.eval.seeds=3") == 0
+    assert go(tiny, tmp_path, *words, "eval.seeds=3") == 0
     assert "sd of 3 seeds" in capsys.readouterr().out
     record = Workdir(tmp_path).evaluations()[1]
     repeated = [rollouts_of(tmp_path, name) for name in ("eval", "eval_1", "eval_2")]
@@ -212,12 +206,10 @@ def test_the_exported_policy_can_be_evaluated(straight, tiny, tmp_path, capsys):
 
 
 ALL = (
-    "--config.env.name=travel", "--config.steps=2", "--config.questioning.enabled=True",
-    "--config.navigating.enabled=True",
-    "--config.navigating.rollouts=2", "--config.navigating.tasks=2", "--config.navigating.every=1",
-    "--config.questioning.budget=6", "--config.attributing.enabled=True", "--config.advantage.name=adca",
-    "--config.rollout.context=256", "--config.learner.row=256",
-)  # fmt: skip
+    "env.name=travel steps=2 rollout.context=256 learner.row=256 questioning.enabled=True",
+    "questioning.budget=6 navigating.enabled=True navigating.rollouts=2 navigating.tasks=2",
+    "navigating.every=1 attributing.enabled=True advantage.name=adca",
+)
 
 
 def test_what_explore_and_pool_leave_can_be_trained_on(ends, finish):
@@ -225,11 +217,8 @@ def test_what_explore_and_pool_leave_can_be_trained_on(ends, finish):
     pooled = finish("pooled", *ALL, "--mode=pool")
     found = read_tasks(explored / "tasks.jsonl")
     assert found and all(task.origin == "synthetic" for task in found)
-    given = [
-        f"--config.questioning.tasks={explored}/tasks.jsonl",
-        f"--config.navigating.pool={pooled}/experience",
-    ]
-    run = finish("trained", *ALL, "--config.steps=1", *given)
+    given = f"questioning.tasks={explored}/tasks.jsonl navigating.pool={pooled}/experience"
+    run = finish("trained", *ALL, "steps=1", given)
     first, second = lines(run)
     assert first["questioning/pool"] == len(found)
     assert second["rollout/count/synthetic"] > 0 and second["rollout/count/original"] > 0
@@ -241,11 +230,8 @@ def test_what_explore_and_pool_leave_can_be_trained_on(ends, finish):
 
 
 def test_adapters_train_against_the_weights_that_they_are_added_to(finish):
-    words = [
-        "--config.lora.rank=2", "--config.loss.kl_coef=0.1", "--config.steps=2",
-        "--config.eval.every=0", "--config.checkpoint.minutes=0.001",
-    ]  # fmt: skip
-    run = finish("run", RARELY, *words)
+    words = "lora.rank=2 loss.kl_coef=0.1 steps=2 eval.every=0 checkpoint.minutes=0.001"
+    run = finish("run", RARELY, words)
     assert {path.name for path in (run / "checkpoints").glob("[0-9]")} == {"1", "2"}
     metrics = lines(run)
     assert metrics[1]["updates"] and metrics[2]["updates"] and metrics[2]["kl_ref"] > 0
@@ -261,27 +247,24 @@ def whitened(batch):
     return 1e-3 + (batch.outcome_N - batch.outcome_N.mean()) / (batch.outcome_N.std() + 1e-6)
 
 
-@pytest.mark.parametrize(
-    "estimator",
-    [
-        "grpo",
-        "reinforce_pp",  # a recipe that asks no estimator
-        pytest.param("tests.evolver.test_loop:whitened", marks=pytest.mark.slow),
-    ],
+WHITENED = "advantage.name=tests.evolver.test_loop:whitened"
+UNASKED = (  # a recipe that asks no estimator
+    "recipe.name=reinforce_pp learner.drop=('cancelled','env_error','stale','overlong')"
 )
-def test_groups_without_signal_are_replaced_by_other_tasks(estimator, finish):
-    named = "advantage" if estimator != "reinforce_pp" else "recipe"
-    words = ["--config.rollout.group=2", "--config.eval.every=0"]
-    words += [f"--config.{named}.name={estimator}"]
-    if named == "recipe":
-        words += ["--config.learner.drop=('cancelled', 'env_error', 'stale', 'overlong')"]
+
+
+@pytest.mark.parametrize(
+    "plug", ["advantage.name=grpo", UNASKED, pytest.param(WHITENED, marks=pytest.mark.slow)]
+)
+def test_groups_without_signal_are_replaced_by_other_tasks(plug, finish):
+    words = f"rollout.group=2 eval.every=0 {plug}"
     BATCHES.clear()
-    plain = finish("plain", *words)
-    refilled = finish("refilled", *words, "--config.rollout.refill=9")
+    plain = finish("plain", words)
+    refilled = finish("refilled", words, "rollout.refill=9")
     before, after = lines(plain)[1:], lines(refilled)[1:]
-    if named == "recipe":
+    if plug == UNASKED:
         assert all(line["ledger/trained"] == 6 for line in before)  # nothing is left out
-    elif estimator == "grpo":
+    elif plug != WHITENED:
         trained = [sum(line["ledger/trained"] for line in steps) for steps in (before, after)]
         assert trained[0] < min(6 * len(before), trained[1])  # some tasks had no signal
     else:  # all rounds of a step are one batch
@@ -305,11 +288,8 @@ def test_experience_is_made_of_the_tasks_that_train_whatever_their_split_is_call
     task = {"env": "parity", "query": "Write.", "split": "mine"}
     tasks = [json.dumps(task | {"id": f"mine/{i}"}) + "\n" for i in range(3)]
     (tmp_path / "tasks.jsonl").write_text("".join(tasks))
-    words = [
-        "--config.navigating.enabled=True", "--config.navigating.rollouts=2", "--config.navigating.every=1",
-        "--config.steps=1", "--config.eval.every=0", f"--config.env.tasks={tmp_path}/tasks.jsonl",
-    ]  # fmt: skip
-    run = finish("run", *words)
+    words = "navigating.enabled=True navigating.rollouts=2 navigating.every=1 steps=1 eval.every=0"
+    run = finish("run", words, f"env.tasks={tmp_path}/tasks.jsonl")
     assert {task.split for task in read_tasks(run / "tasks.jsonl")} == {"mine"}
 
 
@@ -324,53 +304,41 @@ def test_a_world_that_fails_in_every_rollout_ends_the_run_and_in_some_is_shown(
     plain = Parity.reset
     monkeypatch.setattr(Parity, "reset", reset)
     broken = lambda task: task.id.endswith("/3")
-    words = ["--config.steps=1", "--config.rollout.tasks=6", "--config.eval.every=0"]
-    some = finish("some", *words)
-    out = capsys.readouterr().out
-    assert (
-        out.count("the environment failed in 4 of 24 rollouts") == 1
-        and "the database is gone" in out
-    )
-    assert [line["ledger/env_error"] for line in lines(some)[1:]] == [4]
-    assert [line["rollout/restarts"] for line in lines(some)[1:]] == [4]
+    words = "steps=1 rollout.tasks=6 eval.every=0"
+    (_, line), out = lines(finish("some", words)), capsys.readouterr().out
+    assert out.count("the environment failed in 4 of 24 rollouts") == 1
+    assert "the database is gone" in out
+    assert line["ledger/env_error"] == line["rollout/restarts"] == 4
     assert out.count("4 of 24 rollouts were started again in another world") == 1
     broken = lambda task: True
-    err = ends(3, *words)
-    assert (
-        "step 1: the environment failed in every rollout" in err and "the database is gone" in err
-    )
+    err = ends(3, words)
+    for said in ("step 1: the environment failed in every rollout", "the database is gone"):
+        assert said in err
     assert "Step 0 of 1 is saved" in err
 
 
 def test_a_deadline_that_passes_in_every_rollout_ends_the_run(ends):
     said = "rollout.timeout was exceeded in every rollout: the episode took longer than 0.001 s"
-    words = ("--config.eval.every=0", "--config.rollout.timeout=0.001")
-    assert f"step 1: {said}" in ends(3, *words)
+    assert f"step 1: {said}" in ends(3, "eval.every=0 rollout.timeout=0.001")
 
 
 def test_workers_with_fewer_tasks_than_a_step_takes(ends):
-    said = ends(1, "--config.env.mode=worker", "--config.rollout.tasks=9")
+    said = ends(1, "env.mode=worker rollout.tasks=9")
     assert "needs 9 different original tasks, and there are 6" in said
 
 
 def test_the_policy_before_training_is_evaluated_at_every_temperature(capsys, finish):
-    words = ["--config.steps=2", "--config.eval.temperatures=(0.01,1.0,2.0)"]
-    run = finish("run", *words)
+    run = finish("run", "steps=2 eval.temperatures=(0.01,1.0,2.0)")
     before, after = Workdir(run).scores().values()
-    assert (
-        list(before.sweep) == ["0.01", "2"] and after.sweep == {}
-    )  # 1.0 is that of the evaluation itself
+    # 1.0 is that of the evaluation itself
+    assert list(before.sweep) == ["0.01", "2"] and after.sweep == {}
     assert np.shape(before.sweep["2"]) == np.shape(before.success_NR)
     first = Workdir(run).metrics()[0]
     assert first["eval/temperature/2"] == np.mean(before.sweep["2"])
     shown = capsys.readouterr().out
     assert "before, at T=" in shown and "sharpening" in shown
-    words = [
-        f"--config.model.path={run}/policy",
-        "--mode=eval",
-        "--config.eval.temperatures=(0.5,)",
-    ]
-    evaluated = finish("eval", *words)
+    words = f"model.path={run}/policy eval.temperatures=(0.5,)"
+    evaluated = finish("eval", words, "--mode=eval")
     assert "success by temperature: " in capsys.readouterr().out
     (record,) = Workdir(evaluated).evaluations()
     assert list(record["scores"][0]["sweep"]) == ["0.5"]
@@ -379,10 +347,10 @@ def test_the_policy_before_training_is_evaluated_at_every_temperature(capsys, fi
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_a_file_in_the_way_is_one_message(tiny, tmp_path, capsys, mode):
     workdir = tmp_path / "run"
-    words = command(tiny, workdir, "--config.steps=1")
+    words = command(tiny, workdir, "steps=1")
     Workdir(workdir).claim(cli.parse(words).config.to_dict())
     (workdir / "trajectories").write_text("")
-    assert runs.go(tiny, workdir, "--config.steps=1", f"--mode={mode}") == 1
+    assert runs.go(tiny, workdir, "steps=1", f"--mode={mode}") == 1
     err = capsys.readouterr().err
     assert "trajectories" in err and "Traceback" not in err
 

@@ -26,9 +26,9 @@ def told(tiny, workdir, monkeypatch, *words):
 def test_a_run_tells_its_servers_workers_queues_memory_speed_and_cost(tiny, tmp_path, monkeypatch):
     prices = tmp_path / "prices.json"
     prices.write_text('{"tiny": [2.0, 8.0]}')
-    paid = (f"--config.llm.prices={prices}", "--config.llm.budget_tokens=-1")
+    paid = f"llm.prices={prices} llm.budget_tokens=-1"
     with ChatServer(script, context=32_768) as server:
-        words = asking(server, *LABELLED, *paid)
+        words = asking(server, *LABELLED, paid)
         figures = told(tiny, tmp_path / "run", monkeypatch, *words)
     last = figures[-1]
     assert all(each["servers"][0]["state"] == "up" for each in figures)
@@ -42,7 +42,7 @@ def test_a_run_tells_its_servers_workers_queues_memory_speed_and_cost(tiny, tmp_
 
 
 def test_nothing_is_said_after_the_end(tiny, tmp_path):
-    assert go(tiny, tmp_path / "run", "--config.steps=1") == 0
+    assert go(tiny, tmp_path / "run", "steps=1") == 0
     assert not list((tmp_path / "run").glob("now*"))
 
 

@@ -11,6 +11,7 @@ from envs.world import Evaluation, Task
 from evolver.config import plugs
 from evolver.files.rollout_files import rollout_files
 from evolver.files.workdir import Workdir
+from evolver.imitating import turns_of
 from evolver.parts import Parts
 from evolver.recipes import Recipe
 from evolver.recipes.demonstrated import Demonstrated
@@ -104,13 +105,12 @@ class Weighing(Recipe):
 
 
 def test_a_recipe_that_was_not_set_up_is_refused_before_anything_runs(ends):
-    said = ends(1, f"--config.recipe.name={HERE}:Unmade")
+    said = ends(1, f"recipe.name={HERE}:Unmade")
     assert "Unmade.__init__ has to call super().__init__(parts)" in said
 
 
 def test_advantages_of_tokens_are_recorded_and_a_figure_that_is_no_number_is_said(finish, capsys):
-    words = (f"--config.recipe.name={HERE}:Weighing", "--config.eval.every=0", "--config.steps=2")
-    run = finish("run", *words)
+    run = finish("run", f"recipe.name={HERE}:Weighing eval.every=0 steps=2")
     assert "the metric named is left out: a plug gave 'a text'" in capsys.readouterr().out
     metrics = Workdir(run).metrics()
     assert [line.get("counted") for line in metrics] == [None, 1, 2]
@@ -120,19 +120,14 @@ def test_advantages_of_tokens_are_recorded_and_a_figure_that_is_no_number_is_sai
 
 
 PLUGS = (
-    f"--config.recipe.name={HERE}:Backwards",
-    "--config.sampler.name=failures",
-    f"--config.reward.name={HERE}:fined",
-    "--config.loss.kl_coef=0.1",
-    "--config.loss.renew_reference=2",
-    f"--config.advantage.name={HERE}:Moving",
-    "--config.eval.every=0",
+    f"recipe.name={HERE}:Backwards sampler.name=failures reward.name={HERE}:fined eval.every=0"
+    f" loss.kl_coef=0.1 loss.renew_reference=2 advantage.name={HERE}:Moving"
 )
 
 
 def test_what_plugs_remember_is_resumed_bit_for_bit(finish):
-    runs = [finish("whole", *PLUGS), finish("parts", *PLUGS, "--config.steps=2")]
-    finish("parts", *PLUGS)
+    runs = [finish("whole", PLUGS), finish("parts", PLUGS, "steps=2")]
+    finish("parts", PLUGS)
     whole, parts = map(figures, runs)
     # Just before it is renewed, the reference is two steps old, and before that it is the policy.
     gaps = [line["kl_ref"] for line in whole[1:]]
@@ -160,7 +155,7 @@ def test_a_plug_that_cannot_resume_is_refused(key, name, words):
 
 
 def test_a_state_that_a_file_would_change_is_refused_before_anything_runs(ends, tmp_path):
-    said = ends(1, f"--config.advantage.name={HERE}:Unkept")
+    said = ends(1, f"advantage.name={HERE}:Unkept")
     assert "config.advantage: Unkept.state() has to return JSON values" in said
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
@@ -182,12 +177,9 @@ class Marked(Sirius):
 
 
 def test_sirius_trains_on_successes_and_on_repaired_failures_alone(finish):
-    words = [
-        f"--config.env.name={HERE}:Solved", f"--config.recipe.name={HERE}:Marked", "--config.loss.name=nll",
-        "--config.recipe.args.feedback=Say: {solution}", "--config.recipe.args.attempts=2",
-        "--config.eval.every=0", "--config.steps=1", "--config.learner.updates=1", "--config.optim.lr=1e-9",
-    ]  # fmt: skip
-    run = finish("run", *words)
+    words = f"env.name={HERE}:Solved recipe.name={HERE}:Marked recipe.args.attempts=2 loss.name=nll"
+    less = "eval.every=0 steps=1 learner.updates=1 optim.lr=1e-9"
+    run = finish("run", words, less, "--config.recipe.args.feedback=Say: {solution}")
     line, own, extra = figures(run)[1], rollouts_of(run, 1), rollouts_of(run, "extra_000001")
     assert [r["fate"] for r in own] == ["trained", *["no_signal"] * 3] * 3
     assert line["ledger/trained"] == 3 and line["ledger/no_signal"] == 9 == line["sirius/failed"]
@@ -218,17 +210,15 @@ def demonstrated(folder):
     ]  # fmt: skip
     file = folder / "tasks.jsonl"
     file.write_text("".join(json.dumps(task.to_dict()) + "\n" for task in tasks))
-    return [
-        "--config.recipe.name=demonstrated", "--config.recipe.args.solutions=4",
-        "--config.recipe.args.weight=0.5", "--config.questioning.enabled=True",
-        f"--config.questioning.tasks={file}", "--config.questioning.share=1.0",
-        "--config.eval.every=0", "--config.loss.old_logp=sampled", "--config.learner.updates=1",
-    ]  # fmt: skip
+    return (
+        "recipe.name=demonstrated recipe.args.solutions=4 recipe.args.weight=0.5 eval.every=0"
+        f" questioning.enabled=True questioning.tasks={file} questioning.share=1.0"
+        " loss.old_logp=sampled learner.updates=1"
+    )
 
 
 def test_what_no_rollout_solved_is_demonstrated_first(tmp_path, finish):
-    words = demonstrated(tmp_path)
-    run = finish("run", *words, "--config.steps=2")
+    run = finish("run", demonstrated(tmp_path), "steps=2")
     for step in (1, 2):
         line, own = figures(run)[step], rollouts_of(run, step)
         extra = rollouts_of(run, f"extra_{step:06d}")
@@ -246,8 +236,8 @@ def test_what_no_rollout_solved_is_demonstrated_first(tmp_path, finish):
 
 
 def test_without_negative_advantages_only_what_did_better_than_its_group_trains(tmp_path, finish):
-    words = [*demonstrated(tmp_path), "--config.rollout.group=8", "--config.steps=1"]
-    runs = [finish(n, *words, f"--config.recipe.args.negative={n}") for n in ("1.0", "0.5", "0.0")]
+    words = f"{demonstrated(tmp_path)} rollout.group=8 steps=1"
+    runs = [finish(n, words, f"recipe.args.negative={n}") for n in ("1.0", "0.5", "0.0")]
     advantages = [
         [[turn["advantage"] for turn in r["turns"]] for r in rollouts_of(run, 1)] for run in runs
     ]
@@ -273,21 +263,27 @@ def test_what_labels_praise_in_failures_counts_as_negative_advantages_do(monkeyp
         assert [one.advantage for one in turns if one.advantage] == expected
 
 
-def test_demonstrations_need_invented_tasks_and_the_policys_own_old_log_probabilities(ends):
-    said = ends(2, "--config.recipe.name=demonstrated", "--config.loss.guided_prompt=guided")
-    assert said.count("config.recipe.name=demonstrated trains on ") == 2
-    assert "guided_prompt=stripped" in said and "config.questioning.enabled=True" in said
-
-
 @pytest.mark.parametrize(
-    ("name", "words"),
+    "words, said",
     [
-        ("coevolve", "config.questioning.every above 0"),
-        ("evolutionary", "questioning.enabled=True"),
+        (
+            "demonstrated loss.guided_prompt=guided",
+            [
+                "demonstrated trains on demonstrations", "guided_prompt=stripped",
+                "demonstrated trains on solutions", "config.questioning.enabled=True",
+            ],
+        ),
+        ("coevolve", ["config.questioning.every above 0"]),
+        ("evolutionary", ["questioning.enabled=True"]),
+        (  # what proposes tasks of its step needs rollouts of that step
+            "dual_role rollout.async_depth=1",
+            ["within it: set config.rollout.async_depth=0"],
+        ),
     ],
-)
-def test_recipes_that_work_on_invented_tasks_need_some(ends, name, words):
-    assert words in ends(2, f"--config.recipe.name={name}")
+)  # fmt: skip
+def test_a_recipe_is_refused_without_what_it_needs(ends, words, said):
+    problems = ends(2, f"recipe.name={words}")
+    assert all(text in problems for text in said)
 
 
 class Untrue(Parity):
@@ -306,26 +302,22 @@ class Untrue(Parity):
         return Evaluation(0.0, False)
 
 
-def test_what_proposes_tasks_of_its_step_needs_rollouts_of_that_step(ends):
-    said = ends(2, "--config.recipe.name=dual_role", "--config.rollout.async_depth=1")
-    assert "within it: set config.rollout.async_depth=0" in said
+async def failing(*_):
+    raise ValueError("no chat")
 
 
-def test_a_demonstration_that_fails_is_left_out_counted_and_shown(tmp_path, capsys, finish):
-    words = [*demonstrated(tmp_path), f"--config.env.name={HERE}:Untrue", "--config.steps=1"]
-    run = finish("run", *words)
+@pytest.mark.parametrize(
+    "world, template, said",
+    [
+        (f"env.name={HERE}:Untrue", turns_of, "a solution fails: "),
+        ("", failing, "a solution fails: ValueError: no chat"),  # does not end the run either
+    ],
+)
+def test_a_demonstration_that_fails_is_left_out_counted_and_shown(
+    world, template, said, tmp_path, monkeypatch, capsys, finish
+):
+    monkeypatch.setattr("evolver.recipes.demonstrated.turns_of", template)
+    run = finish("run", demonstrated(tmp_path), world, "steps=1")
     line = figures(run)[1]
     assert line["demonstrated/lost"] == 4 and "ledger/extra" not in line
-    assert "step 1: a solution fails: " in capsys.readouterr().out
-
-
-def test_a_template_that_fails_on_a_demonstration_does_not_end_the_run(
-    tmp_path, monkeypatch, capsys, finish
-):
-    async def failing(*_):
-        raise ValueError("no chat")
-
-    monkeypatch.setattr("evolver.recipes.demonstrated.turns_of", failing)
-    run = finish("run", *demonstrated(tmp_path), "--config.steps=1")
-    assert figures(run)[1]["demonstrated/lost"] == 4
-    assert "a solution fails: ValueError: no chat" in capsys.readouterr().out
+    assert f"step 1: {said}" in capsys.readouterr().out

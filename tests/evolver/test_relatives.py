@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +16,7 @@ from envs.toolcalls import call_text
 from envs.world import Evaluation, WorldError
 from evolver.config.checks.workdir import differences
 from evolver.parts import Parts
-from evolver.questioning import TaskPool, is_verified
+from evolver.questioning import is_verified
 from evolver.questioning.played import replayer, verified_task
 from evolver.questioning.tasks import Rejected
 from evolver.recipes import Recipe, proposals
@@ -28,7 +27,6 @@ from evolver.recipes.reinforce_pp import ReinforcePP, penalised
 from evolver.recipes.replay import ReplayBuffer, loaded, saved
 from evolver.recipes.tree import Tree, advantages
 from evolver.recipes.webrl import WebRL
-from evolver.sampling import Epochs
 from rl import losses
 from rl.advantages import Batch
 from rl.advantages.gigpo import gigpo
@@ -40,16 +38,9 @@ from rl.packing import pack
 from rl.rewards.novelty import Novelty
 from rl.samples import samples
 from tests.evolver.explorers import solves
-from tests.evolver.toy import BLUE, GREEN, LEND, LEND_15, LOST, WON, Library, task, tried
+from tests.evolver.stand_ins import DUNE, pool_from, run_with, tokens_of
+from tests.evolver.toy import BLUE, GREEN, LEND, LEND_15, LOST, WON, Library, tried
 from tests.rl.test_samples import trajectory, turn
-
-
-def run_with(pool=None):
-    """Return a run with no more parts than recipes use here."""
-    return SimpleNamespace(
-        config=base.get_config(), tasks=SimpleNamespace(pool=pool), navigating=None,
-        sampler=Epochs(Parts()), reward=lambda batch: batch.outcome_N, make_world=Library,
-    )  # fmt: skip
 
 
 def resumed(recipe, **args):
@@ -114,13 +105,10 @@ def test_turns_have_leave_one_out_baselines_of_their_own():
 
 def test_webrls_loss_is_that_of_whole_turns():
     """Two turns, of two tokens and of one: beta (sum of log-ratios) - A, squared."""
-    mask = jnp.array([[0, 1, 1, 0, 1, 0]]) > 0
-    logp, ref = jnp.array([[0, -1.0, -2, 0, -0.5, 0]]), jnp.array([[0, -1.5, -1, 0, -1.0, 0]])
-    advantage = jnp.array([[0, 1.0, 1, 0, -1, 0]])
-    zeros = jnp.zeros((1, 6))
-    tokens = losses.Tokens(
-        logp, zeros, advantage, zeros > 0, jnp.ones((1, 6), jnp.int32), mask, {"ref_logp": ref}
-    )
+    mask_RT = np.array([[0, 1, 1, 0, 1, 0]]) > 0
+    ref_RT, advantage_RT = jnp.array([[0, -1.5, -1, 0, -1.0, 0]]), [[0, 1.0, 1, 0, -1, 0]]
+    logp_RT = [[0, -1.0, -2, 0, -0.5, 0]]
+    tokens = tokens_of(logp_RT, 0.0, advantage_RT, mask_RT=mask_RT, ref_logp=ref_RT)
     loss_RT, _ = losses.guarded(lambda given: webrl(given, beta=2.0), tokens)
     first, second = (2 * (0.5 - 1) - 1) ** 2, (2 * 0.5 + 1) ** 2
     np.testing.assert_allclose(loss_RT, [[0, first / 2, first / 2, 0, second, 0]])
@@ -203,14 +191,9 @@ def test_a_buffer_gives_back_what_trains_after_a_resume():
     assert all(t.turns for t in again.kept)
 
 
-@pytest.fixture
-def library():
-    with_probes = probed(Library())
-    assert isinstance(with_probes, Probed)
-    return with_probes
-
-
-def test_played_actions_become_a_verified_task(library):
+def test_played_actions_become_a_verified_task():
+    library = probed(Library())
+    assert isinstance(library, Probed)
     found = verified_task(library, LEND, [BLUE, *WON], random.Random(0))
     assert is_verified(found) and found.origin == "synthetic" and found.meta["source"] == LEND.id
     assert LEND_15 in found.reference and solves(Library(), found, found.reference)
@@ -221,14 +204,13 @@ def test_played_actions_become_a_verified_task(library):
 
 def test_failures_become_tasks_of_what_they_did_reach(monkeypatch):
     """The attempt was to lend Dune; it lent Solaris, which is a task of its own."""
-    seed = task("Lend Dune.", lent=["B11"])
-    failed = tried(*WON, of=seed)
+    failed = tried(*WON, of=DUNE)
     assert not failed.evaluation.success
-    recipe, run = WebRL(Parts(), every=2), run_with(TaskPool([seed], overlap=1.0, capacity=9))
+    recipe, run = WebRL(Parts(), every=2), run_with(pool_from(DUNE))
     recipe.remember(run, [failed], 1)
     again = resumed(recipe, every=2)
-    assert again.failed == [[seed.id, [*WON]]]
-    monkeypatch.setattr(Recipe, "choose", lambda self, run, step: ({}, {}))
+    assert again.failed == [[DUNE.id, [*WON]]]
+    monkeypatch.setattr(Recipe, "choose", lambda *_: ({}, {}))
     again.choose(run, 3)  # the first step of the second phase
     (found,) = run.tasks.pool.tasks.values()
     assert solves(Library(), found, WON)
@@ -267,8 +249,7 @@ def test_coevolve_finds_weaknesses_in_what_was_known_is_undecided_or_is_rare():
 
 
 def test_coevolve_explores_where_it_found_weaknesses_and_then_forgets_them(monkeypatch):
-    seeds = [task("Lend Dune.", lent=["B11"]), dataclasses.replace(LEND, id="other")]
-    pool, explored = TaskPool(seeds, overlap=1.0, capacity=9), []
+    pool, explored = pool_from(DUNE, dataclasses.replace(LEND, id="other")), []
 
     class Listed:
         def explore(self, world, seeds, budget, rng):
@@ -285,20 +266,19 @@ def test_coevolve_explores_where_it_found_weaknesses_and_then_forgets_them(monke
     recipe.weak = {"other": "boundary"}
     for step in (2, 3, 4):
         recipe.choose(run_with(pool), step)
-    assert explored == [["other"], ["other"], [seeds[0].id, "other"]] and recipe.weak == {}
+    assert explored == [["other"], ["other"], [DUNE.id, "other"]] and recipe.weak == {}
 
 
 def test_children_join_the_solutions_of_two_tasks_and_are_verified(monkeypatch):
-    seed = task("Lend Dune.", lent=["B11"])
-    pool = TaskPool([seed], overlap=1.0, capacity=9)
-    pool.grow(Proposer(lambda *_: [(seed, WON), (seed, [GREEN])], pool), Library, 4, 0)
+    pool = pool_from(DUNE)
+    pool.grow(Proposer(lambda *_: [(DUNE, WON), (DUNE, [GREEN])], pool), Library, 4, 0)
     before = list(pool.tasks.values())
     assert len(before) == 2
     easy, hard = sorted(before, key=lambda t: t.difficulty)
     pool.record([(easy.id, True)] * 6)
     recipe = Evolutionary(Parts(), every=2, children=1, tournament=2, crossover=1.0)
     assert {recipe.parent(pool, random.Random(i), before).id for i in range(8)} == {hard.id}
-    monkeypatch.setattr(Recipe, "choose", lambda self, run, step: ({}, {}))
+    monkeypatch.setattr(Recipe, "choose", lambda *_: ({}, {}))
     recipe.choose(run_with(pool), 3)
     assert recipe.metrics() == {"evolutionary/children": 1}
     (child,) = (task for task in pool.tasks.values() if task not in before)
@@ -309,12 +289,9 @@ def test_children_join_the_solutions_of_two_tasks_and_are_verified(monkeypatch):
 
 
 def test_empo2_masks_guided_tokens_that_the_policy_would_hardly_write():
-    guided_RT = jnp.array([[True, True, False, True]])
     logp_RT = jnp.log(jnp.array([[0.5, 0.01, 0.01, 0.04]]))
-    tokens = losses.Tokens(
-        logp_RT, logp_RT - 0.1, jnp.ones((1, 4)), guided_RT, jnp.ones((1, 4), jnp.int32),
-        jnp.array([[True, True, True, False]]),
-    )  # fmt: skip
+    guided_RT, mask_RT = [[True, True, False, True]], [[True, True, True, False]]
+    tokens = tokens_of(logp_RT, logp_RT - 0.1, guided_RT=guided_RT, mask_RT=mask_RT)
     loss_RT, stats = empo2(tokens, least=0.05)
     np.testing.assert_allclose(loss_RT[0, :3], [-np.exp(0.1), 0, -np.exp(0.1)], rtol=1e-6)
     share, on = stats["empo2/masked"]
@@ -333,8 +310,8 @@ def test_novel_states_are_rewarded_by_the_inverse_of_their_visits():
     np.testing.assert_allclose(again(Batch.of([rollout(0.0, "b")], 2)), [0.3 * (1 / 2 + 1 / 3)])
 
 
-def test_a_replayer_learns_from_what_it_repeats(library):
-    walker = replayer()
+def test_a_replayer_learns_from_what_it_repeats():
+    library, walker = probed(Library()), replayer()
     verified_task(library, LEND, WON, random.Random(0), walker=walker)
     known = walker.stats.state()
     verified_task(library, LEND, [GREEN, *WON], random.Random(0), walker=walker)
@@ -349,17 +326,15 @@ def test_a_run_may_not_be_resumed_with_another_reference():
 
 
 def test_proposals_that_give_no_task_are_counted_by_their_reason(monkeypatch):
-    seed = task("Lend Dune.", lent=["B11"])
-    pool, broken = TaskPool([seed], overlap=1.0, capacity=9), [BLUE]
-    made = verified_task
+    pool, broken = pool_from(DUNE), [BLUE]
 
     def verified(world, start, actions, rng, **options):
         if actions is broken:
             raise WorldError("down")
-        return made(world, start, actions, rng, **options)
+        return verified_task(world, start, actions, rng, **options)
 
     monkeypatch.setattr(proposals, "verified_task", verified)
-    proposed = [(seed, ["nothing"]), (seed, [GREEN]), (seed, broken)]
+    proposed = [(DUNE, ["nothing"]), (DUNE, [GREEN]), (DUNE, broken)]
     grown = proposals.grow(run_with(pool), lambda *_: proposed, 4, "test")
     assert list(grown) == [1]
     figures = {name: count for name, count in pool.metrics().items() if count}

@@ -23,24 +23,24 @@ pytestmark = [
 
 QUICKSTART = ROOT / "configs/quickstart.py"
 HALF = f"{FLAGS} --gpu-memory-utilization 0.3"  # of a device that another server needs, too
-EVALUATED = ("--config.eval.tasks=8", "--config.eval.rollouts=2")
+EVALUATED = "eval.tasks=8 eval.rollouts=2"
 
 
 def vllm(flags=FLAGS):
     """Return the words of a run whose rollouts are made by vLLM with these flags."""
     return (
-        "--config.engine.name=vllm", f"--config.engine.vllm.python={PYTHON}",
-        f"--config.engine.vllm.flags={flags}", "--config.engine.vllm.start_timeout=1800.0",
-    )  # fmt: skip
+        f"engine.name=vllm engine.vllm.python={PYTHON} engine.vllm.start_timeout=1800.0",
+        f"--config.engine.vllm.flags={flags}",
+    )
 
 
 def short(depth):
-    return ("--config.steps=3", "--config.eval.every=3", f"--config.rollout.async_depth={depth}")
+    return f"steps=3 eval.every=3 rollout.async_depth={depth}"
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_the_quickstart_trains_on_what_vllm_samples(tmp_path, depth, capsys):
-    words = [*vllm(), *EVALUATED, *short(depth)]
+    words = [*vllm(), EVALUATED, short(depth)]
     assert go(f"{QUICKSTART}:grpo", tmp_path / "run", *words) == 0, capsys.readouterr().err
     lines = Workdir(tmp_path / "run").metrics()
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
@@ -60,8 +60,8 @@ def test_the_quickstart_trains_on_what_vllm_samples(tmp_path, depth, capsys):
 
 def processes(folder, *words):
     """Start two processes of one run, with a server each."""
-    flags = (*vllm(HALF), *EVALUATED, "--config.mesh.fsdp=2", *words)
-    return start(folder, f"{QUICKSTART}:grpo", 2, "run", *flags)
+    given = (*vllm(HALF), EVALUATED, "mesh.fsdp=2", *words)
+    return start(folder, f"{QUICKSTART}:grpo", 2, "run", *given)
 
 
 def children(pid, words):
@@ -72,7 +72,7 @@ def children(pid, words):
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_two_processes_train_on_what_their_servers_sample(tmp_path, depth):
-    ends = finish(processes(tmp_path, *short(depth)))
+    ends = finish(processes(tmp_path, short(depth)))
     assert [code for code, _, _ in ends] == [0, 0], "".join(err[-3000:] for _, _, err in ends)
     lines = Workdir(tmp_path / "run").metrics()
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
@@ -88,8 +88,7 @@ def test_two_processes_train_on_what_their_servers_sample(tmp_path, depth):
 
 
 def test_a_server_that_is_lost_for_good_ends_both_processes_with_everything_saved(tmp_path):
-    words = ["--config.steps=50", "--config.eval.every=0", "--config.engine.vllm.restarts=0"]
-    both = processes(tmp_path, *words)
+    both = processes(tmp_path, "steps=50 eval.every=0 engine.vllm.restarts=0")
     ends = time.monotonic() + 1800
     while time.monotonic() < ends and len(Workdir(tmp_path / "run").metrics()) < 3:
         time.sleep(0.5)
@@ -113,10 +112,10 @@ def test_a_quickstart_learns_on_vllm_with_a_judge_on_vllm(tmp_path, capsys):
     with asyncio.Runner() as runner:
         (url,) = runner.run(judge.start())
         words = [
-            *vllm(HALF), "--config.steps=20", "--config.eval.every=20",
-            "--config.attributing.judge=llm", f"--config.llm.url={url}/v1", "--config.llm.model=policy",
-            "--config.llm.step_judge.max_tokens=32", "--config.llm.deadline=300", "--config.llm.shown=400",
-        ]  # fmt: skip
+            *vllm(HALF),
+            "steps=20 eval.every=20 attributing.judge=llm llm.shown=400 llm.deadline=300",
+            f"llm.url={url}/v1 llm.model=policy llm.step_judge.max_tokens=32",
+        ]
         try:
             assert go(QUICKSTART, tmp_path / "run", *words) == 0, capsys.readouterr().err
         finally:

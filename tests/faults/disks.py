@@ -73,7 +73,7 @@ def a_workdir_that_is_deleted(stage):
 
 @fault("disk")
 def a_flipped_bit_in_the_newest_checkpoint(stage):
-    stage.run("--config.steps=2", steps=2)
+    stage.run("steps=2", steps=2)
     newest = stage.workdir / f"checkpoints/{stage.saved()}"
     files = [path for path in newest.rglob("*") if path.is_file()]
     path = max(files, key=lambda path: path.stat().st_size)
@@ -85,7 +85,7 @@ def a_flipped_bit_in_the_newest_checkpoint(stage):
 
 @fault("disk", SYNC)
 def no_sound_checkpoint(stage):
-    stage.run("--config.steps=2", steps=2)
+    stage.run("steps=2", steps=2)
     for path in (stage.workdir / "checkpoints").rglob("manifest/*"):
         path.write_bytes(b"")
     stage.run(code=1, said="can be read")
@@ -93,7 +93,7 @@ def no_sound_checkpoint(stage):
 
 @fault("disk", SYNC)
 def a_last_line_that_is_cut(stage):
-    stage.run("--config.steps=2", steps=2)
+    stage.run("steps=2", steps=2)
     with open(stage.workdir / "metrics.jsonl", "ab") as file:
         file.write(b'{"step": 3, "rol')
     stage.resumes(same=True)
@@ -102,10 +102,10 @@ def a_last_line_that_is_cut(stage):
 @fault("disk", SYNC)
 def too_many_open_files(stage):
     """Each save that fails says so, too."""
-    run = stage.started(*WORKERS)
+    run = stage.started(WORKERS)
     resource.prlimit(run.pid, resource.RLIMIT_NOFILE, (10, 10))  # those that are open stay so
     stage.end(run, code=1, said="Too many open files", once=False)
-    stage.resumes(*WORKERS)
+    stage.resumes(WORKERS)
 
 
 def _damaged(name, damage, code, said):
@@ -113,7 +113,7 @@ def _damaged(name, damage, code, said):
 
     @fault("disk", SYNC, name)
     def play(stage):
-        stage.run("--config.steps=2", steps=2)
+        stage.run("steps=2", steps=2)
         damage(stage.workdir)
         stage.run(code=code, said=said, books=False)
 
@@ -151,4 +151,4 @@ _damaged("a copied checkpoint", _copied, 1, "holds the checkpoint of step 1")
 def two_tasks_of_one_id(stage):
     path = stage.folder / "tasks.jsonl"
     path.write_text('{"id": "a", "env": "parity", "query": "Write 1."}\n' * 2)
-    stage.run(f"--config.env.tasks={path}", code=2, said="tasks.jsonl")
+    stage.run(f"env.tasks={path}", code=2, said="tasks.jsonl")

@@ -20,7 +20,7 @@ def long_run(folder, steps):
     """Play a run of so many tiny steps, print the growth of each resource in 100 steps, and return
     the exit code."""
     words = [f"--config={make_config(folder)}", f"--workdir={folder / 'run'}"]
-    words += [f"--config.steps={steps}", "--config.eval.every=50", "--config.checkpoint.every=10"]
+    words += [f"steps={steps} eval.every=50 checkpoint.every=10"]
     run, seen, shown = Run(words, folder / "log", None), [], 0
     try:
         while not run.ended():

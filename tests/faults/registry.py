@@ -8,8 +8,8 @@ from tests.faults.stage import Stage
 
 KINDS = ("environment", "judge", "engine", "disk", "process", "surroundings", "text", "clock")
 SYNC, ASYNC, BOTH = ("sync",), ("async",), ("sync", "async")
-WORKERS = ("--config.env.mode=worker", "--config.env.workers=2")
-LONG = "--config.steps=200"
+WORKERS = "env.mode=worker env.workers=2"
+LONG = "steps=200"
 SAVED = "The same command resumes from there."
 
 

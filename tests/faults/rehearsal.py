@@ -15,6 +15,7 @@ from pathlib import Path
 
 from evolver.files.workdir import Workdir
 from evolver.processes.hosts import LOST
+from tests.evolver.runs import command
 from tests.faults.long import steps_done
 from tests.faults.stage import command_of, descendants, isolate
 
@@ -72,11 +73,8 @@ def rehearsal(folder):
 def played(workdir, log, kills):
     """Run to the end, killing one part after each step. Return the exit code, and the command lines
     of what is left."""
-    words = [
-        "--config=configs/rehearsal.py", f"--workdir={workdir}",
-        "--config.llm.serve.path=configs/assets/reader", f"--config.steps={STEPS}",
-        "--config.eval.every=0", "--config.checkpoint.every=1",
-    ]  # fmt: skip
+    given = f"llm.serve.path=configs/assets/reader steps={STEPS} eval.every=0 checkpoint.every=1"
+    words = command("configs/rehearsal.py", workdir, given)[1:]
     with open(log, "wb") as output:
         run = subprocess.Popen(
             [ROOT / "experiments/launch/here.sh", "2", "4", *words],

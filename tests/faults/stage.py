@@ -27,18 +27,15 @@ import evolver.loop
 import evolver.plan.preflight
 import run
 from evolver.files.workdir import Workdir
-from tests.evolver.runs import figures, rollouts_of
+from tests.evolver.runs import figures, flags, rollouts_of
 from tests.tiny import config_file, tiny_policy
 
 # Not used here: each fork would import them again.
 IMPORTED = (matplotlib.backends.backend_agg, evolver.loop, evolver.plan.preflight)
 FATES = ("trained", "no_signal", "overlong", "stale", "parse_error", "env_error", "cancelled")
 STEPS, ROLLOUTS = 3, 12  # of a run; rollouts of each step
-SHORT = (
-    f"--config.steps={STEPS}", "--config.eval.tasks=2", "--config.eval.rollouts=1",
-    "--config.eval.greedy=False",
-)  # fmt: skip
-MODES = {"sync": (), "async": ("--config.rollout.async_depth=1",)}
+SHORT = f"steps={STEPS} eval.tasks=2 eval.rollouts=1 eval.greedy=False"
+MODES = {"sync": "", "async": "rollout.async_depth=1"}
 RESULTS = ("trajectories/*", "eval/*", "experience/*", "tasks.jsonl", "policy/*.safetensors")
 # As Linux numbers them.
 NEW_NAMESPACE, PRIVATE, READ_ONLY, REMOUNT, SUBREAPER = 0x20000, 0x44000, 1, 32, 36
@@ -70,8 +67,8 @@ class Run:
             os.dup2(file, 1), os.dup2(file, 2)
             sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            more = inside() if inside else None
-            code = run.main(["run.py", *words, *(more or [])])
+            more = (inside() if inside else None) or []
+            code = run.main(["run.py", *flags(*words, *more)])
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
         except BaseException:
@@ -158,7 +155,7 @@ class Stage:
 
     def words(self, *words):
         place = (f"--config={self.config}", f"--workdir={self.workdir}")
-        return [*place, *SHORT, *MODES[self.mode], *words]
+        return [*place, SHORT, MODES[self.mode], *words]
 
     def start(self, *words, inside=None):
         """Start a run. inside: called in its process before it begins; it may return further

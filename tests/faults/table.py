@@ -40,15 +40,16 @@ from tests.faults.stage import ROLLOUTS, STEPS, Broken, children, orphans
 from tests.faults.surroundings import SURROUNDINGS
 
 __all__ = ["TABLE"]
-TRAVEL = ("--config.env.name=travel", "--config.rollout.context=256", "--config.learner.row=256")
-SHORT_TIMEOUT = "--config.env.timeout=4"
+TRAVEL = "env.name=travel rollout.context=256 learner.row=256"
+SHORT_TIMEOUT = "env.timeout=4"
 
 
 def breaking(fault, at="step", share=3):
     """Return the words of a config whose world has that fault."""
-    args = {"fault": fault, "at": at, "share": share}
-    words = (f"--config.env.args.{name}={value}" for name, value in args.items())
-    return ("--config.env.name=tests.faults.worlds:Breaking", *words)
+    return (
+        f"env.name=tests.faults.worlds:Breaking env.args.fault={fault} env.args.at={at}"
+        f" env.args.share={share}"
+    )
 
 
 # --- environment ----------------------------------------------------------------------------------
@@ -61,62 +62,59 @@ def _world(name, broken, *words, at="step", count="stop/env_error", modes=BOTH, 
 
     @fault(kind, modes, name)
     def play(stage):
-        stage.run(*words, *breaking(broken, at)).counted(count)
+        stage.run(*words, breaking(broken, at)).counted(count)
 
 
 _world("an exception in reset", "raise", at="reset", count="rollout/restarts", modes=SYNC)
 _world("an exception in step", "raise")
 _world("an exception in evaluate", "raise", at="evaluate", modes=SYNC)
 _world("StopIteration", "stop_iteration")
-_world("StopIteration in a worker", "stop_iteration", *WORKERS, modes=ASYNC)
+_world("StopIteration in a worker", "stop_iteration", WORKERS, modes=ASYNC)
 _world("GeneratorExit", "generator_exit")
 _world("CancelledError", "cancelled")
 _world("sys.exit in this process", "sys_exit")
 _world("MemoryError", "memory", modes=SYNC)
 _world("endless recursion", "recursion", modes=ASYNC)
-_world("a late answer", "late", "--config.env.timeout=0.9", count=ENV_TIMEOUT)
+_world("a late answer", "late", "env.timeout=0.9", count=ENV_TIMEOUT)
 _world("a NaN score", "nan", at="evaluate", modes=SYNC)
 _world("a score of 400 digits", "digits", at="evaluate")
 _world("a text as score", "text_score", at="evaluate", modes=ASYNC)
 _world("a NaN reward", "reward", modes=SYNC)
 _world("a dict instead of a result", "wrong_type", modes=ASYNC)
 _world("a set in info", "set")
-_world("an object in info of a worker", "not_json", *WORKERS, modes=SYNC)
-_world("a worker that exits", "exit", *WORKERS)
-_world("a worker that crashes", "segfault", *WORKERS, modes=ASYNC)
-_world("a worker that hangs", "hang", *WORKERS, SHORT_TIMEOUT, count=ENV_TIMEOUT)
-_world("a worker that stops", "stop", *WORKERS, SHORT_TIMEOUT, count=ENV_TIMEOUT, modes=SYNC)
-_world("a worker that floods its pipe", "flood", *WORKERS, "--config.env.timeout=20", modes=ASYNC)
-_world("a worker with a child", "child", *WORKERS, SHORT_TIMEOUT, count=ENV_TIMEOUT, modes=SYNC)
-_world("a worker that eats memory", "grow", *WORKERS, "--config.env.memory_mb=700", modes=SYNC)
+_world("an object in info of a worker", "not_json", WORKERS, modes=SYNC)
+_world("a worker that exits", "exit", WORKERS)
+_world("a worker that crashes", "segfault", WORKERS, modes=ASYNC)
+_world("a worker that hangs", "hang", WORKERS, SHORT_TIMEOUT, count=ENV_TIMEOUT)
+_world("a worker that stops", "stop", WORKERS, SHORT_TIMEOUT, count=ENV_TIMEOUT, modes=SYNC)
+_world("a worker that floods its pipe", "flood", WORKERS, "env.timeout=20", modes=ASYNC)
+_world("a worker with a child", "child", WORKERS, SHORT_TIMEOUT, count=ENV_TIMEOUT, modes=SYNC)
+_world("a worker that eats memory", "grow", WORKERS, "env.memory_mb=700", modes=SYNC)
 
 
 @fault("environment")
 def episodes_without_an_end(stage):
     # With less room the context would be full before the last turn.
-    room = ("--config.rollout.context=320", "--config.learner.row=320")
-    stage.run("--config.env.name=tests.faults.worlds:Endless", *room).counted("stop/max_turns")
+    words = "env.name=tests.faults.worlds:Endless rollout.context=320 learner.row=320"
+    stage.run(words).counted("stop/max_turns")
 
 
 @fault("environment")
 def a_fault_in_every_episode(stage):
     every = breaking("raise", share=1)
-    stage.run(*every, code=3, said="the environment failed in every rollout")
+    stage.run(every, code=3, said="the environment failed in every rollout")
 
 
 @fault("environment", SYNC)
 def a_world_that_does_not_start(stage):
-    stage.run(*WORKERS, *breaking("exit", "start"), code=1, said="exit code 3")
+    stage.run(WORKERS, breaking("exit", "start"), code=1, said="exit code 3")
 
 
 @fault("environment", SYNC)
 def a_service_that_dies(stage):
     with serving("tests.tiny:Parity") as url:
         stage.own = {pid for pid, _ in orphans()}
-        run = stage.start(
-            "--config.env.mode=http", f"--config.env.url={url}", "--config.env.timeout=5"
-        )
-        run.until("step 1/")
+        run = stage.started(f"env.mode=http env.url={url} env.timeout=5")
         for pid in stage.own:
             os.kill(pid, signal.SIGKILL)
         stage.end(run, code=3, said="the environment failed in every rollout")
@@ -131,10 +129,10 @@ def _judged(stage, answers, *words, **ends):
 
     def serve():
         server = ChatServer(answers, context=32_768).__enter__()
-        return [f"--config.llm.url={server.url}"]
+        return [f"llm.url={server.url}"]
 
-    asked = ("--config.llm.model=tiny", "--config.llm.attempts=1", "--config.llm.failures=10000")
-    return stage.run(*LABELLED, *asked, *words, inside=serve, **ends)
+    asked = "llm.model=tiny llm.attempts=1 llm.failures=10000"
+    return stage.run(*LABELLED, asked, *words, inside=serve, **ends)
 
 
 def _useless(name, answer, kind, *words, modes=BOTH):
@@ -156,7 +154,7 @@ _useless("500 deep lists", f'{{"steps": {DEEP}}}', "unreadable", modes=ASYNC)
 _useless("HTTP 500", refused(500, "boom"), "http_500")
 _useless("a body that is cut", Answer({"choices": []}, cut=5), "connection", modes=SYNC)
 _useless("a body of junk", Answer(b"\x00\xff{{"), "bad_json", modes=ASYNC)
-_useless("a stall", Answer({}, stall=900.0), "timeout", "--config.llm.deadline=0.2", modes=SYNC)
+_useless("a stall", Answer({}, stall=900.0), "timeout", "llm.deadline=0.2", modes=SYNC)
 
 
 @fault("judge", SYNC)
@@ -169,8 +167,8 @@ def a_server_that_dies(stage):
     def dying(body, n):
         return script(body, n) if n < 9 else refused(500, "dead")
 
-    _judged(stage, dying, "--config.llm.failures=3", code=3, said="questions in a row failed")
-    _judged(stage, script, "--config.llm.failures=3")
+    _judged(stage, dying, "llm.failures=3", code=3, said="questions in a row failed")
+    _judged(stage, script, "llm.failures=3")
 
 
 @fault("judge", SYNC)
@@ -189,7 +187,7 @@ def too_many_requests(stage):
     def busy(body, n):
         return refused(429, "slow down", retry_after="0.05") if n % 2 else script(body, n)
 
-    _judged(stage, busy, "--config.llm.attempts=9").counted("llm/step_judge/failures/http_429")
+    _judged(stage, busy, "llm.attempts=9").counted("llm/step_judge/failures/http_429")
 
 
 # --- engine ---------------------------------------------------------------------------------------
@@ -212,7 +210,7 @@ def an_engine_slower_than_the_deadline(stage):
         return slow
 
     inside = replacing(JaxEngine, "generate", make)
-    stage.run("--config.rollout.timeout=15", inside=inside).counted("ledger/cancelled")
+    stage.run("rollout.timeout=15", inside=inside).counted("ledger/cancelled")
 
 
 @fault("engine")
@@ -327,7 +325,7 @@ def two_runs_in_one_workdir(stage):
 
 @fault("process", SYNC)
 def workers_that_are_killed(stage):
-    run = stage.started(*WORKERS)
+    run = stage.started(WORKERS)
     for pid in children(run.pid):
         os.kill(pid, signal.SIGKILL)
     stage.end(run)
@@ -335,7 +333,7 @@ def workers_that_are_killed(stage):
 
 @fault("process", SYNC)
 def workers_that_are_replaced(stage):
-    run, seen = stage.start(*WORKERS, "--config.env.recycle=2"), set()
+    run, seen = stage.start(WORKERS, "env.recycle=2"), set()
     while not run.ended():
         seen |= set(children(run.pid))
         time.sleep(0.01)
@@ -379,7 +377,7 @@ def an_interrupt_that_ends_the_reader_too(stage):
         os.dup2(writer, 1), os.dup2(writer, 2), os.close(writer)
         reopen("stdout"), reopen("stderr")
 
-    run = stage.start(LONG, "--config.checkpoint.every=200", inside=inside)
+    run = stage.start(LONG, "checkpoint.every=200", inside=inside)
     os.close(writer)
     with open(reader, errors="replace") as output:
         while "step 1/" not in (line := output.readline()):
@@ -423,7 +421,7 @@ for name, broken, modes in (  # texts that break nothing
 @fault("text", SYNC)
 def marks_of_a_transcript(stage):
     """A world that writes the marks of the judge's transcript."""
-    _judged(stage, script, *breaking("marks", share=1)).counted("llm/step_judge/calls")
+    _judged(stage, script, breaking("marks", share=1)).counted("llm/step_judge/calls")
 
 
 def _spoken(name, text, modes=BOTH):
@@ -431,7 +429,7 @@ def _spoken(name, text, modes=BOTH):
 
     @fault("text", modes, name)
     def play(stage):
-        stage.run(*TRAVEL, inside=replacing(Causal, "action", lambda action: lambda *_: text))
+        stage.run(TRAVEL, inside=replacing(Causal, "action", lambda action: lambda *_: text))
 
 
 NESTED = "[" * 990 + "]" * 990
