@@ -1,6 +1,7 @@
 """Conversion of trajectories to training samples, and the gates that decide which rollouts
 train."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -133,12 +134,8 @@ def no_signal(group: Iterable[Trajectory]) -> bool:
     DAPO's dynamic sampling leaves such groups out (arXiv 2503.14476, section 3.2), and
     `rollout.refill` replaces them.
     """
-    return all(
-        abs(turn.advantage) <= 1e-6
-        for trajectory in group
-        for turn in trajectory.turns
-        if not turn.given
-    )
+    turns = itertools.chain.from_iterable(trajectory.turns for trajectory in group)
+    return all(abs(turn.advantage) <= 1e-6 for turn in turns if not turn.given)
 
 
 def void_reason(trajectory: Trajectory, drop: Sequence[str]) -> str | None:

@@ -77,19 +77,32 @@ def test_blockwise_memory_is_linear_in_the_length():
     assert scratch(32768) < most, "all scores would be 34 GB"
 
 
-def test_the_kernel_of_tpus_interpreted():
-    f = partial(attention.attention, implementation="splash", interpret=True)
+def test_the_kernel_of_tpus_interpreted(monkeypatch):
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+
+    interpreted = partial(kernel.make_splash_mqa_single_device, interpret=True)
+    monkeypatch.setattr(kernel, "make_splash_mqa_single_device", interpreted)
+    f = partial(attention.attention, implementation="splash")
     arrays = inputs(200, rows=1)
     assert_close(both(f, *arrays), both(naive, *arrays), atol=2e-3)
 
 
+dot_product_attention = jax.nn.dot_product_attention
+
+
+def product_of_xla(*qkv, implementation, **options):
+    """Compute XLA's product in place of cuDNN's."""
+    assert implementation == "cudnn"
+    return dot_product_attention(*qkv, **options)
+
+
 @pytest.mark.parametrize("t", [33, 34])
 def test_cudnn_pads_rows_to_an_even_length(monkeypatch, t):
-    seen, own = [], jax.nn.dot_product_attention
+    seen = []
 
-    def product(q, k, v, *, implementation, **options):
+    def product(q, *kv, **options):
         seen.append(q.shape[1])
-        return own(q, k, v, **options)
+        return product_of_xla(q, *kv, **options)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", product)
     assert_close(both(attention.cudnn, *inputs(t)), both(naive, *inputs(t)), atol=2e-3)
@@ -140,10 +153,11 @@ def test_cudnn_packed_tells_the_kernel_where_segments_lie(monkeypatch, t):
 
 
 @pytest.mark.parametrize("t", [5, 40])
-def test_cudnn_apart_computes_each_segment_as_a_sequence_of_its_own(t):
-    """With XLA's product in place of cuDNN's, and a room that no row fills."""
+def test_cudnn_apart_computes_each_segment_as_a_sequence_of_its_own(monkeypatch, t):
+    """In a room that no row fills."""
+    monkeypatch.setattr(jax.nn, "dot_product_attention", product_of_xla)
     most = 1 + int(packed_inputs(t)[0][3].max())
-    apart = partial(attention.cudnn_apart, most_segments=most, implementation="xla")
+    apart = partial(attention.cudnn_apart, most_segments=most)
     want, wanted = both(naive, *packed_inputs(t))
     real = packed_inputs(t)[0][3][..., None, None] > 0
     assert_close(both(apart, *packed_inputs(t)), (jnp.where(real, want, 0), wanted))
@@ -152,17 +166,14 @@ def test_cudnn_apart_computes_each_segment_as_a_sequence_of_its_own(t):
 def test_what_cudnn_leaves_undefined_reaches_no_output_and_no_gradient(monkeypatch):
     """Beyond the length of a sequence, outputs and gradients may be anything."""
 
-    def product(q, k, v, *, query_seq_lengths, implementation, **options):
-        there = jnp.arange(q.shape[1]) < query_seq_lengths[:, None]
-        q, k, v = (_undefined_beyond(there[..., None, None], x) for x in (q, k, v))
-        out = own(
-            q, k, v, query_seq_lengths=query_seq_lengths, implementation=implementation, **options
-        )
-        return jnp.where(there[..., None, None], out, jnp.nan)
+    def product(*qkv, query_seq_lengths, **options):
+        there = (jnp.arange(qkv[0].shape[1]) < query_seq_lengths[:, None])[..., None, None]
+        qkv = (_undefined_beyond(there, x) for x in qkv)
+        out = product_of_xla(*qkv, query_seq_lengths=query_seq_lengths, **options)
+        return jnp.where(there, out, jnp.nan)
 
-    own = jax.nn.dot_product_attention
     monkeypatch.setattr(jax.nn, "dot_product_attention", product)
-    apart = partial(attention.cudnn_apart, most_segments=9, implementation="xla")
+    apart = partial(attention.cudnn_apart, most_segments=9)
     out, gradients = both(apart, *packed_inputs(40))
     assert all(np.isfinite(x).all() for x in (out, *gradients))
 

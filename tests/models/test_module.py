@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh
 from models import hf, lora, qwen
 from models import mesh as meshes
 from models.qwen import PRESETS, Qwen
+from tests.models.helpers import assert_equal
 from tests.models.test_qwen import CONFIG, QWEN3
 
 TOKENS_RT = jnp.arange(12).reshape(2, 6)
@@ -31,7 +32,7 @@ def test_the_module_holds_the_parameters_and_computes_their_logits():
     params = qwen.init(CONFIG, 0)
     model = qwen.merge(CONFIG, params)
     assert jax.tree.structure(model.params) == jax.tree.structure(params)
-    jax.tree.map(np.testing.assert_array_equal, model.params, params)
+    assert_equal(model.params, params)
     positions_RT = jnp.tile(jnp.arange(6), (2, 1))
     h_RTD = qwen.merge(CONFIG, params).hidden(TOKENS_RT, positions_RT, jnp.ones_like(TOKENS_RT))
     inside = jax.jit(lambda p: qwen.merge(CONFIG, p)(TOKENS_RT))(params)
@@ -130,4 +131,4 @@ def test_a_checkpoint_is_loaded_trained_by_flax_and_saved(tmp_path):
     first, *_, last = [float(step(model, optimizer)) for _ in range(6)]
     assert last < first
     hf.save(tmp_path / "b", model.config, model.params)
-    jax.tree.map(np.testing.assert_array_equal, Qwen.load(tmp_path / "b").params, model.params)
+    assert_equal(Qwen.load(tmp_path / "b").params, model.params)

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from models import hf, qwen
 from models.rope import Llama3
 from rl.engines.jax import kv_cache
-from tests.models.helpers import assert_close, edit, noise
+from tests.models.helpers import assert_close, assert_equal, edit, noise
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.npz"))
 ATOL = 1e-4  # of `assert_close`: float32, on logits of order 10
@@ -137,7 +137,7 @@ def test_live_round_trip_through_transformers(tmp_path, monkeypatch, kind):
     assert record["model_type"] == kind.split()[0]
     loaded_config, loaded = hf.load(tmp_path / "theirs")
     assert loaded_config == config
-    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    assert_equal(loaded, params)
 
     def loss(params):
         logp = jax.nn.log_softmax(logits(config, params, ids))

@@ -16,7 +16,7 @@ from rl import learner, optim
 from rl.forward import Forward
 from rl.learner import Layout
 from rl.losses.ppo import ppo
-from tests.models.helpers import noise, with_devices
+from tests.models.helpers import assert_equal, noise, with_devices
 from tests.rl.test_learner import batch
 
 CONFIG = qwen.Config(vocab=40, d_model=16, layers=2, heads=8, kv_heads=8, head_dim=4, d_ff=32)
@@ -223,7 +223,7 @@ def test_adapters_start_at_zero_and_merge_into_the_weights(tmp_path):
 
 def test_only_adapters_are_trained():
     got, state = outcome(layout=Layout(lora=ADAPTERS))
-    jax.tree.map(np.testing.assert_array_equal, state["base"], params())
+    assert_equal(state["base"], params())
     trained = qwen.by_name(state["params"])
     # they start at zero
     assert all(np.any(trained[f"layers.{name}_lora_b"]) for name in ADAPTERS.targets)

@@ -67,6 +67,14 @@ def grad_of_loss(logp, old, advantage, mask=None, guided=None, **options):
     return jax.grad(value)(jnp.asarray(logp))
 
 
+def batch_of(like, **given):
+    """Return arrays of a mini-batch, in which everything trains with an advantage of 1 and nothing
+    is guided, with those that are given in their place."""
+    ones = jnp.ones(like.shape)
+    plain = {"mask": ones, "advantage": ones, "guided": 0 * ones, "segments": ones.astype(int)}
+    return plain | {"logp": 0 * ones, "old_logp": 0 * ones} | given
+
+
 def random_batch(seed, rows=4, length=9, scale=0.7):
     rng = np.random.default_rng(seed)
     shape = (rows, length)
@@ -239,12 +247,9 @@ def test_a_loss_finds_channels_of_tokens_and_those_of_the_learner():
         return jnp.where(on_RT, tokens.logp_RT - tokens.channels["teacher"], 0.0), {}
 
     seen = {}
-    batch = {
-        "mask": jnp.array([[1, 1, 0]]), "guided": jnp.zeros((1, 3), bool), "segments": jnp.ones((1, 3), jnp.int32),
-        "advantage": jnp.zeros((1, 3)), "logp": jnp.zeros((1, 3)), "old_logp": jnp.zeros((1, 3)),
-        "ref_logp": jnp.full((1, 3), -4.0), "channel/teacher": jnp.array([[-1.0, -2.0, jnp.nan]]),
-    }  # fmt: skip
     logp_RT, entropy_RT = jnp.array([[-3.0, -3.0, 0]]), jnp.array([[0.9, 0.1, 0]])
+    batch = batch_of(logp_RT, mask=jnp.array([[1, 1, 0]]), ref_logp=jnp.full((1, 3), -4.0))
+    batch["channel/teacher"] = jnp.array([[-1.0, -2.0, jnp.nan]])
     loss_RT, _ = losses.token_loss(distil, logp_RT, entropy_RT, batch)
     np.testing.assert_allclose(loss_RT, [[-2.0, 0, 0]])
     assert set(seen) == {"teacher", "entropy", "ref_logp"}
@@ -384,13 +389,11 @@ def test_importance_weights_of_sequences_multiply_and_bounds_mask(bounds, want):
 def test_unknown_old_log_probabilities_are_those_before_the_update():
     """Their ratio is 1, its gradient that of the policy, and importance weights know them."""
     logp = jnp.array([[-1.0, -2.0, -0.5]])
-    ones = jnp.ones(logp.shape)
-    batch = dict.fromkeys(("mask", "advantage"), ones) | {"logp": logp - 0.3, "guided": 0 * ones}
-    batch["segments"] = ones.astype(int)
+    sampled = logp - 0.3
 
     def loss(logp, old):
-        given = batch | {"old_logp": old}
-        value, stats = losses.token_loss(ppo, logp, ones, given, importance_cap=2.0)
+        batch = batch_of(logp, logp=sampled, old_logp=old)
+        value, stats = losses.token_loss(ppo, logp, 0 * logp, batch, importance_cap=2.0)
         return value.sum(), stats
 
     told, own = (jax.grad(loss, has_aux=True)(logp, old) for old in (logp, logp * jnp.nan))
@@ -401,14 +404,12 @@ def test_unknown_old_log_probabilities_are_those_before_the_update():
 def bounded(old, sampled, cap):
     """Return the metrics and the gradient of a batch at its old log-probabilities, whose importance
     weights are bounded by 0.5 and 2."""
-    ones = jnp.ones(old.shape)
-    batch = dict.fromkeys(("mask", "advantage"), ones) | {"logp": sampled, "old_logp": old}
-    batch |= {"segments": ones.astype(int), "guided": 0 * ones}
+    batch = batch_of(old, logp=sampled, old_logp=old)
 
     @partial(jax.grad, has_aux=True)
     def loss(logp):
         bounds = {"importance_cap": cap, "importance_low": 0.5, "importance_high": 2.0}
-        value, stats = losses.token_loss(ppo, logp, ones, batch, **bounds)
+        value, stats = losses.token_loss(ppo, logp, 0 * logp, batch, **bounds)
         return value.sum(), stats
 
     gradient, stats = loss(old)
@@ -430,8 +431,7 @@ def test_imitation_is_the_negative_log_likelihood_of_what_trains():
     logp, mask = jnp.array([[-1.0, -2.0, jnp.nan]]), jnp.array([[1, 1, 0]])
 
     def loss(x):
-        zeros = dict.fromkeys(("segments", "guided", "advantage", "logp", "old_logp"), 0 * mask)
-        loss_RT, _ = losses.token_loss(nll, x, 0 * x, {"mask": mask} | zeros)
+        loss_RT, _ = losses.token_loss(nll, x, 0 * x, batch_of(mask, mask=mask))
         return jnp.sum(losses.aggregation_weights(mask) * loss_RT)
 
     value, gradient = jax.value_and_grad(loss)(logp)

@@ -24,7 +24,7 @@ from rl.engines.vllm.check import compare
 from rl.engines.vllm.client import COMPLETIONS, GENERATE, Schemas, Server, ServerBusy
 from rl.engines.vllm.engine import Patience, VllmEngine, WeightsNotLoaded
 from rl.engines.vllm.servers import OwnServers, Servers, ServerStartError
-from rl.engines.vllm.transfer import MIB, UPDATE, SharedMemory, TransferError, buckets_of
+from rl.engines.vllm.transfer import MIB, UPDATE, SharedMemory, TransferError
 from rl.trajectory import Completion, Sampling
 from tests.rl.fake_vllm import CONTEXT, VOCAB, Fake, logp_of, token_of
 from tests.rl.vllm_setup import DTYPES, assert_holds, random_params
@@ -79,10 +79,21 @@ class Cluster:
                 fake.die()
 
 
+async def until(happened):
+    """Wait until a function returns True."""
+    async with asyncio.timeout(20):
+        while not happened():
+            await asyncio.sleep(0.02)
+
+
 def ask(engine, number, *, tokens=6, session=None, guide=None, **sampling):
     sampling = Sampling(tokens, seed=number, **sampling)
     prompt = [number % VOCAB, 3]
     return engine.generate(prompt, sampling, session=session or str(number), guide=guide)
+
+
+def ask_all(engine, numbers, **options):
+    return asyncio.gather(*(ask(engine, number, **options) for number in numbers))
 
 
 def expected(number, tokens=6):
@@ -106,7 +117,7 @@ def test_rows_without_a_token_are_kept_from_every_answer(tmp_path, paths, unused
 def test_completions_carry_tokens_log_probabilities_and_version(tmp_path, paths):
     async def scenario(engine):
         await engine.load(weights(0.5), 7)
-        return await asyncio.gather(*(ask(engine, i) for i in range(20)))
+        return await ask_all(engine, range(20))
 
     cluster = Cluster(tmp_path, paths=paths)
     completions = cluster.run(scenario)
@@ -168,7 +179,7 @@ def test_a_dead_replica_is_removed_and_its_requests_move(tmp_path):
     async def scenario(engine):
         for fake in cluster.fakes:
             fake.seconds = 0.5
-        running = asyncio.gather(*(ask(engine, i) for i in range(12)))
+        running = ask_all(engine, range(12))
         await asyncio.sleep(0.2)
         await asyncio.to_thread(cluster.fakes[0].die)
         return await running
@@ -184,14 +195,12 @@ def test_a_dead_replica_is_removed_and_its_requests_move(tmp_path):
 def test_a_hanging_replica_is_removed_and_readmitted_with_the_current_weights(tmp_path):
     async def scenario(engine):
         cluster.fakes[0].silent = True
-        completions = await asyncio.gather(*(ask(engine, i) for i in range(8)))
+        completions = await ask_all(engine, range(8))
         assert engine.stats()["replicas"] == 1
         await engine.load(weights(0.25), 1)  # while the replica is away
         cluster.fakes[0].silent = False
-        async with asyncio.timeout(20):
-            while engine.stats()["replicas"] < 2:
-                await asyncio.sleep(0.05)
-        return completions, await asyncio.gather(*(ask(engine, i) for i in range(8, 12)))
+        await until(lambda: engine.stats()["replicas"] == 2)
+        return completions, await ask_all(engine, range(8, 12))
 
     cluster = Cluster(tmp_path)
     before, after = cluster.run(scenario)
@@ -205,7 +214,7 @@ def test_a_replica_that_cannot_score_is_removed_alone_and_health_checks_do_not_m
         cluster.fakes[0].model = "another"
         await engine.load(weights(0.25), 1)
         assert engine.stats()["replicas"] == 1
-        completions = await asyncio.gather(*(ask(engine, i) for i in range(8)))
+        completions = await ask_all(engine, range(8))
         tasks = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]
         assert sum(name.endswith("_check_health") for name in tasks) == 2
         return completions
@@ -279,10 +288,8 @@ def test_requests_cut_by_an_update_continue_with_the_new_weights(tmp_path, guide
     async def scenario(engine):
         cluster.fakes[0].seconds = 60.0
         before = len(cluster.fakes[0].prompts)
-        running = asyncio.gather(*(ask(engine, i, tokens=20, guide=guide) for i in range(4)))
-        async with asyncio.timeout(20):
-            while len(cluster.fakes[0].prompts) < before + 4:
-                await asyncio.sleep(0.02)
+        running = ask_all(engine, range(4), tokens=20, guide=guide)
+        await until(lambda: len(cluster.fakes[0].prompts) == before + 4)
         cluster.fakes[0].seconds = 0.0
         await engine.load(weights(1.0), 1)
         return await running
@@ -453,7 +460,7 @@ def test_staged_buckets_hold_the_checkpoint(tmp_path, dtype, tied):
 
 def test_buckets_respect_their_size_limit():
     for limit in (1, 500, 2000, 10**9):
-        buckets = buckets_of(SHAPE, "float32", limit)
+        buckets = hf.buckets_of(SHAPE, "float32", limit)
         tensors = [tensor for bucket in buckets for tensor in zip(bucket.names, bucket.shapes)]
         assert tensors == list(hf.shapes(SHAPE).items())
         for bucket in buckets:

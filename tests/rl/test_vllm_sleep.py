@@ -8,7 +8,7 @@ import pytest
 from rl.engines import EngineFault
 from rl.engines.vllm.client import GENERATE
 from rl.engines.vllm.transfer import SLEEP, UPDATE, WAKE
-from tests.rl.test_vllm import QUICK, Cluster, ask, expected, weights
+from tests.rl.test_vllm import QUICK, Cluster, ask, ask_all, expected, until, weights
 
 SLEEPS = {"sleeps": True}
 ORDER = (SLEEP, WAKE, "/pause", "/start_weight_update", "/finish_weight_update", "/resume")
@@ -22,7 +22,7 @@ def test_servers_sleep_until_the_update_and_wake_for_it_in_two_steps(tmp_path):
         await engine.sleep()
         assert all(fake.asleep == {"weights", "kv_cache"} for fake in cluster.fakes)
         await engine.load(weights(0.25), 1)
-        return await asyncio.gather(*(ask(engine, i) for i in range(4)))
+        return await ask_all(engine, range(4))
 
     cluster = Cluster(tmp_path, engine=SLEEPS)
     assert {c.version for c in cluster.run(scenario)} == {1}
@@ -40,7 +40,7 @@ def test_a_request_of_a_sleeping_engine_wakes_it_with_the_weights_that_it_had(tm
         await engine.load(weights(0.5), 1)
         await engine.sleep()
         assert all(math.isnan(fake.weight) for fake in cluster.fakes)
-        return await asyncio.gather(*(ask(engine, i) for i in range(4)))
+        return await ask_all(engine, range(4))
 
     cluster = Cluster(tmp_path, engine=SLEEPS)
     completions = cluster.run(scenario)
@@ -87,10 +87,8 @@ def test_a_server_that_cannot_sleep_or_wake_ends_and_is_readmitted_after_the_upd
         await engine.load(weights(0.25), 1)
         assert engine.stats()["replicas"] == 1
         cluster.fakes[0].fails = ""
-        async with asyncio.timeout(20):
-            while engine.stats()["replicas"] < 2:
-                await asyncio.sleep(0.05)
-        return await asyncio.gather(*(ask(engine, i) for i in range(4)))
+        await until(lambda: engine.stats()["replicas"] == 2)
+        return await ask_all(engine, range(4))
 
     cluster = Cluster(tmp_path, engine=SLEEPS)
     assert {c.version for c in cluster.run(scenario)} == {1}
@@ -111,15 +109,11 @@ def test_a_server_that_dies_asleep_is_not_started_before_the_update(tmp_path):
         await ask(engine, 1)
         await engine.sleep()
         await asyncio.to_thread(cluster.fakes[0].die)
-        async with asyncio.timeout(20):
-            while engine.stats()["lost"] == 0:
-                await asyncio.sleep(0.05)
+        await until(lambda: engine.stats()["lost"])
         await asyncio.sleep(3 * QUICK.check_every)
         assert not started
         await engine.load(weights(0.25), 1)
-        async with asyncio.timeout(20):
-            while not started:
-                await asyncio.sleep(0.05)
+        await until(lambda: started)
         return started[0]
 
     cluster = Cluster(tmp_path, engine=SLEEPS)

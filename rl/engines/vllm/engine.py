@@ -9,6 +9,7 @@ hold the current weights.
 
 import asyncio
 import dataclasses
+import itertools
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -138,9 +139,8 @@ class VllmEngine:
             needs=(*needs, SLEEP, WAKE) if self._sleeps else needs,
         )  # fmt: skip
         found = await asyncio.gather(*(check(replica.server) for replica in self._replicas))
-        problems = dict.fromkeys(f"\n  {problem}" for problems in found for problem in problems)
-        if problems:
-            raise EngineFault("the servers cannot be used:" + "".join(problems))
+        if problems := dict.fromkeys(itertools.chain.from_iterable(found)):
+            raise EngineFault("\n  ".join(["the servers cannot be used:", *problems]))
         for replica in self._replicas:
             replica.up = True
             replica.server.never = range(self.vocab - self._unused, self.vocab)
