@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from models import attention
+from models import mesh as meshes
 from tests.models.helpers import assert_close, with_devices
 
 
@@ -201,37 +202,33 @@ def mesh_of(platform, sequence=1, capability="8.0"):
     return SimpleNamespace(shape={"sequence": sequence}, devices=np.array([device]))
 
 
-@pytest.mark.parametrize(
-    "version, capability, most_segments, chosen",
-    [
-        ((0, 11, 1), "9.0", 8, "cudnn_packed"),
-        ((0, 11, 1), "10.3", 8, "cudnn_packed"),
-        ((0, 11, 1), "8.0", 8, "cudnn_apart"),
-        ((0, 11, 1), "9.0", 0, "cudnn"),
-        ((0, 11, 0), "9.0", 8, "cudnn_apart"),
-    ],
-)
-def test_auto_on_nvidia(monkeypatch, version, capability, most_segments, chosen):
-    monkeypatch.setattr(jax, "__version_info__", version)
-    mesh = mesh_of("cuda", capability=capability)
-    assert attention.choose("auto", mesh, jnp.bfloat16, 128, most_segments) == chosen
+def chosen(platform="cuda", dtype="bfloat16", head_dim=128, most_segments=0, **place):
+    """Return what is chosen on a device of a mesh."""
+    mesh = mesh_of(platform, **place)
+    return attention.choose("auto", mesh, jnp.dtype(dtype), head_dim, most_segments)
 
 
 @pytest.mark.parametrize(
-    "platform, sequence, dtype, head_dim, chosen",
+    "kernel, case",
     [
-        ("cpu", 1, "float32", 32, "blockwise"),
-        ("cuda", 1, "bfloat16", 128, "cudnn"),
-        ("cuda", 1, "float32", 128, "blockwise"),
-        ("cuda", 1, "bfloat16", 20, "blockwise"),
-        ("rocm", 1, "bfloat16", 64, "blockwise"),
-        ("tpu", 1, "bfloat16", 128, "splash"),
-        ("tpu", 4, "bfloat16", 128, "ring"),
+        ("blockwise", {"platform": "cpu", "dtype": "float32"}),
+        ("cudnn", {}),
+        ("cudnn", {"capability": "9.0"}),
+        ("cudnn_packed", {"capability": "9.0", "most_segments": 8}),
+        ("cudnn_packed", {"capability": "10.3", "most_segments": 8}),
+        ("cudnn_apart", {"most_segments": 8}),
+        ("blockwise", {"dtype": "float32"}),
+        ("blockwise", {"head_dim": 20}),
+        ("blockwise", {"platform": "rocm", "head_dim": 64}),
+        ("splash", {"platform": "tpu"}),
+        ("ring", {"platform": "tpu", "sequence": 4}),
     ],
 )
-def test_auto(platform, sequence, dtype, head_dim, chosen):
-    found = attention.choose("auto", mesh_of(platform, sequence), jnp.dtype(dtype), head_dim)
-    assert found == chosen
+def test_auto(monkeypatch, kernel, case):
+    monkeypatch.setattr(jax, "__version_info__", (0, 11, 1))
+    assert chosen(**case) == kernel
+    monkeypatch.setattr(jax, "__version_info__", (0, 11, 0))
+    assert chosen(**case) == kernel.replace("packed", "apart")
 
 
 def test_unknown_and_unsuitable_implementations_are_refused():
@@ -243,8 +240,6 @@ def test_unknown_and_unsuitable_implementations_are_refused():
 
 def ring_on_meshes():
     """Compare meshes with one device; called in a process with 8 simulated devices."""
-    from models import mesh as meshes
-
     arrays, weight = inputs(160, rows=4, share=True)
     want = both(naive, arrays, weight)
     for shape in (

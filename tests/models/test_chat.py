@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from envs.world import Observation
+from envs.world import Observation, tool_of
 from experiments.imitation.bpe import train_bpe
 from models import chat, jinja
 from models.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ from tests.models.helpers import extend, user
 from tests.models.make_golden_chat import TOOL
 from tests.models.test_tokenizer import TEXTS, template_ids, wild_text
 
-OTHER_TOOL = {"type": "function", "function": {"name": "bell", "description": "", "parameters": {}}}
+OTHER_TOOL = tool_of("bell", "", {}, [])
 NAMES = ("system", "user", "tool")
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs import base
-from envs.world import Observation
+from envs.world import Observation, tool_of
 from evolver.config.checks.model import model_problems
 from experiments.imitation.bpe import train_bpe
 from models import chat, jinja
@@ -22,14 +22,7 @@ from tests.models import make_golden_ids
 from tests.models.helpers import extend, user
 from tests.models.test_tokenizer import TEXTS, template_ids, wild_text
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "search",
-        "description": "find “flights”",
-        "parameters": {"type": "object", "properties": {"to": {"type": "string"}}},
-    },
-}
+TOOL = tool_of("search", "find “flights”", {"to": {"type": "string"}}, [])
 HEADERS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 FORGED = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "[INST]", "[/INST]")
 CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")

@@ -44,6 +44,11 @@ def template_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer._original.encode(well_formed(text), add_special_tokens=False).ids
 
 
+def refuses(folder: Path, words: str) -> None:
+    with pytest.raises(TokenizerError, match=words):
+        Tokenizer.load(folder)
+
+
 @pytest.fixture(scope="module")
 def small() -> Tokenizer:
     return train_bpe(TEXTS, 340, FIXED)
@@ -127,18 +132,14 @@ def test_training_is_deterministic_and_bounded(small):
 
 
 def test_problems_are_named(small, tmp_path):
-    with pytest.raises(TokenizerError, match=r"no tokenizer\.json"):
-        Tokenizer.load(tmp_path)
+    refuses(tmp_path, r"no tokenizer\.json")
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(TokenizerError, match="cannot be read"):
-        Tokenizer.load(tmp_path)
+    refuses(tmp_path, "cannot be read")
     small.save(tmp_path)
     added, lost = json.loads(small.to_json())["added_tokens"], ("<|im_end|>", "<|endoftext|>")
     kept = [token for token in added if token["content"] not in lost]
     edit(tmp_path / "tokenizer.json", {"added_tokens": kept})
-    words = r"lacks the special tokens <\|endoftext\|>, <\|im_end\|> of ChatML"
-    with pytest.raises(TokenizerError, match=words):
-        Tokenizer.load(tmp_path)
+    refuses(tmp_path, r"lacks the special tokens <\|endoftext\|>, <\|im_end\|> of ChatML")
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
@@ -150,8 +151,7 @@ def test_a_file_beside_it_that_is_there_and_cannot_be_read_is_no_file_that_is_mi
     for damage in (b"\xff", b"[" * 100_000, b"[1]", None)[:: 1 if name.endswith("json") else 3]:
         (tmp_path / name).unlink(missing_ok=True)
         os.mkfifo(tmp_path / name) if damage is None else (tmp_path / name).write_bytes(damage)
-        with pytest.raises(TokenizerError, match=name):
-            Tokenizer.load(tmp_path)
+        refuses(tmp_path, name)
 
 
 def older_files(tokenizer: Tokenizer, folder: Path) -> dict:
@@ -206,13 +206,11 @@ def test_files_that_transformers_cannot_read_are_one_message(small, tmp_path, ca
     older_files(small, tmp_path)
     for name in ("vocab.json", "tokenizer.py"):
         (tmp_path / name).write_text("raise SystemExit")
-    with pytest.raises(TokenizerError, match=r"transformers can make none of vocab\.json: "):
-        Tokenizer.load(tmp_path)
+    refuses(tmp_path, r"transformers can make none of vocab\.json: ")
     change = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["tokenizer.Mine", None]}}
     edit(tmp_path / "tokenizer_config.json", change)
     (tmp_path / "config.json").write_text('{"model_type": "unknown"}')
-    with pytest.raises(TokenizerError, match=r"transformers can make none of vocab\.json: "):
-        Tokenizer.load(tmp_path)
+    refuses(tmp_path, r"transformers can make none of vocab\.json: ")
     assert capfd.readouterr() == ("", "")
 
 
@@ -232,11 +230,9 @@ def test_tokens_of_tokenizer_config_are_added(small, tmp_path):
     assert not {at, call} & set(loaded.encode("[SYS] <tool_call>"))
     for name, id, words in (("[SYS]", at + 1, "hole"), ("<tool_call>", at, f"read as {call}")):
         edit(path, {"added_tokens_decoder": {str(id): held | {"content": name}}})
-        with pytest.raises(TokenizerError, match=f"tokenizer_config.json gives .* {words}"):
-            Tokenizer.load(tmp_path)
+        refuses(tmp_path, f"tokenizer_config.json gives .* {words}")
     edit(path, {"added_tokens_decoder": {"x": 1}})
-    with pytest.raises(TokenizerError, match="with the tokens of tokenizer_config"):
-        Tokenizer.load(tmp_path)
+    refuses(tmp_path, "with the tokens of tokenizer_config")
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a*)*b", "(x+x+)+y", "(", r"\p{Foo}"])

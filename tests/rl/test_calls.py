@@ -69,6 +69,9 @@ def named(name: str) -> Tokenizer:
     return mistral() if name == "mistral" else real(name)
 
 
+not_chatml = pytest.mark.parametrize("name", ["mistral", "llama3_1"])
+
+
 def saved(tokenizer: Tokenizer, folder):
     shape = qwen.Config(tokenizer.vocab_size, 16, 1, 2, 1, 8, 16)
     hf.save(folder, shape, qwen.init(shape, 0), tokenizer=tokenizer)
@@ -107,7 +110,7 @@ def test_the_plan_says_which_template_it_is_and_how_calls_are_written(make, name
     assert "'mystral' is no format of calls (known formats are hermes" in problem
 
 
-@pytest.mark.parametrize("name", ["mistral", "llama3_1"])
+@not_chatml
 def test_a_checkpoint_that_is_not_chatml_keeps_its_template(name, tmp_path):
     tokenizer = named(name)
     config = saved(tokenizer, tmp_path)
@@ -218,7 +221,7 @@ class Flights(ToolWorld):
         return ("F12", True) if name == "search" else (f"there is no {name}", False)
 
 
-@pytest.mark.parametrize("name", ["mistral", "llama3_1"])
+@not_chatml
 def test_a_world_is_played_in_the_policys_own_format(name):
     tokenizer = named(name)
     called = calls.reply(tokenizer, SAYS)
@@ -241,7 +244,7 @@ def test_a_world_is_played_in_the_policys_own_format(name):
     assert [turn.info for turn in again.turns] == [turn.info for turn in played.turns]
 
 
-@pytest.mark.parametrize("name", ["mistral", "llama3_1"])
+@not_chatml
 def test_the_server_reads_what_worlds_read(name):
     pytest.importorskip("pydantic")
     from rl.engines.serve.answers import Answers, Generated

@@ -18,7 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
+from models import mesh as meshes
 from rl import checkpoint
 from rl.checkpoint import CheckpointError, Checkpoints, _weighted_sum, checksums
 
@@ -340,11 +342,6 @@ def test_weighted_sums_detect_every_change():
 def moves_between_meshes(folder):
     """Run with 8 simulated devices: save on one mesh, with moments on the host, and restore on
     others."""
-    from jax.sharding import NamedSharding, PartitionSpec
-
-    from models import mesh as meshes
-    from rl import checkpoint
-
     values = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
 
     def state(shape, memory="device"):
@@ -406,8 +403,7 @@ def test_what_tensorstore_reports_to_a_failed_save_is_dropped_and_nothing_else(m
     late, lost = RuntimeError("Event loop is closed"), RuntimeError("lost")
     reports = [
         types.SimpleNamespace(exc_value=error, object=at)
-        for error in (late, lost)
-        for at in (None, print)
+        for error, at in itertools.product((late, lost), (None, print))
     ]
     for report in reports:
         checkpoint.unraisablehook(report)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.world import Observation
+from envs.world import Observation, tool_of
 from evolver.attributing.replay import _unplayed
 from evolver.llm.contexts import SummarisedWindow
 from evolver.llm.questions import ChatError
@@ -285,15 +285,9 @@ def test_a_huge_observation_is_cut_before_it_is_tokenised():
 
 
 def test_the_brief_template_lists_tools_by_a_line_each_cut_where_it_is_told_to():
-    about = {"type": "object", "properties": {"to": {"type": "string", "description": "A city."}}}
-    function = {
-        "name": "go",
-        "description": "Travel to a city.\nIt takes long.",
-        "parameters": about,
-    }
-    seen = Observation(
-        [{"role": "user", "content": "Hi."}], [{"type": "function", "function": function}]
-    )
+    to = {"type": "string", "description": "A city."}
+    go = tool_of("go", "Travel to a city.\nIt takes long.", {"to": to}, [])
+    seen = Observation(message("user", "Hi."), [go])
     prompts = [
         tokenizer().decode(Brief(Opening(tokenizer(), seen), most=most).prompt)
         for most in (0, 45, 12)

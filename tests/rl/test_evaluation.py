@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
 from envs.world import Task
 from rl import evaluation
@@ -27,7 +28,7 @@ def sequential_best(scores: np.ndarray, k: int) -> float:
 )
 def test_best_at_k_draws_exactly_what_the_published_procedure_draws(score_NR, k):
     expected = [sequential_best(np.array(row), k) for row in score_NR]
-    np.testing.assert_allclose(evaluation.best_at_k(score_NR, k), expected, rtol=1e-12)
+    assert_allclose(evaluation.best_at_k(score_NR, k), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("rollouts,k", [(8, 1), (8, 8), (8, 4), (5, 2), (1, 1)])
@@ -128,11 +129,11 @@ def test_unknown_measures_are_named():
 def test_the_best_temperature_is_the_one_with_the_highest_success_and_greedy_counts():
     found = scores()
     assert found.best_temperature()[0] == 0.0  # greedy solves two of three tasks
-    np.testing.assert_allclose(found.best_temperature()[1], [1, 0, 1])
+    assert_allclose(found.best_temperature()[1], [1, 0, 1])
     found.sweep = {"0.2": [[1, 1], [1, 0], [1, 1]], "0.4": [[0, 0], [0, 0], [0, 0]]}
     temperature, success_N = found.best_temperature()
     assert temperature == 0.2
-    np.testing.assert_allclose(success_N, [1, 0.5, 1])
+    assert_allclose(success_N, [1, 0.5, 1])
     found.greedy_N = []
     found.sweep = {"0.2": [[0, 0], [0, 0], [0, 0]]}
     assert found.best_temperature()[0] == found.temperature
@@ -147,8 +148,8 @@ def test_a_scenario_is_solved_where_every_one_of_its_tasks_is():
     success_NR = np.zeros((6, 8), int)
     success_NR[[0, 2, 4], [0, 3, 7]] = 1  # ab: each task once, by different rollouts
     success_NR[1] = 1  # cd: one task always, the other never
-    np.testing.assert_allclose(evaluation.scenario_pass_at_k(tasks, success_NR, 8), [1, 0, 0])
-    np.testing.assert_allclose(evaluation.scenario_pass_at_k(tasks, success_NR, 4), [0.5**3, 0, 0])
+    assert_allclose(evaluation.scenario_pass_at_k(tasks, success_NR, 8), [1, 0, 0])
+    assert_allclose(evaluation.scenario_pass_at_k(tasks, success_NR, 4), [0.5**3, 0, 0])
 
 
 def test_the_estimate_for_scenarios_is_the_mean_over_all_choices_of_rollouts():
@@ -158,7 +159,7 @@ def test_the_estimate_for_scenarios_is_the_mean_over_all_choices_of_rollouts():
     solved_2C = success_NR[:, choices].any(axis=2)
     exact = np.outer(*solved_2C).mean()
     found = evaluation.scenario_pass_at_k(["s_1", "s_2"], success_NR, 2)
-    np.testing.assert_allclose(found, [exact])
+    assert_allclose(found, [exact])
 
 
 def test_sample_efficiency_of_a_curve():

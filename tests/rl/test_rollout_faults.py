@@ -42,9 +42,6 @@ class OneBreaks(Scripted):
         return await super().generate(prompt_ids, sampling, session=session)
 
 
-OTHERS = [(StopReason.DONE, 1.0)] * (GROUP - 1)  # the ends and outcomes of those that go on
-
-
 def play_group(make_world, engine, limits=ROOMY):
     """Play six rollouts, the first of which breaks its world."""
     tasks = [Task("count-0", "counter", "break" if i == 0 else "count") for i in range(GROUP)]
@@ -53,6 +50,13 @@ def play_group(make_world, engine, limits=ROOMY):
     trajectories = asyncio.run(asyncio.wait_for(rollouts(jobs, actor, worlds), 300))
     worlds.close()
     return trajectories
+
+
+def one_of_a_group(*played):
+    """Return the rollout of a group that breaks its world. The others go on."""
+    first, *others = play_group(*played)
+    assert [(t.stop, t.outcome) for t in others] == [(StopReason.DONE, 1.0)] * (GROUP - 1)
+    return first
 
 
 @pytest.mark.parametrize(
@@ -65,9 +69,8 @@ def test_a_worker_that_breaks_takes_one_episode_down(fault):
         step, stop = 1.0, StopReason.ENV_TIMEOUT
     deadlines = Deadlines(start=20.0, reset=20.0, step=step)
     pool = Pool(FAULTY, {"fault": fault}, workers=1, deadlines=deadlines)
-    first, *others = play_group(pool.world, OneBreaks())
+    first = one_of_a_group(pool.world, OneBreaks())
     assert first.stop is stop and first.error
-    assert [(t.stop, t.outcome) for t in others] == OTHERS
     assert pool.alive() == 0
     pool.close()
 
@@ -82,9 +85,8 @@ def test_a_hang_ends_its_own_episode_only_under_the_deadlines_of_a_run():
     with make_source(config) as source:
         limits = make_actor(config, None, None, None).limits
         limits = dataclasses.replace(ROOMY, env_timeout=limits.env_timeout)
-        first, *others = play_group(source.world, OneBreaks(), limits)
+        first = one_of_a_group(source.world, OneBreaks(), limits)
         assert first.stop is StopReason.ENV_TIMEOUT
-        assert [(t.stop, t.outcome) for t in others] == OTHERS
         assert source._pool.alive() == 0
 
 
@@ -120,9 +122,8 @@ def test_several_hangs_on_one_worker_end_their_own_episodes_only():
 @pytest.mark.parametrize("fault", ["twice", "noise"])
 def test_duplicate_and_noisy_answers_change_nothing(fault):
     pool = Pool(FAULTY, {"fault": fault}, workers=1)
-    first, *others = play_group(pool.world, OneBreaks())
+    first = one_of_a_group(pool.world, OneBreaks())
     assert first.stop is StopReason.MAX_TURNS and not first.error
-    assert [(t.stop, t.outcome) for t in others] == OTHERS
     pool.close()
 
 

@@ -14,6 +14,7 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
 from envs import toolcalls
 from models import chat, hf
@@ -27,7 +28,7 @@ from rl.engines.vllm.servers import Servers
 from rl.trajectory import Completion, Sampling
 from tests.rl.served import HELLO, RIGHT, TOOL, form_of, serving
 
-pytest_plugins = "tests.rl.served"
+pytest_plugins = "tests.rl.serve_fixtures"
 
 GRADES = {
     "type": "object", "additionalProperties": False, "required": ["step", "label"],
@@ -67,7 +68,7 @@ def test_token_ids_in_and_out_are_the_engines(post, direct):
     count = len(expected.tokens)
     assert choice["token_ids"] == expected.tokens and choice["prompt_token_ids"] == prompt
     logprobs = choice["logprobs"]
-    np.testing.assert_allclose(logprobs["token_logprobs"], expected.logprobs, atol=1e-5)
+    assert_allclose(logprobs["token_logprobs"], expected.logprobs, atol=1e-5)
     assert choice["finish_reason"] == expected.stop and choice["weights_version"] == 0
     usage = {"prompt_tokens": 4, "completion_tokens": count, "total_tokens": 4 + count}
     assert answer["usage"] == usage
@@ -110,9 +111,9 @@ def test_a_prompt_is_scored_as_its_tokens_were_sampled(complete):
     (scored,) = complete(prompt=whole, max_tokens=1, temperature=0, prompt_logprobs=0)
     rows = scored["prompt_logprobs"]
     scores = [row[str(token)]["logprob"] for token, row in zip(whole[1:], rows[1:])]
-    np.testing.assert_allclose(scores[2:], choice["logprobs"]["token_logprobs"], atol=1e-4)
+    assert_allclose(scores[2:], choice["logprobs"]["token_logprobs"], atol=1e-4)
     (echo,) = complete(prompt=whole, max_tokens=0, echo=True, logprobs=0)
-    np.testing.assert_allclose(echo["logprobs"]["token_logprobs"][1:], scores, atol=1e-6)
+    assert_allclose(echo["logprobs"]["token_logprobs"][1:], scores, atol=1e-6)
 
 
 def test_the_most_probable_tokens_of_each_place(complete):
@@ -151,9 +152,10 @@ def test_streamed_pieces_concatenate_to_the_whole(client):
     whole, pieces = answer.choices[0], [event.choices[0] for event in pieces]
     assert len(pieces) > 1
     assert "".join(p.text for p in pieces) == whole.text
-    assert [t for p in pieces for t in p.token_ids] == whole.token_ids
-    logprobs = [x for p in pieces for x in p.logprobs.token_logprobs]
-    assert logprobs == whole.logprobs.token_logprobs
+    joined = itertools.chain.from_iterable
+    assert [*joined(p.token_ids for p in pieces)] == whole.token_ids
+    logprobs = joined(p.logprobs.token_logprobs for p in pieces)
+    assert [*logprobs] == whole.logprobs.token_logprobs
     assert last.choices[0].finish_reason == "length" and usage.usage == answer.usage
 
 
@@ -169,7 +171,7 @@ def test_messages_go_through_the_template(speak, direct, parts):
     assert answer.prompt_token_ids == prompt and answer.choices[0].token_ids == expected.tokens
     assert answer.choices[0].message.role == "assistant"
     rows = answer.choices[0].logprobs.content
-    np.testing.assert_allclose([row.logprob for row in rows], expected.logprobs, atol=1e-5)
+    assert_allclose([row.logprob for row in rows], expected.logprobs, atol=1e-5)
     assert all(len(row.top_logprobs) == 2 for row in rows)
     assert all(row.logprob <= row.top_logprobs[0].logprob + 1e-4 for row in rows)
 
@@ -416,4 +418,4 @@ def test_the_vllm_engine_returns_the_samples_of_this_one(url, parts, direct):
 
     completion, expected = asyncio.run(scenario()), direct([5, 9, 300], sampling)
     assert (completion.tokens, completion.stop) == (expected.tokens, expected.stop)
-    np.testing.assert_allclose(completion.logprobs, expected.logprobs, atol=1e-5)
+    assert_allclose(completion.logprobs, expected.logprobs, atol=1e-5)

@@ -10,9 +10,10 @@ import pytest
 from models.tokenizer import Tokenizer
 from rl.engines.serve.requests import NEUTRAL
 from rl.engines.serve.server import Service
-from tests.rl.served import HELLO, RIGHT, form_of, serving, user
+from tests.models.helpers import user
+from tests.rl.served import HELLO, RIGHT, form_of, serving
 
-pytest_plugins = "tests.rl.served"
+pytest_plugins = "tests.rl.serve_fixtures"
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
@@ -23,6 +24,10 @@ def refuses(answer, words):
 def changed(path, sound, *cases):
     """Return (path, body, words of the refusal) of a sound body with each of some changes."""
     return [(path, sound | change, words) for change, words in cases]
+
+
+def asking(content):
+    return {"messages": [user(content)]}
 
 
 def calling(arguments):
@@ -92,10 +97,10 @@ REFUSED = [
         ({"messages": ["hi"]}, "messages.0: Input should be a valid dictionary"),
         ({"messages": [{"content": "x"}]}, "messages.0.role: Field required"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "unknown role"),
-        (user([{"type": "image_url"}]), "parts of type text"),
-        (user([{"type": "image_url", "text": "x"}]), "parts of type text"),
-        (user(0), "messages.0.content: Input should be"),
-        (user({}), "messages.0.content: Input should be"),
+        (asking([{"type": "image_url"}]), "parts of type text"),
+        (asking([{"type": "image_url", "text": "x"}]), "parts of type text"),
+        (asking(0), "messages.0.content: Input should be"),
+        (asking({}), "messages.0.content: Input should be"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
             "messages.0.tool_calls.0.function: Field required",
@@ -207,11 +212,11 @@ def test_no_event_loop_encodes_and_nothing_that_cannot_fit_is_encoded(post, monk
     for path, body in [
         (COMPLETION, {"prompt": [long, "a"]}),
         ("/tokenize", {"prompt": long}),
-        (CHAT, user(long)),
-        (CHAT, user("é" + long)),
+        (CHAT, asking(long)),
+        (CHAT, asking("é" + long)),
         (CHAT, {"messages": HELLO, "tools": [tool]}),
         (CHAT, {"messages": [{"role": "assistant", "tool_calls": [call]}]}),
-        (CHAT, {"messages": user("")["messages"] * 300}),
+        (CHAT, {"messages": [user("")] * 300}),
     ]:
         refuses(post(path, body), "maximum context length is 256 tokens")
     assert post("/tokenize", {"messages": HELLO}).status_code == 200

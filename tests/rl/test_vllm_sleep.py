@@ -67,7 +67,7 @@ def test_requests_in_flight_end_before_a_server_sleeps_and_adapters_leave_it_its
     cluster = Cluster(tmp_path, 1, engine=SLEEPS)
     cluster.run(scenario)  # it is closed asleep
     assert how == [(SLEEP, {"level": 1, "mode": "wait"})]
-    assert cluster.fakes[0].weight == 0.0 and cluster.fakes[0].asleep
+    assert cluster.fake.weight == 0.0 and cluster.fake.asleep
 
 
 @pytest.mark.parametrize("path", [SLEEP, WAKE])
@@ -80,13 +80,13 @@ def test_a_server_that_cannot_sleep_or_wake_ends_and_is_readmitted_after_the_upd
 
         engine._servers.end = end
         await ask(engine, 1)
-        cluster.fakes[0].fails = path
+        cluster.fake.fails = path
         await engine.sleep()
         await asyncio.sleep(3 * QUICK.check_every)  # it is healthy, but the learner has the memory
         assert engine.stats()["readmitted"] == 0
         await engine.load(weights(0.25), 1)
         assert engine.stats()["replicas"] == 1
-        cluster.fakes[0].fails = ""
+        cluster.fake.fails = ""
         await until(lambda: engine.stats()["replicas"] == 2)
         return await ask_all(engine, range(4))
 
@@ -108,7 +108,7 @@ def test_a_server_that_dies_asleep_is_not_started_before_the_update(tmp_path):
         engine._servers.restart = restart
         await ask(engine, 1)
         await engine.sleep()
-        await asyncio.to_thread(cluster.fakes[0].die)
+        await asyncio.to_thread(cluster.fake.die)
         await until(lambda: engine.stats()["lost"])
         await asyncio.sleep(3 * QUICK.check_every)
         assert not started
@@ -125,4 +125,4 @@ def test_a_server_without_sleep_is_reported_and_others_are_never_told_to(tmp_pat
         Cluster(tmp_path, 1, engine=SLEEPS, paths=(GENERATE, *UPDATE)).run(lambda engine: None)
     cluster = Cluster(tmp_path, 1)
     cluster.run(lambda engine: engine.sleep())
-    assert SLEEP not in cluster.fakes[0].asked
+    assert SLEEP not in cluster.fake.asked

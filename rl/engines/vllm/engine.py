@@ -187,13 +187,7 @@ class VllmEngine:
         while True:
             if self._asleep:
                 await self._wake()
-            rest = sampling
-            if tokens:  # cut by an update: continue after these tokens, with other random numbers
-                rest = dataclasses.replace(
-                    sampling,
-                    max_tokens=sampling.max_tokens - len(tokens),
-                    seed=seed_of(sampling.seed, len(tokens)),
-                )
+            rest = _rest(sampling, len(tokens))
             replica = await self._replica_of(session)
             before = self.version
             try:
@@ -518,3 +512,11 @@ class VllmEngine:
         self._noise = min(self._noise, gap)
         if problem:
             raise WeightsNotLoaded(f"{replica.server.url}: {problem}")
+
+
+def _rest(sampling: Sampling, done: int) -> Sampling:
+    """Return how to continue after the tokens that an update has cut, with other random numbers."""
+    if not done:
+        return sampling
+    left, seed = sampling.max_tokens - done, seed_of(sampling.seed, done)
+    return dataclasses.replace(sampling, max_tokens=left, seed=seed)
