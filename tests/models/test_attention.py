@@ -141,27 +141,28 @@ def packed_inputs(t, rows=4):
     return (*qkv, segments.astype(np.int32)), weight * (segments > 0)[..., None, None]
 
 
+def assert_naive(kernel, t, spare=0):
+    """Assert that a kernel computes attention within the segments of packed rows, and 0 in padding.
+    spare: segments for which it has room, beside those of a row."""
+    (*qkv, segments), weight = packed_inputs(t)
+    kernel = partial(kernel, most_segments=spare + int(segments.max()))
+    want, gradients = both(naive, (*qkv, segments), weight)
+    want = jnp.where(segments[..., None, None] > 0, want, 0)
+    assert_close(both(kernel, (*qkv, segments), weight), (want, gradients))
+
+
 @pytest.mark.parametrize("t", [5, 40])
 def test_cudnn_packed_tells_the_kernel_where_segments_lie(monkeypatch, t):
     from jax._src.cudnn import fused_attention_stablehlo as fused
 
     monkeypatch.setattr(fused, "dot_product_attention", packed_kernel)
-    most = int(packed_inputs(t)[0][3].max())
-    out, gradients = both(partial(attention.cudnn_packed, most_segments=most), *packed_inputs(t))
-    want, wanted = both(naive, *packed_inputs(t))
-    real = packed_inputs(t)[0][3][..., None, None] > 0
-    assert_close((out, gradients), (jnp.where(real, want, 0), wanted))
+    assert_naive(attention.cudnn_packed, t)
 
 
 @pytest.mark.parametrize("t", [5, 40])
 def test_cudnn_apart_computes_each_segment_as_a_sequence_of_its_own(monkeypatch, t):
-    """In a room that no row fills."""
     monkeypatch.setattr(jax.nn, "dot_product_attention", product_of_xla)
-    most = 1 + int(packed_inputs(t)[0][3].max())
-    apart = partial(attention.cudnn_apart, most_segments=most)
-    want, wanted = both(naive, *packed_inputs(t))
-    real = packed_inputs(t)[0][3][..., None, None] > 0
-    assert_close(both(apart, *packed_inputs(t)), (jnp.where(real, want, 0), wanted))
+    assert_naive(attention.cudnn_apart, t, spare=1)
 
 
 def test_what_cudnn_leaves_undefined_reaches_no_output_and_no_gradient(monkeypatch):

@@ -88,8 +88,12 @@ def scores() -> evaluation.Scores:
     )
 
 
+def measured(*scores):
+    return dict(evaluation.measures(*scores))
+
+
 def test_measures_name_every_estimate_with_its_interval():
-    measures = dict(evaluation.measures(scores()))
+    measures = measured(scores())
     expected = {"avg@2": 0.5, "pass@2": 2 / 3, "score": 3.5 / 6, "greedy": 2 / 3, "broken": 1}
     expected |= {"tasks": 3, "avg@2/difficulty_1": 0.5, "avg@2/difficulty_2": 0.5}
     assert {name: measures[name] for name in expected} == pytest.approx(expected)
@@ -100,10 +104,10 @@ def test_measures_name_every_estimate_with_its_interval():
 
 def test_a_mixture_is_measured_by_world():
     mixed = dataclasses.replace(scores(), worlds=["home", "home", "travel"])
-    measures = dict(evaluation.measures(mixed))
+    measures = measured(mixed)
     assert (measures["avg@2/world_home"], measures["avg@2/world_travel"]) == (0.25, 1.0)
     assert measures["greedy/world_home"] == 0.5
-    assert not [name for name in dict(evaluation.measures(scores())) if "world" in name]
+    assert not [name for name in measured(scores()) if "world" in name]
     two = [Trajectory(Task(id, id[0], "q"), 0, 0, []) for id in ("a1", "b1")]
     assert evaluation.scores_of(two, [], temperature=1.0, sweep={}).worlds == ["a", "b"]
     assert evaluation.scores_of(two[:1], [], temperature=1.0, sweep={}).worlds == []
@@ -112,7 +116,7 @@ def test_a_mixture_is_measured_by_world():
 def test_measures_of_several_seeds_are_means_with_their_deviation():
     success_NR = [[1, 1], [1, 0], [1, 1]]
     again = dataclasses.replace(scores(), success_NR=success_NR, greedy_N=[], broken=2)
-    one, measures = dict(evaluation.measures(scores())), dict(evaluation.measures(scores(), again))
+    one, measures = measured(scores()), measured(scores(), again)
     assert measures["avg@2"] == pytest.approx((3 / 6 + 5 / 6) / 2)
     assert measures["avg@2/sd"] == pytest.approx(np.std([3 / 6, 5 / 6], ddof=1))
     assert measures["greedy"] == one["greedy"] and "greedy/sd" not in measures
@@ -137,7 +141,7 @@ def test_the_best_temperature_is_the_one_with_the_highest_success_and_greedy_cou
     found.greedy_N = []
     found.sweep = {"0.2": [[0, 0], [0, 0], [0, 0]]}
     assert found.best_temperature()[0] == found.temperature
-    measures = dict(evaluation.measures(found))
+    measures = measured(found)
     assert measures["temperature/0.2"] == 0
     assert (measures["best_temperature"], measures["best_temperature/avg"]) == (1.0, 0.5)
 

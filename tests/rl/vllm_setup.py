@@ -36,14 +36,8 @@ QUICK = Patience(check_every=0.5, failed_checks=3, no_replica=1800.0)
 def random_params(shape: qwen.Config, seed: int = 0) -> qwen.Params:
     """Return weights of twice the usual size, so that answers depend on them and rounding stays
     small."""
-    rng = np.random.default_rng(seed)
-
-    def draw(path, weight: qwen.Weight) -> np.ndarray:
-        if weight.std is None:
-            return np.full(weight.shape, float(path[-1].key.endswith("norm")), np.float32)
-        return (2 * weight.std * rng.standard_normal(weight.shape)).astype(np.float32)
-
-    return jax.tree.map_with_path(draw, qwen.weights(shape))
+    drawn = qwen.init(shape, seed)
+    return jax.tree.map(lambda x, weight: x * (2 if weight.std else 1), drawn, qwen.weights(shape))
 
 
 def assert_holds(found: dict, shape: qwen.Config, params: qwen.Params, dtype: str) -> None:
