@@ -1,4 +1,4 @@
-"""What the tests of the server ask, and the server in a thread."""
+"""What the tests of the server ask, and servers in threads."""
 
 import contextlib
 import threading
@@ -18,16 +18,21 @@ form_of = lambda schema: {
 RIGHT = {"Authorization": "Bearer sk-right"}
 
 
-@contextlib.contextmanager
-def serving(service):
-    """Run the service in a thread, on a free port; yield its URL."""
+def started(app, **options):
+    """Serve an application in a thread, on a free port; return the URL, the server, the thread."""
     listener = listen("127.0.0.1", 0)
-    server = uvicorn.Server(server_config(service.app, timeout_graceful_shutdown=2))
+    server = uvicorn.Server(server_config(app, **options))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
+    return f"http://127.0.0.1:{listener.getsockname()[1]}", server, thread
+
+
+@contextlib.contextmanager
+def serving(service):
+    """Serve while the block runs; yield the URL."""
+    url, server, thread = started(service.app, timeout_graceful_shutdown=2)
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        yield f"{url}/v1"
     finally:
         server.should_exit = True
         thread.join(30)
-        listener.close()

@@ -1,14 +1,11 @@
 """Training samples and gates: merging, stripping, and one reason for every rollout that does not train."""
 
-import functools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.world import Evaluation, Observation, Task
-from experiments.imitation.bpe import train_bpe
 from rl import samples
 from rl.contexts import Opening
 from rl.contexts.causal import Causal
@@ -17,6 +14,7 @@ from rl.packing import pack
 from rl.samples import DROPPED, REASONS, drop_reasons, void_reason
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
 from tests.models.helpers import extend, tool, user
+from tests.rl.test_rollout import tokenizer
 
 
 def turn(prompt=(1,), generated=(2,), advantage=0.0, version=5, stripped=()):
@@ -111,11 +109,6 @@ def test_every_generated_token_trains_exactly_once(prompt, stripped, parts):
 
 
 # --- stripping ------------------------------------------------------------------------------------
-
-
-@functools.cache
-def tokenizer():
-    return train_bpe(["when counting start at one two three <EXP>" * 3], 300)
 
 
 def episode(query, experience, turns, window, tools_at=None) -> Trajectory:
