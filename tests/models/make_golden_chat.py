@@ -11,6 +11,7 @@ import json
 import sys
 from pathlib import Path
 
+from models.hf_config import transformers
 from tests.models.helpers import tool, user
 
 FILE = Path(__file__).parent / "golden/qwen3_chat.jsonl"
@@ -60,16 +61,13 @@ CONVERSATIONS = {
 }  # fmt: skip
 
 
-def rendered(template: str, messages, tools, thinking: bool | None) -> str:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    texts, _ = render_jinja_template(
-        [messages],
-        tools=tools or None,
-        chat_template=template,
-        add_generation_prompt=True,
-        **({} if thinking is None else {"enable_thinking": thinking}),
-    )
+def rendered(template: str, messages, tools, thinking: bool | None = None, **options) -> str:
+    """Return a conversation as `transformers` renders it."""
+    if thinking is not None:
+        options["enable_thinking"] = thinking
+    options = {"add_generation_prompt": True, "chat_template": template} | options
+    render = transformers().utils.chat_template_utils.render_jinja_template
+    texts, _ = render([messages], tools=list(tools) or None, **options)
     return texts[0]
 
 

@@ -26,14 +26,12 @@ def naive(q, k, v, segments):
     )
 
 
-def inputs(t, rows=2, head_dim=16, heads=4, kv_heads=2, share=False):
-    """Return (q, k, v, segments) and weights of the outputs. share: segments 2 and 3 attend to
-    segment 1 too."""
+def inputs(t, rows=2, share=False):
+    """Return (q, k, v, segments) and weights of the outputs, of 4 heads and 2 of keys and values.
+    share: segments 2 and 3 attend to segment 1 too."""
     rng = np.random.default_rng(t)
-    q, k, v, weight = (
-        rng.normal(size=(rows, t, n, head_dim)).astype(np.float32)
-        for n in (heads, kv_heads) + (kv_heads, heads)
-    )
+    drawn = (rng.normal(size=(rows, t, heads, 16)) for heads in (4, 2, 2, 4))
+    q, k, v, weight = (x.astype(np.float32) for x in drawn)
     segments = np.sort(rng.integers(0, 4, (rows, t)), axis=1).astype(np.int32)
     if share:
         segments = attention.sharing(segments, np.where(segments > 1, 1, 0).astype(np.int32))
@@ -130,11 +128,11 @@ def packed_kernel(q, k, v, *, q_seqlen, kv_seqlen, q_offsets, kv_offsets, scale,
     return out.reshape(q.shape)
 
 
-def packed_inputs(t, rows=4):
+def packed_inputs(t):
     """Return the same as `inputs`, with segments numbered from 1 and padding after them: one row of
     one segment, one of padding alone, and rows of several."""
-    (*qkv, _), weight = inputs(t, rows)
-    cuts = np.random.default_rng(t).integers(0, 3, (rows, t)).cumsum(axis=1) // 7
+    (*qkv, _), weight = inputs(t, rows=4)
+    cuts = np.random.default_rng(t).integers(0, 3, (4, t)).cumsum(axis=1) // 7
     segments = np.where(np.arange(t) < t - t // 5, cuts - cuts[:, :1] + 1, 0)
     segments[0] = 1
     segments[1] = 0

@@ -1,16 +1,13 @@
 """Tests of the chat template: ids are only appended, and equal Qwen's where the turns are in
 canonical form."""
 
-import functools
 import itertools
-import json
 import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from envs.world import Observation, tool_of
 from experiments.imitation.bpe import train_bpe
@@ -19,7 +16,7 @@ from models.tokenizer import Tokenizer
 from rl.contexts import Opening
 from rl.contexts.causal import Causal
 from tests.models.helpers import extend, user
-from tests.models.make_golden_chat import TOOL
+from tests.models.make_golden_chat import TOOL, rendered
 from tests.models.test_tokenizer import TEXTS, template_ids, wild_text
 
 OTHER_TOOL = tool_of("bell", "", {}, [])
@@ -104,15 +101,6 @@ assistant = st.fixed_dictionaries(
 )
 message = st.fixed_dictionaries({"role": st.sampled_from(NAMES), "content": canonical})
 conversation = st.lists(st.one_of(assistant, message), min_size=1, max_size=6)
-
-
-def rendered(template: str, messages, tools) -> str:
-    """Render a template as `transformers` does."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
-    return environment.from_string(template).render(
-        messages=messages, tools=tools, add_generation_prompt=True
-    )
 
 
 @given(conversation, st.booleans())

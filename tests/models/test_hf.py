@@ -281,9 +281,8 @@ def test_yarn_is_never_ignored(parameters):
 
 @pytest.mark.parametrize("kind", hf_config.KINDS)
 def test_what_config_json_leaves_out_is_as_transformers_understands_it(kind):
-    transformers = pytest.importorskip("transformers")
     sizes = {"model_type": kind} | dict.fromkeys(hf_config.SIZES.values(), 64)
-    theirs = transformers.AutoConfig.for_model(**sizes)
+    theirs = hf_config.transformers().AutoConfig.for_model(**sizes)
     found = hf_config.fields(sizes | ({"sliding_window": None} if kind == "mistral" else {}))
     assert found["rope_theta"] == theirs.rope_parameters["rope_theta"]
     stated = hf_config.OPTIONAL_SIZES | hf_config.OTHERS

@@ -20,6 +20,7 @@ from rl.contexts import Opening
 from rl.contexts.causal import Causal
 from tests.models import make_golden_ids
 from tests.models.helpers import extend, user
+from tests.models.make_golden_chat import rendered
 from tests.models.test_tokenizer import TEXTS, template_ids, wild_text
 
 TOOL = tool_of("search", "find “flights”", {"to": {"type": "string"}}, [])
@@ -118,15 +119,8 @@ def real(name: str) -> Tokenizer:
 
 def theirs(tokenizer: Tokenizer, messages, tools=(), header=True) -> list[int]:
     """Return the ids of a conversation as `transformers` renders it."""
-    utils = pytest.importorskip("transformers.utils.chat_template_utils")
-    texts, _ = utils.render_jinja_template(
-        [messages],
-        tools=list(tools) or None,
-        chat_template=tokenizer._source,
-        add_generation_prompt=header,
-        **tokenizer._settings,
-    )
-    return template_ids(tokenizer, texts[0])
+    options = tokenizer._settings | {"add_generation_prompt": header}
+    return template_ids(tokenizer, rendered(tokenizer._source, messages, tools, **options))
 
 
 def call(id: str = "call00000") -> dict:

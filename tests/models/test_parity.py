@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from models import hf, qwen
+from models.hf_config import transformers
 from models.rope import Llama3
 from rl.engines.jax import kv_cache
 from tests.models.helpers import assert_close, assert_equal, edit, noise
@@ -117,10 +118,9 @@ def theirs(folder, config, params, change=None):
     """Return the model that `transformers` loads from our checkpoint, after a change of its
     config.json."""
     pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
     hf.save(folder, config, params)
     edit(folder / "config.json", change or {})
-    return transformers.AutoModelForCausalLM.from_pretrained(folder)
+    return transformers().AutoModelForCausalLM.from_pretrained(folder)
 
 
 def logits_of(model, ids) -> np.ndarray:

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sentencepiece import SentencePieceTrainer
 
 from experiments.imitation.bpe import QWEN_TOKENS, train_bpe
 from models import chat
+from models.hf_config import transformers
 from models.tokenizer import REQUIRED, Tokenizer, TokenizerError
 from models.tokenizer import _well_formed as well_formed
 from tests.models.helpers import edit, tool, user
@@ -111,11 +113,10 @@ def test_without_tool_tokens_a_call_is_text(without_tool_tokens):
 @pytest.mark.parametrize("text", [*TRICKY, *TEXTS[:3]])
 @pytest.mark.parametrize("kind, model", [("small", "qwen2"), ("without_tool_tokens", "llama")])
 def test_transformers_gives_the_same_ids(request, kind, model, text, tmp_path):
-    transformers = pytest.importorskip("transformers")
     ours = request.getfixturevalue(kind)
     ours.save(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model}))
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    theirs = transformers().AutoTokenizer.from_pretrained(tmp_path)
     assert theirs.encode(text, add_special_tokens=False) == template_ids(ours, text)
     assert theirs.eos_token_id == ours.im_end and theirs.pad_token_id == ours.endoftext
     assert Tokenizer.load(tmp_path).encode(text) == ours.encode(text)
@@ -171,7 +172,6 @@ def older_files(tokenizer: Tokenizer, folder: Path) -> dict:
 
 
 def test_what_was_before_tokenizer_json_is_read_by_transformers(small, tmp_path):
-    pytest.importorskip("transformers")
     older_files(small, tmp_path)
     loaded = Tokenizer.load(tmp_path)
     assert [loaded.encode(text) for text in TRICKY] == [small.encode(text) for text in TRICKY]
@@ -181,9 +181,7 @@ def test_what_was_before_tokenizer_json_is_read_by_transformers(small, tmp_path)
 
 
 def test_a_sentencepiece_model_is_read_by_transformers(tmp_path):
-    pytest.importorskip("transformers")
-    trainer = pytest.importorskip("sentencepiece").SentencePieceTrainer
-    trainer.train(
+    SentencePieceTrainer.train(
         sentence_iterator=iter(TEXTS), model_prefix=f"{tmp_path}/tokenizer", vocab_size=330,
         model_type="bpe", byte_fallback=True, user_defined_symbols=["[INST]", "[/INST]"],
         minloglevel=2, hard_vocab_limit=False,
@@ -202,7 +200,6 @@ def test_a_sentencepiece_model_is_read_by_transformers(tmp_path):
 
 def test_files_that_transformers_cannot_read_are_one_message(small, tmp_path, capfd):
     """Code that came with a checkpoint is neither run nor asked about."""
-    pytest.importorskip("transformers")
     older_files(small, tmp_path)
     for name in ("vocab.json", "tokenizer.py"):
         (tmp_path / name).write_text("raise SystemExit")
@@ -216,7 +213,6 @@ def test_files_that_transformers_cannot_read_are_one_message(small, tmp_path, ca
 
 def test_tokens_of_tokenizer_config_are_added(small, tmp_path):
     """With the ids that it gives them; those that it calls special cannot be written by anybody."""
-    transformers = pytest.importorskip("transformers")
     tokens = older_files(small, tmp_path)
     small.save(tmp_path)
     path = tmp_path / "tokenizer_config.json"
@@ -224,7 +220,10 @@ def test_tokens_of_tokenizer_config_are_added(small, tmp_path):
     held = tokens[str(call)] | {"special": True}  # tokenizer.json calls it plain
     tokens |= {str(call): held, str(at): held | {"content": "[SYS]"}}
     edit(path, {"added_tokens_decoder": tokens})
-    loaded, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    loaded, theirs = (
+        Tokenizer.load(tmp_path),
+        transformers().AutoTokenizer.from_pretrained(tmp_path),
+    )
     assert loaded.vocab_size == at + 1 == len(theirs)
     assert template_ids(loaded, "a [SYS] b") == theirs.encode("a [SYS] b")
     assert not {at, call} & set(loaded.encode("[SYS] <tool_call>"))

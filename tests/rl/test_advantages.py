@@ -45,12 +45,12 @@ def slow_std(values, ddof=0):
     return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - ddof))
 
 
-def slow_grpo(outcome, group, eps=1e-6):
+def slow_grpo(outcome, group):
     result = []
     for r, g in zip(outcome, group):
         members = [o for o, h in zip(outcome, group) if h == g]
         mean, std = slow_std(members, ddof=1) if len(members) > 1 else (0.0, 1.0)
-        result.append((r - mean) / (std + eps))
+        result.append((r - mean) / (std + 1e-6))
     return result
 
 
@@ -355,11 +355,12 @@ def batch_of(*members):
     return advantages.Batch.of(trajectories, 3)
 
 
-MEMBERS = [("b", 1.0, [G, B]), ("a", 0.0, [G]), ("b", 0.0, [B, A, G]), ("a", 0.5, [])]
+@pytest.fixture
+def batch():
+    return batch_of(("b", 1.0, [G, B]), ("a", 0.0, [G]), ("b", 0.0, [B, A, G]), ("a", 0.5, []))
 
 
-def test_a_batch_holds_the_trajectories_as_arrays():
-    batch = batch_of(*MEMBERS)
+def test_a_batch_holds_the_trajectories_as_arrays(batch):
     assert batch.outcome_N.tolist() == [1.0, 0.0, 0.0, 0.5] and batch.outcome_N.dtype == np.float64
     assert batch.group_N.tolist() == [0, 1, 0, 1]
     assert batch.label_NK.tolist() == [[1, -1, 0], [1, 0, 0], [-1, 0, 1], [0, 0, 0]]
@@ -372,8 +373,7 @@ def test_a_batch_holds_the_trajectories_as_arrays():
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "dr_grpo", "loop"])
-def test_one_number_per_trajectory_goes_to_each_of_its_turns(name):
-    batch = batch_of(*MEMBERS)
+def test_one_number_per_trajectory_goes_to_each_of_its_turns(batch, name):
     estimator = getattr(estimators, name)
     assert advantages.ESTIMATORS[name] == f"rl.advantages.estimators:{name}"
     assert estimator.needs_labels is False
@@ -382,8 +382,7 @@ def test_one_number_per_trajectory_goes_to_each_of_its_turns(name):
     assert_array_equal(got_NK, np.where(batch.on_NK, value_N[:, None], 0))
 
 
-def test_an_estimator_is_called_with_the_batch():
-    batch = batch_of(*MEMBERS)
+def test_an_estimator_is_called_with_the_batch(batch):
     options = {"alpha": 0.4, "alpha_steps": 6, "norm": "step"}
     arrays = batch.outcome_N, batch.group_N, batch.label_NK, batch.turns_N
     got = advantages.estimate(functools.partial(estimators.adca, **options), batch)
@@ -400,8 +399,7 @@ def test_an_estimator_is_called_with_the_batch():
 
 @pytest.mark.parametrize("outcome_at", ["last_step", "all_steps", "none"])
 @pytest.mark.parametrize("scheme", ["decouple", "allocation"])
-def test_the_part_of_outcomes_and_the_part_of_labels_add_up(scheme, outcome_at):
-    batch = batch_of(*MEMBERS)
+def test_the_part_of_outcomes_and_the_part_of_labels_add_up(batch, scheme, outcome_at):
     arguments = {"scheme": scheme, "outcome_at": outcome_at, "alpha": 0.4}
     bound = functools.partial(estimators.adca, **arguments)
     part_NK = estimators.of_outcomes(functools.partial(bound), batch)
@@ -417,14 +415,12 @@ def test_the_part_of_outcomes_and_the_part_of_labels_add_up(scheme, outcome_at):
     assert labels_NK.any()
 
 
-def test_the_parts_of_an_advantage_are_known_for_estimators_of_this_package_that_read_labels():
-    batch = batch_of(*MEMBERS)
+def test_the_parts_of_an_advantage_are_known_for_estimators_of_this_package_that_read_labels(batch):
     assert estimators.of_outcomes(estimators.grpo, batch) is None
     assert estimators.of_outcomes(lambda batch: batch.outcome_N, batch) is None
 
 
-def test_a_wrong_result_names_the_estimator():
-    batch = batch_of(*MEMBERS)
+def test_a_wrong_result_names_the_estimator(batch):
 
     def transposed(batch, *, factor=1):
         return factor * batch.label_NK.T

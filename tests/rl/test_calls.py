@@ -20,6 +20,8 @@ from rl import calls
 from rl.contexts import Limits, Opening
 from rl.contexts.brief import Brief
 from rl.contexts.causal import Causal
+from rl.engines.serve.answers import Answers, Generated
+from rl.engines.serve.requests import ChatRequest, fields_of, parse
 from rl.rollout import Actor, Job, rollout
 from rl.trajectory import Sampling
 from tests.models.helpers import extend, tool, user
@@ -191,7 +193,7 @@ class Shouting(CallFormat):
         return ParsedTurn("" if found else text, [Call(text[5:], {})] if found else [])
 
 
-def test_anyones_format_is_a_plug(monkeypatch):
+def test_anyones_format_is_a_plug():
     tokenizer = made(INST, ("<s>", "</s>", *HEADERS), "<s>", "</s>")
     tokenizer.calls = f"{__name__}:Shouting"
     assert as_hermes("CALL home", calls.format_of(tokenizer)) == call_text("home", {})
@@ -246,10 +248,6 @@ def test_a_world_is_played_in_the_policys_own_format(name):
 
 @not_chatml
 def test_the_server_reads_what_worlds_read(name):
-    pytest.importorskip("pydantic")
-    from rl.engines.serve.answers import Answers, Generated
-    from rl.engines.serve.requests import ChatRequest, fields_of, parse
-
     tokenizer = named(name)
     body = json.dumps({"messages": [USER], "tools": [TOOL]}).encode()
     answers = Answers(parse(ChatRequest, fields_of(body, "policy")), "policy", tokenizer)

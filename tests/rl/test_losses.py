@@ -75,13 +75,12 @@ def batch_of(like, **given):
     return plain | {"logp": 0 * ones, "old_logp": 0 * ones} | given
 
 
-def random_batch(seed, rows=4, length=9, scale=0.7):
-    rng = np.random.default_rng(seed)
-    shape = (rows, length)
+def random_batch(seed):
+    rng, shape = np.random.default_rng(seed), (4, 9)
     logp, old = -rng.exponential(1, shape), -rng.exponential(1, shape)
-    logp = old + scale * (logp - old)
-    mask = rng.random(shape) < rng.random((rows, 1))
-    guided = np.broadcast_to(rng.random((rows, 1)) < 0.5, shape)
+    logp = old + 0.7 * (logp - old)
+    mask = rng.random(shape) < rng.random((4, 1))
+    guided = np.broadcast_to(rng.random((4, 1)) < 0.5, shape)
     return [np.asarray(x, np.float32) for x in (logp, old, rng.normal(size=shape), mask, guided)]
 
 

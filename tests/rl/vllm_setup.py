@@ -48,11 +48,11 @@ def assert_holds(found: dict, shape: qwen.Config, params: qwen.Params, dtype: st
         np.testing.assert_array_equal(found[name], array.astype(DTYPES[dtype]), name, strict=True)
 
 
-def checkpoint(folder: Path, *, tied: bool, seed: int = 0) -> tuple[qwen.Config, qwen.Params]:
+def checkpoint(folder: Path, *, tied: bool) -> tuple[qwen.Config, qwen.Params]:
     """Write a checkpoint with a tokenizer; return its shape and parameters."""
     tokenizer = train_bpe([f"word {i} {i * i}" for i in range(400)], 400)
     shape = dataclasses.replace(SHAPE, tied=tied, vocab=tokenizer.vocab_size)
-    params = random_params(shape, seed)
+    params = random_params(shape)
     hf.save(folder, shape, params, tokenizer=tokenizer)
     return shape, params
 
