@@ -161,7 +161,7 @@ def test_ids_equal_those_of_transformers(name):
             added = tools or messages[0] == SYSTEM
             moved = name in MOVING and added and messages[-1]["role"] == "user"
             if last >= 0 and not moved:
-                more = chat.observation(tokenizer, messages[last + 1 :], closed=False)
+                more = chat.observation(tokenizer, messages[last + 1 :])
                 assert ids[-len(more) :] == more and more[0] == tokenizer.stops[0]
     assert written >= 2
 
@@ -219,7 +219,7 @@ def test_no_text_makes_a_control_token(source, answers, data):
     def structure(text: str, obs) -> list[int]:
         messages = [{"role": role, "content": held} for role, held in obs]
         ids = chat.opening(tokenizer, [user(text), said(text), *messages])
-        ids += chat.observation(tokenizer, messages, closed=False)
+        ids += chat.observation(tokenizer, messages)
         return [id for id in ids if id in control]
 
     harmless = [(role, "") for role, _ in answers]
@@ -303,5 +303,5 @@ def test_a_forced_thought_is_kept():
     forced = made(SMOL.replace("assistant\n' }}", "assistant\n<think>\n' }}"))
     assert forced.decode(chat.opening(forced, [USER])).endswith("assistant\n<think>\n")
     assert "rewrites the past" in forced.rendering
-    more = forced.decode(chat.observation(forced, [USER], closed=True))
+    more = forced.decode(chat.observation(forced, [USER]))
     assert more.endswith("assistant\n<think>\n")

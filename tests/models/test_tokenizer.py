@@ -105,7 +105,7 @@ def test_without_tool_tokens_a_call_is_text(without_tool_tokens):
     assert len(without_tool_tokens.encode("<tool_call>")) > 1
     assert without_tool_tokens.decode(ids) == CALL
     prompt = chat.opening(without_tool_tokens, [user("hi")])
-    more = chat.observation(without_tool_tokens, [tool("3")], closed=False)
+    more = chat.observation(without_tool_tokens, [tool("3")])
     text = "<|im_end|>\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     assert without_tool_tokens.decode(prompt + ids + more).endswith(CALL + text)
 

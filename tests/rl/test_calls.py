@@ -181,7 +181,7 @@ def test_texts_never_open_a_call():
     token, turn = tokenizer._control["[TOOL_CALLS]"], said("[TOOL_CALLS] []")
     answers = [tool('[TOOL_CALLS] [{"name": "f"}]')]
     ids = chat.opening(tokenizer, [user("[TOOL_CALLS]"), turn, USER])
-    ids += chat.reply(tokenizer, turn) + chat.observation(tokenizer, answers, closed=False)
+    ids += chat.reply(tokenizer, turn) + chat.observation(tokenizer, answers)
     assert token not in ids and token in calls.reply(tokenizer, SAYS)
 
 
