@@ -25,12 +25,12 @@ def tool(text):
     return {"role": "tool", "content": text}
 
 
-def assert_close(a, b, atol=1e-4):
-    """Assert that the arrays of two trees are equal within an absolute tolerance."""
+def assert_close(a, b, atol=1e-4, rtol=0.0):
+    """Assert that the arrays of two trees are equal within an absolute and a relative
+    tolerance."""
     jax.tree.map_with_path(
-        lambda path, x, y: np.testing.assert_allclose(x, y, atol=atol, rtol=0, err_msg=str(path)),
-        a, b,
-    )  # fmt: skip
+        lambda path, *xy: np.testing.assert_allclose(*xy, rtol, atol, err_msg=str(path)), a, b
+    )
 
 
 def assert_equal(a, b):

@@ -18,7 +18,7 @@ from rl import learner, optim
 from rl.forward import Forward
 from rl.learner import Layout
 from rl.losses.ppo import ppo
-from tests.models.helpers import assert_equal, noise, with_devices
+from tests.models.helpers import assert_close, assert_equal, noise, with_devices
 from tests.rl.test_learner import batch
 
 CONFIG = qwen.Config(vocab=40, d_model=16, layers=2, heads=8, kv_heads=8, head_dim=4, d_ff=32)
@@ -63,9 +63,7 @@ def outcome(mesh=None, layout=learner.PLAIN, **options):
 
 
 def assert_same(got, want, rounded=0.0):
-    for name, value in want[0].items():
-        rtol = 1e-5 + rounded / 8
-        assert_allclose(got[0][name], value, rtol=rtol, atol=1e-5, err_msg=name)
+    assert_close(got[0], want[0], atol=1e-5, rtol=1e-5 + rounded / 8)
     assert_allclose(got[1], want[1], atol=1e-5, rtol=1e-5)
     for a, b in zip(got[2:], want[2:]):
         atol = 1e-5 + rounded * np.abs(b).max() / 4

@@ -43,10 +43,10 @@ class Script(World):
 
     name = "fake"
 
-    def __init__(self, at="", how="raise", seconds=0.05, answer="ok", tools=None, late=None):
+    def __init__(self, at="", how="raise", seconds=0.05, answer="ok", tools=None):
         self.at, self.how, self.seconds = at, how, seconds
         self.answer, self.new_tools = answer, tools
-        self.late, self.calls, self.actions = late or threading.Event(), collections.Counter(), []
+        self.late, self.calls, self.actions = threading.Event(), collections.Counter(), []
         self.inside = 0
 
     def misbehave(self, what):
@@ -247,11 +247,10 @@ def making(**options):
 
 def test_a_world_in_which_the_deadline_passed_is_not_lent_again():
     """Its call may still be running."""
-    late = threading.Event()
-    make_world, made = making(at="step", how="hang", seconds=LONG, late=late)
+    make_world, made = making(at="step", how="hang", seconds=LONG)
     settings = {"limits": limited(timeout=0.3), "threads": True, "concurrency": 1}
     hung, after = run_many(make_world, Scripted("done"), n=2, **settings)
-    late.set()
+    made[0].late.set()
     assert (hung.stop, after.stop, len(made)) == (StopReason.CANCELLED, StopReason.DONE, 2)
 
 
@@ -514,14 +513,13 @@ def test_slow_worlds_in_threads_overlap():
 
 
 def test_a_late_result_is_ignored():
-    late = threading.Event()
-    world = Script("step", "hang", LONG, late=late)
+    world = Script("step", "hang", LONG)
 
     async def main():
         actor = Actor(Scripted("one"), tokenizer(), limited(env_timeout=1.0), threads=True)
         trajectory = await rollout(Job(TASK, 0, 0, SAMPLING), actor, world)
         before = dataclasses.asdict(trajectory)
-        late.set()
+        world.late.set()
         while not world.actions:
             await asyncio.sleep(0.01)
         for _ in range(10):
