@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from rl.engines.vllm.engine import Patience, VllmEngine, WeightsNotLoaded
 from rl.engines.vllm.servers import OwnServers, Servers, ServerStartError
 from rl.engines.vllm.transfer import MIB, UPDATE, SharedMemory, TransferError
 from rl.trajectory import Completion, Sampling
+from tests.envs.test_process import wait_until
 from tests.rl.fake_vllm import CONTEXT, VOCAB, Fake, logp_of, token_of
 from tests.rl.vllm_setup import DTYPES, assert_holds, random_params
 
@@ -520,10 +520,7 @@ def test_a_server_ends_when_its_launcher_is_killed():
     server = Path("/proc", pid, "cmdline")
     launcher.kill()
     launcher.wait(30)
-    until = time.monotonic() + 30
-    while server.exists() and server.read_bytes():
-        assert time.monotonic() < until, "the server is left"
-        time.sleep(0.05)
+    assert wait_until(lambda: not server.exists() or not server.read_bytes(), 30)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
