@@ -60,15 +60,20 @@ def edit(file: Path, change: dict) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
 
 
-def with_devices(code: str, *words: str) -> str:
-    """Return what a program prints that runs with eight simulated devices."""
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+def printed(code: str, *words: str, **environment: str) -> str:
+    """Return what a program prints."""
     done = subprocess.run(
         [sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, check=False,
-        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        env=os.environ | environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def with_devices(code: str, *words: str) -> str:
+    """Return what a program prints that runs with eight simulated devices."""
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    return printed(code, *words, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
 
 
 def extend(context, tokens: list[int], answers, tools=None) -> None:

@@ -7,6 +7,7 @@ Each line holds a conversation and its text, with thinking switched on or off. A
 ids with it.
 """
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -83,6 +84,8 @@ if __name__ == "__main__":
     golden = [
         {"name": name, "messages": messages, "tools": tools, "thinking": thinking,
          "text": rendered(template, messages, tools, thinking)}
-        for name, messages in CONVERSATIONS.items() for tools in ([], [TOOL]) for thinking in (True, False)
+        for (name, messages), tools, thinking in itertools.product(
+            CONVERSATIONS.items(), ([], [TOOL]), (True, False)
+        )
     ]  # fmt: skip
     FILE.write_text("".join(json.dumps(case, ensure_ascii=False) + "\n" for case in golden))

@@ -171,7 +171,9 @@ def test_every_rollout_has_the_first_reason_that_holds():
         "stale": [trajectory(turn(advantage=1.0, version=5), turn([1, 2], [3], 1.0, version=2))],
         "overlong": [trajectory(turn([1] * 9, [2] * 2, 1.0))],
     }  # fmt: skip
-    expected = [(reason, t) for reason, members in others.items() for t in members]
+    expected = []
+    for reason, members in others.items():
+        expected += [(reason, t) for t in members]
     # The third has no advantage of its own, but its group has.
     expected += [(None, t) for t in good]
     everyone = [t for _, t in expected]
