@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,6 @@ def attention(
     implementation: str = "auto",
     most_segments: int = 0,
     mesh: Mesh | None = None,
-    interpret: bool = False,
 ) -> Array:
     """Apply softmax attention from each token to itself and to the earlier tokens of its segment.
 
@@ -58,14 +57,13 @@ def attention(
       implementation: one of `IMPLEMENTATIONS`; those for GPUs need bfloat16 or float16.
       most_segments: of a row, none of which shares a prompt; 0 = any number, which may share.
       mesh: of the arrays, with the axes of models/mesh.py; None = one device.
-      interpret: emulate the kernel of "splash" on any hardware; slow, for tests.
     """
     chosen = choose(implementation, mesh, q.dtype, q.shape[-1], most_segments)
     kernels: dict[str, Callable[..., Array]] = {
         "cudnn": cudnn,
         "cudnn_apart": partial(cudnn_apart, most_segments=most_segments),
         "cudnn_packed": partial(cudnn_packed, most_segments=most_segments),
-        "splash": partial(splash, interpret=interpret),
+        "splash": splash,
     }
     local = kernels.get(chosen, blockwise)
     if mesh is None or mesh.size == 1:
@@ -75,7 +73,7 @@ def attention(
     heads = PartitionSpec(("data", "fsdp"), "sequence", "tensor", None)
     rows = PartitionSpec(("data", "fsdp"), "sequence")
     if mesh.shape["sequence"] > 1:
-        local = partial(ring, axis="sequence", size=mesh.shape["sequence"])
+        local = partial(ring, axis="sequence")
     return jax.shard_map(
         local, mesh=mesh, in_specs=(heads, heads, heads, rows), out_specs=heads, check_vma=False
     )(q, k, v, segments_RT)
@@ -314,19 +312,19 @@ def _batched_transposed(a: Array, b: Array) -> Array:
 # --- rows sharded over a mesh axis ----------------------------------------------------------------
 
 
-def ring(q: Array, k: Array, v: Array, segments_RT: Array, *, axis: str, size: int) -> Array:
-    """Compute `attention` inside `shard_map`, with T in `size` pieces along the mesh axis `axis`
+def ring(q: Array, k: Array, v: Array, segments_RT: Array, *, axis: str) -> Array:
+    """Compute `attention` inside `shard_map`, with T in pieces along the mesh axis `axis`
     (arXiv:2310.01889).
 
     Keys and values travel around the ring, and partial results are merged by their log-sum-exps.
     Devices skip keys that come after their queries, so the last device of the ring has the most
     work.
     """
-    return _heads_last(_ring(*_grouped(q, k, v), segments_RT, axis, size))
+    return _heads_last(_ring(*_grouped(q, k, v), segments_RT, axis))
 
 
 def _ring_forward(
-    q: Array, k: Array, v: Array, segments: Array, axis: str, size: int
+    q: Array, k: Array, v: Array, segments: Array, axis: str
 ) -> tuple[Array, Residuals]:
     def add(results: Any, start: Array, keys: Keys) -> Any:
         out, lse = results
@@ -338,12 +336,12 @@ def _ring_forward(
 
     # Its own keys come first, of which each query sees one: the start has no weight from then on.
     start = jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[:-1], -1e30, jnp.float32)
-    (out, lse), _ = _around(axis, size, (k, v, segments), add, start)
+    (out, lse), _ = _around(axis, (k, v, segments), add, start)
     out, lse = (checkpoint_name(part, SAVED) for part in (out.astype(v.dtype), lse))
     return out, (q, k, v, segments, out, lse)
 
 
-def _ring_backward(axis: str, size: int, residuals: Residuals, dout: Array) -> Gradients:
+def _ring_backward(axis: str, residuals: Residuals, dout: Array) -> Gradients:
     q, k, v, segments, out, lse = residuals
     delta = _delta(out, dout)
 
@@ -352,16 +350,14 @@ def _ring_backward(axis: str, size: int, residuals: Residuals, dout: Array) -> G
         return dq + more, totals
 
     dq, dk, dv = (jnp.zeros(x.shape, jnp.float32) for x in (q, k, v))
-    dq, (dk, dv) = _around(axis, size, (k, v, segments), add, dq, dk, dv)
+    dq, (dk, dv) = _around(axis, (k, v, segments), add, dq, dk, dv)
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
 
 
-def _around(
-    axis: str, size: int, keys: Residuals, add: Callable[..., Any], local: Any, *moving: Array
-) -> Any:
+def _around(axis: str, keys: Residuals, add: Callable[..., Any], local: Any, *moving: Array) -> Any:
     """Fold `local, moving = add(local, start, keys, *moving)` over the keys of all devices, which
     pass them on, and `moving` with them, after each turn. start: the position of its queries."""
-    own, t = jax.lax.axis_index(axis), keys[0].shape[2]
+    own, size, t = jax.lax.axis_index(axis), jax.lax.axis_size(axis), keys[0].shape[2]
 
     def turn(i: Array, carry: Any) -> Any:
         local, moving, (k, v, segments) = carry
@@ -379,7 +375,7 @@ def _around(
     return jax.lax.fori_loop(0, size, turn, (local, moving, keys))[:2]
 
 
-_ring = jax.custom_vjp(lambda *given: _ring_forward(*given)[0], nondiff_argnums=(4, 5))
+_ring = jax.custom_vjp(lambda *given: _ring_forward(*given)[0], nondiff_argnums=(4,))
 _ring.defvjp(_ring_forward, _ring_backward)
 
 
@@ -422,21 +418,10 @@ def cudnn_packed(q: Array, k: Array, v: Array, segments_RT: Array, *, most_segme
     return jnp.where(real_RT11, _counted(out, segments_RT, most_segments), 0)
 
 
-def cudnn_apart(
-    q: Array,
-    k: Array,
-    v: Array,
-    segments_RT: Array,
-    *,
-    most_segments: int,
-    implementation: Literal["cudnn", "xla"] = "cudnn",
-) -> Array:
+def cudnn_apart(q: Array, k: Array, v: Array, segments_RT: Array, *, most_segments: int) -> Array:
     """Compute `attention` with each segment as a sequence of its own, whose length cuDNN is told:
     like `cudnn_packed` it computes nothing between segments, also on GPUs before Hopper, and holds
-    `most_segments` copies of q, k, v and the output. Rows of more segments become NaN.
-
-    implementation: of `jax.nn.dot_product_attention`; xla is for tests.
-    """
+    `most_segments` copies of q, k, v and the output. Rows of more segments become NaN."""
     (r, t), most = segments_RT.shape, most_segments
     lengths_RM, offsets_RM = lengths_and_offsets(segments_RT, most)
     begins_RM, owner_RT = offsets_RM[:, :-1], jnp.clip(segments_RT - 1, 0, most - 1)
@@ -449,7 +434,7 @@ def cudnn_apart(
     lengths_N = jnp.maximum(lengths_RM, 1).reshape(-1)
     out = jax.nn.dot_product_attention(
         q, k, v, is_causal=True, query_seq_lengths=lengths_N, key_value_seq_lengths=lengths_N,
-        implementation=implementation,
+        implementation="cudnn",
     )  # fmt: skip
     out = _moved(out.reshape(r, most * t, *out.shape[2:]), *ways[::-1])
     return _counted(out, segments_RT, most)
@@ -489,7 +474,7 @@ def lengths_and_offsets(segments_RT: Array, most: int) -> tuple[Array, Array]:
     return jnp.where(present_RM, lengths_RM, -1), offsets_RM
 
 
-def splash(q: Array, k: Array, v: Array, segments_RT: Array, *, interpret: bool = False) -> Array:
+def splash(q: Array, k: Array, v: Array, segments_RT: Array) -> Array:
     """Compute `attention` with JAX's Pallas kernel for TPUs. T and h are padded to whole tiles: h =
     64 wastes half."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
@@ -507,7 +492,7 @@ def splash(q: Array, k: Array, v: Array, segments_RT: Array, *, interpret: bool 
         block_kv_dq=block,
     )  # fmt: skip
     mask = masks.MultiHeadMask([masks.CausalMask((length, length))] * (heads // kv_heads))
-    mqa = kernel.make_splash_mqa_single_device(mask, block_sizes=sizes, interpret=interpret)
+    mqa = kernel.make_splash_mqa_single_device(mask, block_sizes=sizes)
     q = q.transpose(0, 2, 1, 3).reshape(r, kv_heads, heads // kv_heads, length, -1)
     ids = kernel.SegmentIds(segments_RT, segments_RT)
     over_heads = jax.vmap(mqa, in_axes=(0, 0, 0, None))

@@ -50,18 +50,16 @@ def system_message(folder: str | Path) -> str:
 def observation(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
-    *,
-    closed: bool,
     calls: Sequence[tuple[str, str]] = (),
 ) -> list[int]:
     """Return the ids to append after a generation: the end of its turn, `messages`, the next
     assistant header.
 
-    closed: True if the generation itself ended with the first of these ids. calls: the name and the
-    id, or "", of each call of the generation, for templates that repeat them before an answer.
-    Raises ChatError.
+    A generation may itself have ended with the first of these ids. calls: the name and the id, or
+    "", of each call of the generation, for templates that repeat them before an answer. Raises
+    ChatError.
     """
-    return _ids(tokenizer, tokenizer.template.following, messages, calls)[closed:]
+    return _ids(tokenizer, tokenizer.template.following, messages, calls)
 
 
 def _ids(tokenizer: Tokenizer, write: Callable[..., str], *arguments: Any) -> list[int]:

@@ -102,6 +102,36 @@ def shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return {tensor.name: tensor.shape for tensor in tensors_of(config)}
 
 
+@dataclasses.dataclass
+class Bucket:
+    """Tensors that lie in a file, or in one message to a server, without gaps between them.
+    offsets: the byte at which each of them begins. transposed: True for those whose weight is (in,
+    out), which is our layout of matrices. size: the bytes of all."""
+
+    names: list[str] = dataclasses.field(default_factory=list)
+    shapes: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
+    offsets: list[int] = dataclasses.field(default_factory=list)
+    transposed: list[bool] = dataclasses.field(default_factory=list)
+    size: int = 0
+
+
+def buckets_of(config: Config, dtype: Any, limit: int) -> list[Bucket]:
+    """Split a model's tensors, in the order of `to_hf`, into buckets of at most `limit` bytes or of
+    one larger tensor."""
+    buckets = [Bucket()]
+    for name, ours, _, shape in tensors_of(config):
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if buckets[-1].names and buckets[-1].size + size > limit:
+            buckets.append(Bucket())
+        bucket = buckets[-1]
+        bucket.names.append(name)
+        bucket.shapes.append(shape)
+        bucket.offsets.append(bucket.size)
+        bucket.transposed.append(ours in INPUTS)
+        bucket.size += size
+    return buckets
+
+
 def to_hf(config: Config, params: Params, dtype: Any = None) -> Iterator[tuple[str, np.ndarray]]:
     """Yield (name, array) of every tensor in Hugging Face's layout, cast to `dtype` (None: no
     cast).
@@ -418,25 +448,16 @@ def save(
 
 
 def _save_weights(folder: Path, config: Config, params: Params, dtype: np.dtype) -> None:
-    shards: list[dict[str, tuple[int, ...]]] = [{}]
-    used = total = 0
-    for name, shape in shapes(config).items():
-        size = math.prod(shape) * dtype.itemsize
-        if used and used + size > SHARD_BYTES:
-            shards.append({})
-            used = 0
-        shards[-1][name] = shape
-        used, total = used + size, total + size
-    many = len(shards) > 1
-    files = ["model.safetensors"]
-    if many:
-        files = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
-    tensors = to_hf(config, params, dtype)
-    for file, held in zip(files, shards):
+    buckets, tensors = buckets_of(config, dtype, SHARD_BYTES), to_hf(config, params, dtype)
+    count, files, weight_map = len(buckets), ["model.safetensors"], dict[str, str]()
+    if count > 1:
+        files = [f"model-{number + 1:05}-of-{count:05}.safetensors" for number in range(count)]
+    for file, bucket in zip(files, buckets):
         with replacing(folder / file) as temporary:
-            _write_tensors(temporary, held, dtype, tensors)
-    if many:
-        weight_map = {name: file for file, held in zip(files, shards) for name in held}
+            _write_tensors(temporary, bucket, dtype, tensors)
+        weight_map |= dict.fromkeys(bucket.names, file)
+    if count > 1:
+        total = sum(bucket.size for bucket in buckets)
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         files.append("model.safetensors.index.json")
         write_json(folder / files[-1], index)
@@ -446,23 +467,20 @@ def _save_weights(folder: Path, config: Config, params: Params, dtype: np.dtype)
 
 
 def _write_tensors(
-    file: Path,
-    shapes: Mapping[str, tuple[int, ...]],
-    dtype: np.dtype,
-    tensors: Iterator[tuple[str, np.ndarray]],
+    file: Path, bucket: Bucket, dtype: np.dtype, tensors: Iterator[tuple[str, np.ndarray]]
 ) -> None:
     """Write a safetensors file tensor by tensor: the library's writer needs all of them at once and
     copies them."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    kind, end = {held: name for name, held in DTYPES.items()}[dtype], 0
-    for name, shape in shapes.items():
-        start, end = end, end + math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, end]}
+    kind = {held: name for name, held in DTYPES.items()}[dtype]
+    spans = itertools.pairwise([*bucket.offsets, bucket.size])
+    for name, shape, span in zip(bucket.names, bucket.shapes, spans):
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": list(span)}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with open(file, "wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
-        for name in shapes:
+        for name in bucket.names:
             written, array = next(tensors)
             assert written == name
             out.write(np.ascontiguousarray(array).view(np.uint8).data)

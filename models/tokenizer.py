@@ -242,7 +242,10 @@ class Tokenizer:
         """Return the ids of text by a template: a control token stands behind a `MARK`. A turn is
         encoded apart from its header, as when the model itself writes it. Raises TokenizerError."""
         first, *turns = text.split(self.template.header) if self._header else [text]
-        return self._encode(first) + [id for t in turns for id in self._header + self._encode(t)]
+        ids = self._encode(first)
+        for turn in turns:
+            ids += self._header + self._encode(turn)
+        return ids
 
     def _encode(self, text: str) -> list[int]:
         text = _well_formed(text)

@@ -89,7 +89,7 @@ def observation(
         said = tokens[:-1] if tokens[-1:] == [tokenizer.stops[0]] else tokens
         turn = format_of(tokenizer).read(tokenizer.decode(said))
         calls = [(call.name, call.id) for call in turn.calls]
-    ids = chat.observation(tokenizer, messages, closed=False, calls=calls)
+    ids = chat.observation(tokenizer, messages, calls)
     return ids[list(tokens[-1:]) == ids[:1] :]
 
 

@@ -8,6 +8,7 @@ it too (models/attention.py). The result of a forward pass is the same, for fewe
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -130,6 +131,7 @@ def pack(samples: Sequence[Sample], row: int, *, share: bool = False, most: int 
     def empty(dtype: type, fill: int = 0) -> np.ndarray:
         return np.full((len(rows), row), fill, dtype)
 
+    names = dict.fromkeys(itertools.chain.from_iterable(sample.channels for sample in samples))
     packed = Packed(
         tokens_RT=empty(np.int32),
         positions_RT=empty(np.int32),
@@ -141,7 +143,7 @@ def pack(samples: Sequence[Sample], row: int, *, share: bool = False, most: int 
         sample_RT=empty(np.int32, -1),
         version_RT=empty(np.int32, -1),
         envs=tuple(sample.env for sample in samples),
-        channels={name: empty(np.float32) for sample in samples for name in sample.channels},
+        channels={name: empty(np.float32) for name in names},
     )
     prompts_RT = empty(np.int32)
     packed.prompts_RT = prompts_RT if share else None

@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import inspect
+import itertools
 import math
 import threading
 import traceback
@@ -71,8 +72,7 @@ def jobs_of(
     depends on `seed`, the purpose, the task's id and the index of the rollout."""
     return [
         Job(task, index, seed_of(seed, *purpose, task.id, index), sampling, draw=draw)
-        for task in tasks
-        for index in range(count)
+        for task, index in itertools.product(tasks, range(count))
     ]
 
 

@@ -1,6 +1,7 @@
 """Conversion of trajectories to training samples, and the gates that decide which rollouts
 train."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -63,28 +64,31 @@ def samples(trajectory: Trajectory) -> list[Sample]:
     starts. Prompts are those without injected experience. Every generation trains exactly once: in
     later samples it is part of the prompt, as it is where it was given.
     """
-    return of_turns(trajectory.turns, guided=trajectory.guided, env=trajectory.task.env)
+    made = of_turns(trajectory.turns)
+    for sample in made:
+        sample.guided, sample.env = trajectory.guided, trajectory.task.env
+    return made
 
 
-def of_turns(turns: Sequence[Turn], *, guided: bool = False, env: str = "") -> list[Sample]:
+def of_turns(turns: Sequence[Turn]) -> list[Sample]:
     """Return the samples of the turns of one episode, as `samples` does."""
-    runs: list[list[int]] = []  # the indices of the turns of each sample
+    runs: list[list[tuple[int, Turn]]] = []  # the turns of each sample, and their indices
     before: list[int] = []
     for k, turn in enumerate(turns):
         if not turn.trains:
             continue
         if not runs or turn.training_prompt[: len(before)] != before:
             runs.append([])
-        runs[-1].append(k)
+        runs[-1].append((k, turn))
         before = turn.training_tokens
-    return [_sample(turns, run, guided, env) for run in runs]
+    return list(map(_sample, runs))
 
 
-def _sample(turns: Sequence[Turn], run: Sequence[int], guided: bool, env: str) -> Sample:
-    tokens = turns[run[-1]].training_tokens
-    sample = Sample(tokens, np.zeros(len(tokens), bool), guided=guided, env=env)
-    for k in run:
-        turn = turns[k]
+def _sample(run: Sequence[tuple[int, Turn]]) -> Sample:
+    _, last = run[-1]
+    tokens = last.training_tokens
+    sample = Sample(tokens, np.zeros(len(tokens), bool))
+    for k, turn in run:
         here = slice(len(turn.training_prompt), len(turn.training_tokens))
         sample.mask[here], sample.logp[here] = True, turn.completion.logprobs or np.nan
         sample.advantage[here], sample.version[here] = turn.advantage, turn.completion.version
@@ -133,12 +137,8 @@ def no_signal(group: Iterable[Trajectory]) -> bool:
     DAPO's dynamic sampling leaves such groups out (arXiv 2503.14476, section 3.2), and
     `rollout.refill` replaces them.
     """
-    return all(
-        abs(turn.advantage) <= 1e-6
-        for trajectory in group
-        for turn in trajectory.turns
-        if not turn.given
-    )
+    turns = itertools.chain.from_iterable(trajectory.turns for trajectory in group)
+    return all(abs(turn.advantage) <= 1e-6 for turn in turns if not turn.given)
 
 
 def void_reason(trajectory: Trajectory, drop: Sequence[str]) -> str | None:

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -186,10 +186,9 @@ class Trajectory:
     def forfeit(self) -> None:
         """Count the episode as failed; what it reached stays in `lost`, and its score is the
         component "reached"."""
-        self.lost = self.reached
-        low, high = self.lost.low, self.lost.high
-        components = self.lost.components | {"reached": self.lost.score}
-        self.evaluation = Evaluation(low, False, components, low, high)
+        lost = self.lost = self.reached
+        components = lost.components | {"reached": lost.score}
+        self.evaluation = replace(lost, score=lost.low, success=False, components=components)
 
 
 def groups_of(trajectories: Iterable[Trajectory]) -> dict[tuple[str, int], list[Trajectory]]:

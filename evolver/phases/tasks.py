@@ -71,7 +71,7 @@ def look_at(run: Run, task: Task) -> None:
             seen = boundary.observation(world.reset(task, task.seed))
         prompt, bare = tokens(seen), tokens(Observation(seen.messages))
         role = "tool" if seen.tools else "user"
-        chat.observation(actor.tokenizer, [{"role": role, "content": ""}], closed=True)
+        chat.observation(actor.tokenizer, [{"role": role, "content": ""}])
     except chat.ChatError as error:
         raise RunError(f"the first prompt of {world_of} cannot be written: {error}") from None
     except Exception:  # a fault of the world or of the template, which the rollouts will show

@@ -61,7 +61,6 @@ class Estimator(Protocol):
     def __call__(self, batch: Batch, /) -> np.ndarray:
         """Return finite advantages: (N, K) float, one per turn, or (N,) float, one per
         trajectory."""
-        ...
 
 
 def estimate(estimator: Estimator, batch: Batch) -> np.ndarray:

@@ -19,11 +19,9 @@ class OfArrays:
     Its arguments are the keyword-only parameters of the function.
     """
 
-    def __init__(
-        self, function: Callable[..., np.ndarray], *fields: str, needs_labels: bool = False
-    ):
+    def __init__(self, function: Callable[..., np.ndarray], *fields: str):
         functools.update_wrapper(self, function)
-        self.function, self.fields, self.needs_labels = function, fields, needs_labels
+        self.function, self.fields, self.needs_labels = function, fields, "label_NK" in fields
         parameters = inspect.signature(function, eval_str=True).parameters.values()
         batch = inspect.Parameter("batch", inspect.Parameter.POSITIONAL_ONLY, annotation=Batch)
         args = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
@@ -37,9 +35,7 @@ grpo = OfArrays(outcome.grpo, "outcome_N", "group_N")
 rloo = OfArrays(outcome.rloo, "outcome_N", "group_N")
 dr_grpo = OfArrays(outcome.dr_grpo, "outcome_N", "group_N")
 loop = OfArrays(outcome.loop, "outcome_N", "group_N")
-adca = OfArrays(
-    attribution.adca, "outcome_N", "group_N", "label_NK", "turns_N", "step", needs_labels=True
-)
+adca = OfArrays(attribution.adca, "outcome_N", "group_N", "label_NK", "turns_N", "step")
 
 
 def tells_apart(estimator: Estimator, batch: Batch) -> bool:

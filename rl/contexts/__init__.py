@@ -88,7 +88,6 @@ class Context(Protocol):
         The call may wait for a language model. Any exception ends the episode, and so does its
         deadline.
         """
-        ...
 
     def action(self, text: str) -> str:
         """Return the part of a generation's text that the world is given."""

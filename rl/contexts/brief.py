@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ def line_of(tool: Tool, most: int = 0) -> str:
     parameters = function.get("parameters") or {}
     properties = parameters.get("properties") or {}
     described = str(function.get("description") or "").strip()
-    said = [f"{name}: {about}" for name, schema in properties.items() for about in _about(schema)]
+    said = [f"{name}: {about}" for name, schema in properties.items() if (about := _about(schema))]
     head = f"{function['name']}({', '.join(properties)})"
     line = _line(head, described, said)
     if most and len(line) > most:
@@ -62,14 +62,13 @@ def _line(head: str, described: str, said: Sequence[str]) -> str:
     return f"{head}{': ' * bool(text)}{text}"
 
 
-def _about(schema: Any) -> Iterator[str]:
-    """Yield what a schema says about its values, if it says anything besides their being text."""
+def _about(schema: Any) -> str:
+    """Return what a schema says about its values, "" if only that they are text."""
     if not isinstance(schema, dict):
-        return
+        return ""
     kind = schema.get("type", "string")
     choices = schema.get("enum") or schema.get("examples")
     parts = [str(schema.get("description") or "").strip()]
     parts += [f"one of {json.dumps(choices, ensure_ascii=False)}"] * bool(choices)
     parts += [f"({kind})"] * (kind != "string")
-    if text := " ".join(filter(None, parts)):
-        yield text
+    return " ".join(filter(None, parts))

@@ -61,11 +61,9 @@ class Guide(Protocol):
     def allowed(self) -> np.ndarray:
         """Return a boolean mask over the vocabulary: the tokens that may come next, at least
         one."""
-        ...
 
     def accept(self, token: int) -> None:
         """Note the token that came next."""
-        ...
 
 
 class Engine(Protocol):
@@ -74,7 +72,6 @@ class Engine(Protocol):
     @property
     def version(self) -> int:
         """The version of the weights that it has now."""
-        ...
 
     async def generate(
         self, prompt_ids: list[int], sampling: Sampling, *, session: str
@@ -85,35 +82,27 @@ class Engine(Protocol):
         A session may have one request in flight. Cancelling the call frees its resources.
         Raises ContextFull, EngineFault, and ValueError for an invalid request.
         """
-        ...
 
     async def release(self, session: str) -> None:
         """Forget a session. Unknown sessions are ignored."""
-        ...
 
     async def sleep(self) -> None:
         """Give the memory of devices that a learner shares to it, until the next `load` or
         `generate`. Engines with memory of their own do nothing."""
-        ...
 
     async def load(self, params: Any, version: int) -> None:
         """Sample with these weights from now on. A completion carries the oldest version that
         sampled a part of it."""
-        ...
 
     def clear_cache(self) -> None:
         """Drop all session state while the engine is idle, so that later samples do not depend on
         it."""
-        ...
 
     def stats(self) -> dict[str, float]:
         """Return counters since the start."""
-        ...
 
     def servers(self) -> list[dict[str, Any]]:
         """Return the name and the state of each server behind it, and its requests."""
-        ...
 
     async def close(self) -> None:
         """Stop. Pending requests fail with EngineFault."""
-        ...

@@ -40,7 +40,6 @@ class TokenLoss(Protocol):
     def __call__(self, tokens: Tokens, /) -> tuple[Array, Stats]:
         """Return (loss_RT float32, {name: (value_RT, mask_RT)}); a metric is the mean of its values
         under its mask."""
-        ...
 
 
 def guarded(loss: TokenLoss, tokens: Tokens) -> tuple[Array, Stats]:

@@ -25,7 +25,6 @@ class Reward(Protocol):
 
     def __call__(self, batch: Batch, /) -> np.ndarray:
         """Return finite rewards, (N,) float."""
-        ...
 
 
 def score(batch: Batch) -> np.ndarray:

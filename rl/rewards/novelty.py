@@ -6,6 +6,7 @@ an observation, word for word, together with the task that it was seen in.
 """
 
 import hashlib
+import itertools
 import json
 from typing import Any
 
@@ -29,7 +30,7 @@ class Novelty:
         rollouts up to the end of this step that saw the state, so that the order of a step's
         rollouts does not matter."""
         seen = [states(trajectory) for trajectory in batch.trajectories]
-        for state in (state for own in seen for state in own):
+        for state in itertools.chain.from_iterable(seen):
             self.visits[state] = self.visits.get(state, 0) + 1
         bonus_N = [sum(1 / self.visits[state] for state in own) for own in seen]
         return batch.outcome_N + self.scale * np.array(bonus_N, np.float64)

@@ -25,12 +25,12 @@ def tool(text):
     return {"role": "tool", "content": text}
 
 
-def assert_close(a, b, atol=1e-4):
-    """Assert that the arrays of two trees are equal within an absolute tolerance."""
+def assert_close(a, b, atol=1e-4, rtol=0.0):
+    """Assert that the arrays of two trees are equal within an absolute and a relative
+    tolerance."""
     jax.tree.map_with_path(
-        lambda path, x, y: np.testing.assert_allclose(x, y, atol=atol, rtol=0, err_msg=str(path)),
-        a, b,
-    )  # fmt: skip
+        lambda path, *xy: np.testing.assert_allclose(*xy, rtol, atol, err_msg=str(path)), a, b
+    )
 
 
 def assert_equal(a, b):
@@ -60,15 +60,20 @@ def edit(file: Path, change: dict) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
 
 
-def with_devices(code: str, *words: str) -> str:
-    """Return what a program prints that runs with eight simulated devices."""
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+def printed(code: str, *words: str, **environment: str) -> str:
+    """Return what a program prints."""
     done = subprocess.run(
         [sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, check=False,
-        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        env=os.environ | environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def with_devices(code: str, *words: str) -> str:
+    """Return what a program prints that runs with eight simulated devices."""
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    return printed(code, *words, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
 
 
 def extend(context, tokens: list[int], answers, tools=None) -> None:

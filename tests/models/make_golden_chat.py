@@ -7,10 +7,12 @@ Each line holds a conversation and its text, with thinking switched on or off. A
 ids with it.
 """
 
+import itertools
 import json
 import sys
 from pathlib import Path
 
+from models.hf_config import transformers
 from tests.models.helpers import tool, user
 
 FILE = Path(__file__).parent / "golden/qwen3_chat.jsonl"
@@ -60,16 +62,13 @@ CONVERSATIONS = {
 }  # fmt: skip
 
 
-def rendered(template: str, messages, tools, thinking: bool | None) -> str:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    texts, _ = render_jinja_template(
-        [messages],
-        tools=tools or None,
-        chat_template=template,
-        add_generation_prompt=True,
-        **({} if thinking is None else {"enable_thinking": thinking}),
-    )
+def rendered(template: str, messages, tools, thinking: bool | None = None, **options) -> str:
+    """Return a conversation as `transformers` renders it."""
+    if thinking is not None:
+        options["enable_thinking"] = thinking
+    options = {"add_generation_prompt": True, "chat_template": template} | options
+    render = transformers().utils.chat_template_utils.render_jinja_template
+    texts, _ = render([messages], tools=list(tools) or None, **options)
     return texts[0]
 
 
@@ -85,6 +84,8 @@ if __name__ == "__main__":
     golden = [
         {"name": name, "messages": messages, "tools": tools, "thinking": thinking,
          "text": rendered(template, messages, tools, thinking)}
-        for name, messages in CONVERSATIONS.items() for tools in ([], [TOOL]) for thinking in (True, False)
+        for (name, messages), tools, thinking in itertools.product(
+            CONVERSATIONS.items(), ([], [TOOL]), (True, False)
+        )
     ]  # fmt: skip
     FILE.write_text("".join(json.dumps(case, ensure_ascii=False) + "\n" for case in golden))

@@ -28,7 +28,8 @@ def digests(folder: Path) -> dict[str, str]:
     for name, messages in {**CONVERSATIONS, "odd texts": ODD}.items():
         for tools in ([], [TOOL], [TOOL, TOOL]):
             ids = [chat.opening(tokenizer, messages, tools)]
-            ids += [chat.observation(tokenizer, messages, closed=c) for c in (True, False)]
+            more = chat.observation(tokenizer, messages)
+            ids += [more[1:], more]
             ids += [chat.reply(tokenizer, m) for m in messages if m["role"] == "assistant"]
             digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
             found[f"{name}, {len(tools)} tools"] = digest

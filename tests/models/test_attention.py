@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from models import attention
+from models import mesh as meshes
 from tests.models.helpers import assert_close, with_devices
 
 
@@ -25,14 +26,12 @@ def naive(q, k, v, segments):
     )
 
 
-def inputs(t, rows=2, head_dim=16, heads=4, kv_heads=2, share=False):
-    """Return (q, k, v, segments) and weights of the outputs. share: segments 2 and 3 attend to
-    segment 1 too."""
+def inputs(t, rows=2, share=False):
+    """Return (q, k, v, segments) and weights of the outputs, of 4 heads and 2 of keys and values.
+    share: segments 2 and 3 attend to segment 1 too."""
     rng = np.random.default_rng(t)
-    q, k, v, weight = (
-        rng.normal(size=(rows, t, n, head_dim)).astype(np.float32)
-        for n in (heads, kv_heads) + (kv_heads, heads)
-    )
+    drawn = (rng.normal(size=(rows, t, heads, 16)) for heads in (4, 2, 2, 4))
+    q, k, v, weight = (x.astype(np.float32) for x in drawn)
     segments = np.sort(rng.integers(0, 4, (rows, t)), axis=1).astype(np.int32)
     if share:
         segments = attention.sharing(segments, np.where(segments > 1, 1, 0).astype(np.int32))
@@ -77,19 +76,32 @@ def test_blockwise_memory_is_linear_in_the_length():
     assert scratch(32768) < most, "all scores would be 34 GB"
 
 
-def test_the_kernel_of_tpus_interpreted():
-    f = partial(attention.attention, implementation="splash", interpret=True)
+def test_the_kernel_of_tpus_interpreted(monkeypatch):
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+
+    interpreted = partial(kernel.make_splash_mqa_single_device, interpret=True)
+    monkeypatch.setattr(kernel, "make_splash_mqa_single_device", interpreted)
+    f = partial(attention.attention, implementation="splash")
     arrays = inputs(200, rows=1)
     assert_close(both(f, *arrays), both(naive, *arrays), atol=2e-3)
 
 
+dot_product_attention = jax.nn.dot_product_attention
+
+
+def product_of_xla(*qkv, implementation, **options):
+    """Compute XLA's product in place of cuDNN's."""
+    assert implementation == "cudnn"
+    return dot_product_attention(*qkv, **options)
+
+
 @pytest.mark.parametrize("t", [33, 34])
 def test_cudnn_pads_rows_to_an_even_length(monkeypatch, t):
-    seen, own = [], jax.nn.dot_product_attention
+    seen = []
 
-    def product(q, k, v, *, implementation, **options):
+    def product(q, *kv, **options):
         seen.append(q.shape[1])
-        return own(q, k, v, **options)
+        return product_of_xla(q, *kv, **options)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", product)
     assert_close(both(attention.cudnn, *inputs(t)), both(naive, *inputs(t)), atol=2e-3)
@@ -116,15 +128,25 @@ def packed_kernel(q, k, v, *, q_seqlen, kv_seqlen, q_offsets, kv_offsets, scale,
     return out.reshape(q.shape)
 
 
-def packed_inputs(t, rows=4):
+def packed_inputs(t):
     """Return the same as `inputs`, with segments numbered from 1 and padding after them: one row of
     one segment, one of padding alone, and rows of several."""
-    (*qkv, _), weight = inputs(t, rows)
-    cuts = np.random.default_rng(t).integers(0, 3, (rows, t)).cumsum(axis=1) // 7
+    (*qkv, _), weight = inputs(t, rows=4)
+    cuts = np.random.default_rng(t).integers(0, 3, (4, t)).cumsum(axis=1) // 7
     segments = np.where(np.arange(t) < t - t // 5, cuts - cuts[:, :1] + 1, 0)
     segments[0] = 1
     segments[1] = 0
     return (*qkv, segments.astype(np.int32)), weight * (segments > 0)[..., None, None]
+
+
+def assert_naive(kernel, t, spare=0):
+    """Assert that a kernel computes attention within the segments of packed rows, and 0 in padding.
+    spare: segments for which it has room, beside those of a row."""
+    (*qkv, segments), weight = packed_inputs(t)
+    kernel = partial(kernel, most_segments=spare + int(segments.max()))
+    want, gradients = both(naive, (*qkv, segments), weight)
+    want = jnp.where(segments[..., None, None] > 0, want, 0)
+    assert_close(both(kernel, (*qkv, segments), weight), (want, gradients))
 
 
 @pytest.mark.parametrize("t", [5, 40])
@@ -132,37 +154,26 @@ def test_cudnn_packed_tells_the_kernel_where_segments_lie(monkeypatch, t):
     from jax._src.cudnn import fused_attention_stablehlo as fused
 
     monkeypatch.setattr(fused, "dot_product_attention", packed_kernel)
-    most = int(packed_inputs(t)[0][3].max())
-    out, gradients = both(partial(attention.cudnn_packed, most_segments=most), *packed_inputs(t))
-    want, wanted = both(naive, *packed_inputs(t))
-    real = packed_inputs(t)[0][3][..., None, None] > 0
-    assert_close((out, gradients), (jnp.where(real, want, 0), wanted))
+    assert_naive(attention.cudnn_packed, t)
 
 
 @pytest.mark.parametrize("t", [5, 40])
-def test_cudnn_apart_computes_each_segment_as_a_sequence_of_its_own(t):
-    """With XLA's product in place of cuDNN's, and a room that no row fills."""
-    most = 1 + int(packed_inputs(t)[0][3].max())
-    apart = partial(attention.cudnn_apart, most_segments=most, implementation="xla")
-    want, wanted = both(naive, *packed_inputs(t))
-    real = packed_inputs(t)[0][3][..., None, None] > 0
-    assert_close(both(apart, *packed_inputs(t)), (jnp.where(real, want, 0), wanted))
+def test_cudnn_apart_computes_each_segment_as_a_sequence_of_its_own(monkeypatch, t):
+    monkeypatch.setattr(jax.nn, "dot_product_attention", product_of_xla)
+    assert_naive(attention.cudnn_apart, t, spare=1)
 
 
 def test_what_cudnn_leaves_undefined_reaches_no_output_and_no_gradient(monkeypatch):
     """Beyond the length of a sequence, outputs and gradients may be anything."""
 
-    def product(q, k, v, *, query_seq_lengths, implementation, **options):
-        there = jnp.arange(q.shape[1]) < query_seq_lengths[:, None]
-        q, k, v = (_undefined_beyond(there[..., None, None], x) for x in (q, k, v))
-        out = own(
-            q, k, v, query_seq_lengths=query_seq_lengths, implementation=implementation, **options
-        )
-        return jnp.where(there[..., None, None], out, jnp.nan)
+    def product(*qkv, query_seq_lengths, **options):
+        there = (jnp.arange(qkv[0].shape[1]) < query_seq_lengths[:, None])[..., None, None]
+        qkv = (_undefined_beyond(there, x) for x in qkv)
+        out = product_of_xla(*qkv, query_seq_lengths=query_seq_lengths, **options)
+        return jnp.where(there, out, jnp.nan)
 
-    own = jax.nn.dot_product_attention
     monkeypatch.setattr(jax.nn, "dot_product_attention", product)
-    apart = partial(attention.cudnn_apart, most_segments=9, implementation="xla")
+    apart = partial(attention.cudnn_apart, most_segments=9)
     out, gradients = both(apart, *packed_inputs(40))
     assert all(np.isfinite(x).all() for x in (out, *gradients))
 
@@ -190,37 +201,33 @@ def mesh_of(platform, sequence=1, capability="8.0"):
     return SimpleNamespace(shape={"sequence": sequence}, devices=np.array([device]))
 
 
-@pytest.mark.parametrize(
-    "version, capability, most_segments, chosen",
-    [
-        ((0, 11, 1), "9.0", 8, "cudnn_packed"),
-        ((0, 11, 1), "10.3", 8, "cudnn_packed"),
-        ((0, 11, 1), "8.0", 8, "cudnn_apart"),
-        ((0, 11, 1), "9.0", 0, "cudnn"),
-        ((0, 11, 0), "9.0", 8, "cudnn_apart"),
-    ],
-)
-def test_auto_on_nvidia(monkeypatch, version, capability, most_segments, chosen):
-    monkeypatch.setattr(jax, "__version_info__", version)
-    mesh = mesh_of("cuda", capability=capability)
-    assert attention.choose("auto", mesh, jnp.bfloat16, 128, most_segments) == chosen
+def chosen(platform="cuda", dtype="bfloat16", head_dim=128, most_segments=0, **place):
+    """Return what is chosen on a device of a mesh."""
+    mesh = mesh_of(platform, **place)
+    return attention.choose("auto", mesh, jnp.dtype(dtype), head_dim, most_segments)
 
 
 @pytest.mark.parametrize(
-    "platform, sequence, dtype, head_dim, chosen",
+    "kernel, case",
     [
-        ("cpu", 1, "float32", 32, "blockwise"),
-        ("cuda", 1, "bfloat16", 128, "cudnn"),
-        ("cuda", 1, "float32", 128, "blockwise"),
-        ("cuda", 1, "bfloat16", 20, "blockwise"),
-        ("rocm", 1, "bfloat16", 64, "blockwise"),
-        ("tpu", 1, "bfloat16", 128, "splash"),
-        ("tpu", 4, "bfloat16", 128, "ring"),
+        ("blockwise", {"platform": "cpu", "dtype": "float32"}),
+        ("cudnn", {}),
+        ("cudnn", {"capability": "9.0"}),
+        ("cudnn_packed", {"capability": "9.0", "most_segments": 8}),
+        ("cudnn_packed", {"capability": "10.3", "most_segments": 8}),
+        ("cudnn_apart", {"most_segments": 8}),
+        ("blockwise", {"dtype": "float32"}),
+        ("blockwise", {"head_dim": 20}),
+        ("blockwise", {"platform": "rocm", "head_dim": 64}),
+        ("splash", {"platform": "tpu"}),
+        ("ring", {"platform": "tpu", "sequence": 4}),
     ],
 )
-def test_auto(platform, sequence, dtype, head_dim, chosen):
-    found = attention.choose("auto", mesh_of(platform, sequence), jnp.dtype(dtype), head_dim)
-    assert found == chosen
+def test_auto(monkeypatch, kernel, case):
+    monkeypatch.setattr(jax, "__version_info__", (0, 11, 1))
+    assert chosen(**case) == kernel
+    monkeypatch.setattr(jax, "__version_info__", (0, 11, 0))
+    assert chosen(**case) == kernel.replace("packed", "apart")
 
 
 def test_unknown_and_unsuitable_implementations_are_refused():
@@ -232,8 +239,6 @@ def test_unknown_and_unsuitable_implementations_are_refused():
 
 def ring_on_meshes():
     """Compare meshes with one device; called in a process with 8 simulated devices."""
-    from models import mesh as meshes
-
     arrays, weight = inputs(160, rows=4, share=True)
     want = both(naive, arrays, weight)
     for shape in (

@@ -1,28 +1,25 @@
 """Tests of the chat template: ids are only appended, and equal Qwen's where the turns are in
 canonical form."""
 
-import functools
 import itertools
-import json
 import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from envs.world import Observation
+from envs.world import Observation, tool_of
 from experiments.imitation.bpe import train_bpe
 from models import chat, jinja
 from models.tokenizer import Tokenizer
 from rl.contexts import Opening
 from rl.contexts.causal import Causal
 from tests.models.helpers import extend, user
-from tests.models.make_golden_chat import TOOL
+from tests.models.make_golden_chat import TOOL, rendered
 from tests.models.test_tokenizer import TEXTS, template_ids, wild_text
 
-OTHER_TOOL = {"type": "function", "function": {"name": "bell", "description": "", "parameters": {}}}
+OTHER_TOOL = tool_of("bell", "", {}, [])
 NAMES = ("system", "user", "tool")
 
 
@@ -106,15 +103,6 @@ message = st.fixed_dictionaries({"role": st.sampled_from(NAMES), "content": cano
 conversation = st.lists(st.one_of(assistant, message), min_size=1, max_size=6)
 
 
-def rendered(template: str, messages, tools) -> str:
-    """Render a template as `transformers` does."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
-    return environment.from_string(template).render(
-        messages=messages, tools=tools, add_generation_prompt=True
-    )
-
-
 @given(conversation, st.booleans())
 def test_equals_the_template_we_ship(small, messages, with_tools):
     tools = [TOOL] if with_tools else []
@@ -146,7 +134,7 @@ def test_replies_and_observations_equal_one_opening(small, turns):
     messages = [user("Go.")]
     ids = chat.opening(small, messages)
     for reply, answers in turns:
-        ids += chat.reply(small, reply) + chat.observation(small, answers, closed=True)
+        ids += chat.reply(small, reply) + chat.observation(small, answers)[1:]
         messages += [reply, *answers]
     assert ids == chat.opening(small, messages)
 

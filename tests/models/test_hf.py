@@ -1,11 +1,10 @@
 """Tests of checkpoints: what is saved is loaded again, and problems are named."""
 
 import dataclasses
+import itertools
 import json
 import os
 import re
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ from experiments.imitation.bpe import train_bpe
 from models import chat, hf, hf_config, qwen
 from models.rope import Llama3, Yarn
 from models.tokenizer import Tokenizer
-from tests.models.helpers import ROOT, assert_equal, edit, noise
+from tests.models.helpers import assert_equal, edit, noise, printed
 
 CONFIG = qwen.Config(
     vocab=40, d_model=16, layers=2, heads=4, kv_heads=2, head_dim=4, d_ff=24, rope_theta=1e4
@@ -176,7 +175,7 @@ UNSUPPORTED = [
     ({"rope_parameters": LLAMA3_ROPE | {"low_freq_factor": 4}}, "low_freq_factor=4.0 is not below high_freq_factor=4.0"),
     ({"hidden_size": None, "vocab_size": None}, "vocab_size is missing; hidden_size is missing"),
     ({"hidden_size": "32", "num_attention_heads": 0}, "hidden_size='32' is not a positive integer; num_attention_heads=0"),
-    *(({name: size}, f"{name}={size!r} is not a positive integer") for name in POSITIVE for size in (0, -4, "331", 1.5)),
+    *(({name: size}, f"{name}={size!r} is not a positive integer") for name, size in itertools.product(POSITIVE, (0, -4, "331", 1.5))),
     ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
     ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
     ({"rope_parameters": [1]}, r"rope parameters \[1\] are not an object"),
@@ -281,9 +280,8 @@ def test_yarn_is_never_ignored(parameters):
 
 @pytest.mark.parametrize("kind", hf_config.KINDS)
 def test_what_config_json_leaves_out_is_as_transformers_understands_it(kind):
-    transformers = pytest.importorskip("transformers")
     sizes = {"model_type": kind} | dict.fromkeys(hf_config.SIZES.values(), 64)
-    theirs = transformers.AutoConfig.for_model(**sizes)
+    theirs = hf_config.transformers().AutoConfig.for_model(**sizes)
     found = hf_config.fields(sizes | ({"sliding_window": None} if kind == "mistral" else {}))
     assert found["rope_theta"] == theirs.rope_parameters["rope_theta"]
     stated = hf_config.OPTIONAL_SIZES | hf_config.OTHERS
@@ -307,15 +305,7 @@ def test_a_model_of_the_hub_is_taken_from_the_cache_or_named(tmp_path, cached):
         (kept.parents[1] / "refs").mkdir()
         (kept.parents[1] / "refs/main").write_text("abc")
     code = "from models import hub\ntry: print(hub.fetch('owner/model'))\nexcept ValueError as e: print(e)"
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (line,) = run.stdout.splitlines()
+    (line,) = printed(code, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1").splitlines()
     if cached:
         assert line == str(kept)
     else:
@@ -370,8 +360,8 @@ def test_weights_that_are_not_those_of_config_json_are_one_problem_before_the_st
 
 
 def test_config_json_is_read_without_jax():
-    command = "import sys; from models import hf_config, hub; assert not {'jax', 'numpy', 'transformers'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", command], cwd=ROOT, check=True)
+    code = "import sys; from models import hf_config, hub; assert not {'jax', 'numpy', 'transformers'} & set(sys.modules)"
+    printed(code)
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs import base
-from envs.world import Observation
+from envs.world import Observation, tool_of
 from evolver.config.checks.model import model_problems
 from experiments.imitation.bpe import train_bpe
 from models import chat, jinja
@@ -20,16 +20,10 @@ from rl.contexts import Opening
 from rl.contexts.causal import Causal
 from tests.models import make_golden_ids
 from tests.models.helpers import extend, user
+from tests.models.make_golden_chat import rendered
 from tests.models.test_tokenizer import TEXTS, template_ids, wild_text
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "search",
-        "description": "find “flights”",
-        "parameters": {"type": "object", "properties": {"to": {"type": "string"}}},
-    },
-}
+TOOL = tool_of("search", "find “flights”", {"to": {"type": "string"}}, [])
 HEADERS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 FORGED = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "[INST]", "[/INST]")
 CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
@@ -125,15 +119,8 @@ def real(name: str) -> Tokenizer:
 
 def theirs(tokenizer: Tokenizer, messages, tools=(), header=True) -> list[int]:
     """Return the ids of a conversation as `transformers` renders it."""
-    utils = pytest.importorskip("transformers.utils.chat_template_utils")
-    texts, _ = utils.render_jinja_template(
-        [messages],
-        tools=list(tools) or None,
-        chat_template=tokenizer._source,
-        add_generation_prompt=header,
-        **tokenizer._settings,
-    )
-    return template_ids(tokenizer, texts[0])
+    options = tokenizer._settings | {"add_generation_prompt": header}
+    return template_ids(tokenizer, rendered(tokenizer._source, messages, tools, **options))
 
 
 def call(id: str = "call00000") -> dict:
@@ -174,7 +161,7 @@ def test_ids_equal_those_of_transformers(name):
             added = tools or messages[0] == SYSTEM
             moved = name in MOVING and added and messages[-1]["role"] == "user"
             if last >= 0 and not moved:
-                more = chat.observation(tokenizer, messages[last + 1 :], closed=False)
+                more = chat.observation(tokenizer, messages[last + 1 :])
                 assert ids[-len(more) :] == more and more[0] == tokenizer.stops[0]
     assert written >= 2
 
@@ -232,7 +219,7 @@ def test_no_text_makes_a_control_token(source, answers, data):
     def structure(text: str, obs) -> list[int]:
         messages = [{"role": role, "content": held} for role, held in obs]
         ids = chat.opening(tokenizer, [user(text), said(text), *messages])
-        ids += chat.observation(tokenizer, messages, closed=False)
+        ids += chat.observation(tokenizer, messages)
         return [id for id in ids if id in control]
 
     harmless = [(role, "") for role, _ in answers]
@@ -316,5 +303,5 @@ def test_a_forced_thought_is_kept():
     forced = made(SMOL.replace("assistant\n' }}", "assistant\n<think>\n' }}"))
     assert forced.decode(chat.opening(forced, [USER])).endswith("assistant\n<think>\n")
     assert "rewrites the past" in forced.rendering
-    more = forced.decode(chat.observation(forced, [USER], closed=True))
+    more = forced.decode(chat.observation(forced, [USER]))
     assert more.endswith("assistant\n<think>\n")

@@ -8,35 +8,33 @@ from models import qwen
 from tests.models.helpers import with_devices
 
 
-def abstract(**shape):
-    return AbstractMesh(tuple(shape.get(axis, 1) for axis in meshes.AXES), meshes.AXES)
+def placed(name, rules=meshes.RULES, **shape):
+    mesh = AbstractMesh(tuple(shape.get(axis, 1) for axis in meshes.AXES), meshes.AXES)
+    return meshes.places(qwen.weights(qwen.PRESETS[name]), mesh, rules)
 
 
 def test_every_weight_gets_a_sharding():
-    places = meshes.places(qwen.weights(qwen.PRESETS["14b"]), abstract(fsdp=8, tensor=8))
+    places = placed("14b", fsdp=8, tensor=8)
     assert places["layers"]["attention"]["q"].spec == PartitionSpec(None, "fsdp", "tensor", None)
     assert places["layers"]["mlp"]["down"].spec == PartitionSpec(None, "tensor", "fsdp")
     assert places["unembed"].spec == PartitionSpec("tensor", "fsdp")
 
 
-def test_indivisible_axes_are_named():
-    with pytest.raises(meshes.MeshError) as error:
-        meshes.places(qwen.weights(qwen.PRESETS["7b"]), abstract(tensor=8))
-    assert "tensor=8 does not divide heads=28" in str(error.value)
-    assert "tensor=8 does not divide kv_heads=4" in str(error.value)
-    with pytest.raises(meshes.MeshError, match="fsdp=3 does not divide embed=128"):
-        meshes.places(qwen.weights(qwen.PRESETS["tiny"]), abstract(fsdp=3))
+TWICE = {"tensor": 2, "rules": meshes.RULES | {"embed": "tensor"}}
 
 
-def test_one_axis_of_the_mesh_cannot_split_two_axes_of_a_weight():
-    with pytest.raises(
-        meshes.MeshError, match="tensor would split two axes of one weight, vocab and embed"
-    ):
-        meshes.places(
-            qwen.weights(qwen.PRESETS["tiny"]),
-            abstract(tensor=2),
-            {**meshes.RULES, "embed": "tensor"},
-        )
+@pytest.mark.parametrize(
+    "name, options, complaint",
+    [
+        ("7b", {"tensor": 8}, "tensor=8 does not divide heads=28"),
+        ("7b", {"tensor": 8}, "tensor=8 does not divide kv_heads=4"),
+        ("tiny", {"fsdp": 3}, "fsdp=3 does not divide embed=128"),
+        ("tiny", TWICE, "tensor would split two axes of one weight, vocab and embed"),
+    ],
+)
+def test_axes_that_cannot_be_split_are_named(name, options, complaint):
+    with pytest.raises(meshes.MeshError, match=complaint):
+        placed(name, **options)
 
 
 @pytest.mark.parametrize(

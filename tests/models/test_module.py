@@ -2,6 +2,7 @@
 Flax's own tools."""
 
 import inspect
+import itertools
 import math
 import re
 from pathlib import Path
@@ -14,10 +15,12 @@ import pytest
 from flax import nnx
 from flax.core.spmd import logical_axis_rules
 from jax.sharding import AbstractMesh
+from numpy.testing import assert_allclose, assert_array_equal
 
 from models import hf, lora, qwen
 from models import mesh as meshes
 from models.qwen import PRESETS, Qwen
+from tests.models.helpers import assert_equal
 from tests.models.test_qwen import CONFIG, QWEN3
 
 TOKENS_RT = jnp.arange(12).reshape(2, 6)
@@ -31,15 +34,15 @@ def test_the_module_holds_the_parameters_and_computes_their_logits():
     params = qwen.init(CONFIG, 0)
     model = qwen.merge(CONFIG, params)
     assert jax.tree.structure(model.params) == jax.tree.structure(params)
-    jax.tree.map(np.testing.assert_array_equal, model.params, params)
+    assert_equal(model.params, params)
     positions_RT = jnp.tile(jnp.arange(6), (2, 1))
     h_RTD = qwen.merge(CONFIG, params).hidden(TOKENS_RT, positions_RT, jnp.ones_like(TOKENS_RT))
     inside = jax.jit(lambda p: qwen.merge(CONFIG, p)(TOKENS_RT))(params)
     assert inside.shape == (2, 6, CONFIG.vocab) and inside.dtype == jnp.float32
-    np.testing.assert_allclose(inside, h_RTD @ qwen.unembed(CONFIG, params), atol=1e-5)
+    assert_allclose(inside, h_RTD @ qwen.unembed(CONFIG, params), atol=1e-5)
     half = model(TOKENS_RT, dtype=jnp.bfloat16)
     assert half.dtype == jnp.float32
-    np.testing.assert_allclose(half, inside, atol=0.1)
+    assert_allclose(half, inside, atol=0.1)
 
 
 @pytest.mark.parametrize("config", [CONFIG, QWEN3])
@@ -54,7 +57,7 @@ def test_a_new_module_has_the_declared_shapes_and_deviations(config):
             spread = float(jnp.std(values[name])) / weight.std
             assert abs(spread - 1) < 4 / math.sqrt(2 * values[name].size), name
         else:
-            np.testing.assert_array_equal(values[name], float(weight.std is None))
+            assert_array_equal(values[name], float(weight.std is None))
     per_layer = values["layers.q"]
     assert not np.array_equal(per_layer[0], per_layer[1])
     assert np.isfinite(model(TOKENS_RT)).all()
@@ -103,13 +106,13 @@ def test_adapters_are_lora_parameters_that_change_nothing_at_first():
     model = Qwen(CONFIG, rngs=nnx.Rngs(0), lora=adapters)
     state = nnx.state(model, nnx.LoRAParam)
     assert set(qwen.by_name(nnx.to_pure_dict(state))) == {
-        f"layers.{name}_lora_{side}" for name in ("q", "down") for side in "ab"
+        f"layers.{name}_lora_{side}" for name, side in itertools.product(("q", "down"), "ab")
     }
     base = {k: v for k, v in qwen.by_name(model.params).items() if "_lora_" not in k}
     plain = qwen.merge(CONFIG, qwen.nested(CONFIG, base))
-    np.testing.assert_array_equal(model(TOKENS_RT), plain(TOKENS_RT))
+    assert_array_equal(model(TOKENS_RT), plain(TOKENS_RT))
     again = qwen.merge(CONFIG, model.params)  # the adapters are found among the parameters
-    np.testing.assert_array_equal(again(TOKENS_RT), model(TOKENS_RT))
+    assert_array_equal(again(TOKENS_RT), model(TOKENS_RT))
 
 
 def test_a_checkpoint_is_loaded_trained_by_flax_and_saved(tmp_path):
@@ -130,4 +133,4 @@ def test_a_checkpoint_is_loaded_trained_by_flax_and_saved(tmp_path):
     first, *_, last = [float(step(model, optimizer)) for _ in range(6)]
     assert last < first
     hf.save(tmp_path / "b", model.config, model.params)
-    jax.tree.map(np.testing.assert_array_equal, Qwen.load(tmp_path / "b").params, model.params)
+    assert_equal(Qwen.load(tmp_path / "b").params, model.params)

@@ -13,9 +13,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from models import hf, qwen
+from models.hf_config import transformers
 from models.rope import Llama3
 from rl.engines.jax import kv_cache
-from tests.models.helpers import assert_close, edit, noise
+from tests.models.helpers import assert_close, assert_equal, edit, noise
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.npz"))
 ATOL = 1e-4  # of `assert_close`: float32, on logits of order 10
@@ -113,31 +114,43 @@ LIVE = {
 }
 
 
+def theirs(folder, config, params, change=None):
+    """Return the model that `transformers` loads from our checkpoint, after a change of its
+    config.json."""
+    pytest.importorskip("torch")
+    hf.save(folder, config, params)
+    edit(folder / "config.json", change or {})
+    return transformers().AutoModelForCausalLM.from_pretrained(folder)
+
+
+def logits_of(model, ids) -> np.ndarray:
+    """Return the logits of a model of `transformers`."""
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor(ids)).logits.numpy()
+
+
 @pytest.mark.parametrize("kind", LIVE)
 def test_live_round_trip_through_transformers(tmp_path, monkeypatch, kind):
     """`transformers` loads our checkpoint, and we its; logits and gradients are equal, also after a
     step."""
     torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
     config = LIVE[kind]
     params = noise(qwen.shapes(config), 0.3)
     monkeypatch.setattr(hf, "SHARD_BYTES", 20_000)
-    hf.save(tmp_path / "ours", config, params)
-    if kind == "mistral":  # which is saved as Llama, of which it is one
-        change = {"model_type": kind, "sliding_window": None}
-        edit(tmp_path / "ours" / "config.json", change)
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    # Mistral is saved as Llama, of which it is one.
+    change = {"model_type": kind, "sliding_window": None} if kind == "mistral" else None
+    model = theirs(tmp_path / "ours", config, params, change)
     ids = np.random.default_rng(0).integers(0, config.vocab, (2, 33))
-    with torch.no_grad():
-        expected = model(torch.tensor(ids)).logits.numpy()
-    assert_close(logits(config, params, ids), expected)
+    assert_close(logits(config, params, ids), logits_of(model, ids))
 
     model.save_pretrained(tmp_path / "theirs")
     record = json.loads((tmp_path / "theirs" / "config.json").read_text())
     assert record["model_type"] == kind.split()[0]
     loaded_config, loaded = hf.load(tmp_path / "theirs")
     assert loaded_config == config
-    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    assert_equal(loaded, params)
 
     def loss(params):
         logp = jax.nn.log_softmax(logits(config, params, ids))
@@ -145,31 +158,24 @@ def test_live_round_trip_through_transformers(tmp_path, monkeypatch, kind):
 
     grads = jax.grad(loss)(params)
     model(torch.tensor(ids), labels=torch.tensor(ids)).loss.backward()
-    theirs = dict(model.named_parameters())
+    weights = dict(model.named_parameters())
     for name, grad in hf.to_hf(config, grads):
-        np.testing.assert_allclose(grad, theirs[name].grad.numpy(), atol=1e-5, rtol=1e-4)
+        np.testing.assert_allclose(grad, weights[name].grad.numpy(), atol=1e-5, rtol=1e-4)
     trained = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
-    hf.save(tmp_path / "trained", config, trained)
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
-    with torch.no_grad():
-        expected = model(torch.tensor(ids)).logits.numpy()
-    assert_close(logits(config, trained, ids), expected)
+    model = theirs(tmp_path / "trained", config, trained)
+    assert_close(logits(config, trained, ids), logits_of(model, ids))
 
 
 @pytest.mark.parametrize("parameters", [None, {"rope_type": "default", "rope_theta": 100.0}])
 def test_live_long_context_recipe(tmp_path, parameters):
     """Qwen's recipe for long contexts, `rope_scaling` of type yarn in config.json, with and without
     rope_parameters."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
     config = qwen.Config(96, 32, 2, 2, 1, 16, 48, tied=False, rope_theta=100.0, max_positions=64)
-    hf.save(tmp_path, config, noise(qwen.shapes(config), 0.3))
     recipe = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    edit(tmp_path / "config.json", {"rope_parameters": parameters, "rope_scaling": recipe})
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    change = {"rope_parameters": parameters, "rope_scaling": recipe}
+    model = theirs(tmp_path, config, noise(qwen.shapes(config), 0.3), change)
     ids = np.random.default_rng(0).integers(0, config.vocab, (1, 150))
-    with torch.no_grad():
-        expected = model(torch.tensor(ids)).logits.numpy()
+    expected = logits_of(model, ids)
     scaled, loaded = hf.load(tmp_path)
     assert_close(logits(scaled, loaded, ids), expected)
     assert np.abs(logits(config, loaded, ids) - expected).max() > 100 * ATOL

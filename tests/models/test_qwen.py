@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from models import qwen
 from rl.engines.jax import kv_cache
-from tests.models.helpers import assert_close, token_logp
+from tests.models.helpers import assert_close, assert_equal, token_logp
 
 CONFIG = qwen.Config(vocab=61, d_model=24, layers=2, heads=4, kv_heads=2, head_dim=6, d_ff=40)
 QWEN3 = qwen.Config(61, 24, 2, 4, 2, 8, 40, tied=False, qkv_bias=False, qk_norm=True)
@@ -58,7 +58,7 @@ def test_init_follows_the_declaration_and_the_seed(config):
     a, b, other = qwen.init(config, 3), qwen.init(config, 3), qwen.init(config, 4)
     shapes = jax.tree.map(lambda w: w.shape, qwen.weights(config))
     assert jax.tree.map(jnp.shape, a) == shapes
-    jax.tree.map(np.testing.assert_array_equal, a, b)
+    assert_equal(a, b)
     assert not np.array_equal(a["embed"], other["embed"])
     assert qwen.init(config, 3, jnp.bfloat16)["layers"]["attention"]["q"].dtype == jnp.bfloat16
 

@@ -1,6 +1,7 @@
 """Tests with checkpoints of real sizes, read and written in little memory. The files are sparse and
 use no disk."""
 
+import itertools
 import json
 import math
 import threading
@@ -14,30 +15,29 @@ from models import hf, hf_config, mesh, qwen
 from tests.models.helpers import with_devices
 
 
-def sparse_checkpoint(folder: Path, config: qwen.Config, files: int = 6) -> int:
+def sparse_checkpoint(folder: Path, config: qwen.Config) -> int:
     """Write a checkpoint in bfloat16 whose values are holes of sparse files, so zeros, but ones for
     the last norm, of which zeros are refused; return its size in bytes."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(hf_config.record_of(config, "bfloat16")))
-    weight_map, total, names = {}, 0, list(hf.shapes(config).items())
-    for number in range(files):
-        header, end = {}, 0
-        first, last = (n * len(names) // files for n in (number, number + 1))
-        for hf_name, shape in names[first:last]:
-            start, end = end, end + 2 * math.prod(shape)
-            header[hf_name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
-            weight_map[hf_name] = f"model-{number + 1:05}-of-{files:05}.safetensors"
-        text = json.dumps(header).encode()
-        with open(folder / f"model-{number + 1:05}-of-{files:05}.safetensors", "wb") as file:
+    buckets, weight_map = hf.buckets_of(config, "bfloat16", hf.SHARD_BYTES), {}
+    for number, bucket in enumerate(buckets):
+        spans = itertools.pairwise([*bucket.offsets, bucket.size])
+        header = {
+            name: {"dtype": "BF16", "shape": shape, "data_offsets": span}
+            for name, shape, span in zip(bucket.names, bucket.shapes, spans)
+        }
+        text, name = json.dumps(header).encode(), f"model-{number}.safetensors"
+        weight_map |= dict.fromkeys(bucket.names, name)
+        with open(folder / name, "wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
-            file.truncate(8 + len(text) + end)
+            file.truncate(8 + len(text) + bucket.size)
             for norm in filter(header.get, [hf.HF_NAMES["norm"]]):
                 start, stop = header[norm]["data_offsets"]
                 file.seek(8 + len(text) + start)
                 file.write(np.full((stop - start) // 2, 0x3F80, np.uint16).tobytes())
-        total += end
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    return total
+    return sum(bucket.size for bucket in buckets)
 
 
 @pytest.mark.parametrize("name", ["14b", "qwen3-14b"])
@@ -50,14 +50,10 @@ def test_fourteen_billion_parameters_are_checked_and_sharded_before_any_is_read(
     assert hf.config_of(tmp_path / "m") == config
     with hf.ExitStack() as stack:
         tensors = hf.checked(tmp_path / "m", config, stack)
-        places = qwen.by_name(
-            mesh.places(qwen.weights(config), AbstractMesh((1, 8, 1, 1), mesh.AXES))
-        )
-        flat, total, largest = qwen.by_name(qwen.weights(config)), 0, 0
-        for weight_name, weight in flat.items():
-            size = 2 * math.prod(places[weight_name].shard_shape(weight.shape))
-            total, largest = total + size, max(largest, size)
-        assert total < 1.001 * 2 * qwen.parameter_count(config) / 8
+        declared, eight = qwen.weights(config), AbstractMesh((1, 8, 1, 1), mesh.AXES)
+        flat, places = map(qwen.by_name, (declared, mesh.places(declared, eight)))
+        parts = (places[own].shard_shape(weight.shape) for own, weight in flat.items())
+        assert sum(map(math.prod, parts)) < 1.001 * qwen.parameter_count(config) / 8
         read = hf._reader(tmp_path, "layers.down", flat["layers.down"], tensors, hf.DTYPES["BF16"])
         _, hidden, width = flat["layers.down"].shape
         block = read((slice(7, 9), slice(0, hidden), slice(width // 8, width // 4)))

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sentencepiece import SentencePieceTrainer
 
 from experiments.imitation.bpe import QWEN_TOKENS, train_bpe
 from models import chat
+from models.hf_config import transformers
 from models.tokenizer import REQUIRED, Tokenizer, TokenizerError
 from models.tokenizer import _well_formed as well_formed
 from tests.models.helpers import edit, tool, user
@@ -42,6 +44,11 @@ wild_text = st.lists(st.one_of(pieces, st.text(max_size=8)), max_size=8).map("".
 def template_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the ids of rendered text, in which the spelling of a control token means the token."""
     return tokenizer._original.encode(well_formed(text), add_special_tokens=False).ids
+
+
+def refuses(folder: Path, words: str) -> None:
+    with pytest.raises(TokenizerError, match=words):
+        Tokenizer.load(folder)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +105,7 @@ def test_without_tool_tokens_a_call_is_text(without_tool_tokens):
     assert len(without_tool_tokens.encode("<tool_call>")) > 1
     assert without_tool_tokens.decode(ids) == CALL
     prompt = chat.opening(without_tool_tokens, [user("hi")])
-    more = chat.observation(without_tool_tokens, [tool("3")], closed=False)
+    more = chat.observation(without_tool_tokens, [tool("3")])
     text = "<|im_end|>\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     assert without_tool_tokens.decode(prompt + ids + more).endswith(CALL + text)
 
@@ -106,11 +113,10 @@ def test_without_tool_tokens_a_call_is_text(without_tool_tokens):
 @pytest.mark.parametrize("text", [*TRICKY, *TEXTS[:3]])
 @pytest.mark.parametrize("kind, model", [("small", "qwen2"), ("without_tool_tokens", "llama")])
 def test_transformers_gives_the_same_ids(request, kind, model, text, tmp_path):
-    transformers = pytest.importorskip("transformers")
     ours = request.getfixturevalue(kind)
     ours.save(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model}))
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    theirs = transformers().AutoTokenizer.from_pretrained(tmp_path)
     assert theirs.encode(text, add_special_tokens=False) == template_ids(ours, text)
     assert theirs.eos_token_id == ours.im_end and theirs.pad_token_id == ours.endoftext
     assert Tokenizer.load(tmp_path).encode(text) == ours.encode(text)
@@ -127,18 +133,14 @@ def test_training_is_deterministic_and_bounded(small):
 
 
 def test_problems_are_named(small, tmp_path):
-    with pytest.raises(TokenizerError, match=r"no tokenizer\.json"):
-        Tokenizer.load(tmp_path)
+    refuses(tmp_path, r"no tokenizer\.json")
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(TokenizerError, match="cannot be read"):
-        Tokenizer.load(tmp_path)
+    refuses(tmp_path, "cannot be read")
     small.save(tmp_path)
     added, lost = json.loads(small.to_json())["added_tokens"], ("<|im_end|>", "<|endoftext|>")
     kept = [token for token in added if token["content"] not in lost]
     edit(tmp_path / "tokenizer.json", {"added_tokens": kept})
-    words = r"lacks the special tokens <\|endoftext\|>, <\|im_end\|> of ChatML"
-    with pytest.raises(TokenizerError, match=words):
-        Tokenizer.load(tmp_path)
+    refuses(tmp_path, r"lacks the special tokens <\|endoftext\|>, <\|im_end\|> of ChatML")
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
@@ -150,8 +152,7 @@ def test_a_file_beside_it_that_is_there_and_cannot_be_read_is_no_file_that_is_mi
     for damage in (b"\xff", b"[" * 100_000, b"[1]", None)[:: 1 if name.endswith("json") else 3]:
         (tmp_path / name).unlink(missing_ok=True)
         os.mkfifo(tmp_path / name) if damage is None else (tmp_path / name).write_bytes(damage)
-        with pytest.raises(TokenizerError, match=name):
-            Tokenizer.load(tmp_path)
+        refuses(tmp_path, name)
 
 
 def older_files(tokenizer: Tokenizer, folder: Path) -> dict:
@@ -171,7 +172,6 @@ def older_files(tokenizer: Tokenizer, folder: Path) -> dict:
 
 
 def test_what_was_before_tokenizer_json_is_read_by_transformers(small, tmp_path):
-    pytest.importorskip("transformers")
     older_files(small, tmp_path)
     loaded = Tokenizer.load(tmp_path)
     assert [loaded.encode(text) for text in TRICKY] == [small.encode(text) for text in TRICKY]
@@ -181,9 +181,7 @@ def test_what_was_before_tokenizer_json_is_read_by_transformers(small, tmp_path)
 
 
 def test_a_sentencepiece_model_is_read_by_transformers(tmp_path):
-    pytest.importorskip("transformers")
-    trainer = pytest.importorskip("sentencepiece").SentencePieceTrainer
-    trainer.train(
+    SentencePieceTrainer.train(
         sentence_iterator=iter(TEXTS), model_prefix=f"{tmp_path}/tokenizer", vocab_size=330,
         model_type="bpe", byte_fallback=True, user_defined_symbols=["[INST]", "[/INST]"],
         minloglevel=2, hard_vocab_limit=False,
@@ -202,23 +200,19 @@ def test_a_sentencepiece_model_is_read_by_transformers(tmp_path):
 
 def test_files_that_transformers_cannot_read_are_one_message(small, tmp_path, capfd):
     """Code that came with a checkpoint is neither run nor asked about."""
-    pytest.importorskip("transformers")
     older_files(small, tmp_path)
     for name in ("vocab.json", "tokenizer.py"):
         (tmp_path / name).write_text("raise SystemExit")
-    with pytest.raises(TokenizerError, match=r"transformers can make none of vocab\.json: "):
-        Tokenizer.load(tmp_path)
+    refuses(tmp_path, r"transformers can make none of vocab\.json: ")
     change = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["tokenizer.Mine", None]}}
     edit(tmp_path / "tokenizer_config.json", change)
     (tmp_path / "config.json").write_text('{"model_type": "unknown"}')
-    with pytest.raises(TokenizerError, match=r"transformers can make none of vocab\.json: "):
-        Tokenizer.load(tmp_path)
+    refuses(tmp_path, r"transformers can make none of vocab\.json: ")
     assert capfd.readouterr() == ("", "")
 
 
 def test_tokens_of_tokenizer_config_are_added(small, tmp_path):
     """With the ids that it gives them; those that it calls special cannot be written by anybody."""
-    transformers = pytest.importorskip("transformers")
     tokens = older_files(small, tmp_path)
     small.save(tmp_path)
     path = tmp_path / "tokenizer_config.json"
@@ -226,17 +220,18 @@ def test_tokens_of_tokenizer_config_are_added(small, tmp_path):
     held = tokens[str(call)] | {"special": True}  # tokenizer.json calls it plain
     tokens |= {str(call): held, str(at): held | {"content": "[SYS]"}}
     edit(path, {"added_tokens_decoder": tokens})
-    loaded, theirs = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    loaded, theirs = (
+        Tokenizer.load(tmp_path),
+        transformers().AutoTokenizer.from_pretrained(tmp_path),
+    )
     assert loaded.vocab_size == at + 1 == len(theirs)
     assert template_ids(loaded, "a [SYS] b") == theirs.encode("a [SYS] b")
     assert not {at, call} & set(loaded.encode("[SYS] <tool_call>"))
     for name, id, words in (("[SYS]", at + 1, "hole"), ("<tool_call>", at, f"read as {call}")):
         edit(path, {"added_tokens_decoder": {str(id): held | {"content": name}}})
-        with pytest.raises(TokenizerError, match=f"tokenizer_config.json gives .* {words}"):
-            Tokenizer.load(tmp_path)
+        refuses(tmp_path, f"tokenizer_config.json gives .* {words}")
     edit(path, {"added_tokens_decoder": {"x": 1}})
-    with pytest.raises(TokenizerError, match="with the tokens of tokenizer_config"):
-        Tokenizer.load(tmp_path)
+    refuses(tmp_path, "with the tokens of tokenizer_config")
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a*)*b", "(x+x+)+y", "(", r"\p{Foo}"])

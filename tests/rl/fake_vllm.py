@@ -4,11 +4,9 @@ weight."""
 from __future__ import annotations
 
 import asyncio
-import threading
 from dataclasses import dataclass, field
 
 import numpy as np
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -16,6 +14,7 @@ from starlette.routing import Route
 
 from rl.engines.vllm.client import COMPLETIONS, GENERATE
 from rl.engines.vllm.transfer import SLEEP, UPDATE, WAKE
+from tests.rl.served import started
 
 VOCAB, CONTEXT = 50, 128
 
@@ -62,12 +61,7 @@ class Fake:
         self.waits = 0  # requests that came while it was paused or asleep
         routes = [Route("/{path:path}", self._answer, methods=["GET", "POST"])]
         options = {"log_level": "critical", "lifespan": "off", "timeout_graceful_shutdown": 1}
-        self._server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), port=0, **options))
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        while not self._server.started:
-            threading.Event().wait(0.01)
-        self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+        self.url, self._server, self._thread = started(Starlette(routes=routes), **options)
 
     def die(self) -> None:
         """Stop listening and drop every connection."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
 
 from envs.world import Evaluation, Task
 from rl import advantages
@@ -44,12 +45,12 @@ def slow_std(values, ddof=0):
     return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - ddof))
 
 
-def slow_grpo(outcome, group, eps=1e-6):
+def slow_grpo(outcome, group):
     result = []
     for r, g in zip(outcome, group):
         members = [o for o, h in zip(outcome, group) if h == g]
         mean, std = slow_std(members, ddof=1) if len(members) > 1 else (0.0, 1.0)
-        result.append((r - mean) / (std + eps))
+        result.append((r - mean) / (std + 1e-6))
     return result
 
 
@@ -133,7 +134,7 @@ def test_adca_reference(batch, options, equal):
     got_NK = adca(outcome, group, *labels, **options, norm="reference", trajectory_weight=weight)
     want = slow_adca(outcome, group, labels, equal=equal, **options)
     for got, row in zip(got_NK, want):
-        np.testing.assert_allclose(got[: len(row)], row, atol=1e-5, rtol=1e-5)
+        assert_allclose(got[: len(row)], row, atol=1e-5, rtol=1e-5)
         assert not got[len(row) :].any()
 
 
@@ -141,7 +142,7 @@ def test_adca_reference(batch, options, equal):
 def test_grpo_reference(batch):
     outcome, group, _ = zip(*batch)
     got_N = baselines.grpo(outcome, group, std="sample", eps=1e-6, lone="score")
-    np.testing.assert_allclose(got_N, slow_grpo(outcome, group), atol=1e-5, rtol=1e-5)
+    assert_allclose(got_N, slow_grpo(outcome, group), atol=1e-5, rtol=1e-5)
 
 
 @given(
@@ -162,7 +163,7 @@ def test_adca_order_and_names_of_groups_do_not_matter(batch, scheme, norm, rando
     names = {7: 1, -3: 2, 10**12: -(2**40), 0: 5}
     second = adca(outcome, [names[g] for g in group], *labels, **options)
     assert np.isfinite(first).all()
-    np.testing.assert_allclose(second, first[order], atol=1e-7, rtol=1e-7)
+    assert_allclose(second, first[order], atol=1e-7, rtol=1e-7)
 
 
 # --- worked numbers -------------------------------------------------------------------------------
@@ -171,15 +172,15 @@ def test_adca_order_and_names_of_groups_do_not_matter(batch, scheme, norm, rando
 def test_grpo_worked_example():
     outcome, group = [1, 0, 1, 0], [5, 5, 5, 5]
     sample_N = baselines.grpo(outcome, group)
-    np.testing.assert_allclose(sample_N, [0.8660239, -0.8660239] * 2, atol=1e-6)
-    np.testing.assert_array_equal(sample_N, baselines.grpo(outcome, group, std="sample"))
+    assert_allclose(sample_N, [0.8660239, -0.8660239] * 2, atol=1e-6)
+    assert_array_equal(sample_N, baselines.grpo(outcome, group, std="sample"))
     population_N = baselines.grpo(outcome, group, std="population")
-    np.testing.assert_allclose(population_N, [1, -1, 1, -1], atol=1e-5)
+    assert_allclose(population_N, [1, -1, 1, -1], atol=1e-5)
 
 
 def test_a_lone_trajectory_has_no_advantage_unless_the_references_rule_is_named():
     scored = baselines.grpo([0.7], [1], std="sample", eps=1e-6, lone="score")
-    np.testing.assert_allclose(scored, [0.7 / (1 + 1e-6)])
+    assert_allclose(scored, [0.7 / (1 + 1e-6)])
     for std in ("sample", "population", None):
         assert baselines.grpo([0.7, 1, 0], [1, 2, 2], std=std)[0] == 0
     with pytest.raises(ValueError, match="zero or score"):
@@ -196,10 +197,10 @@ def test_a_constant_group_gives_exactly_zero(name):
 def test_rloo_and_loop():
     outcome, group = [1, 0, 0, 1, 1], [0, 0, 0, 1, 1]
     want = [1 - 0, 0 - 0.5, 0 - 0.5, 0, 0]
-    np.testing.assert_allclose(baselines.rloo(outcome, group), want)
-    np.testing.assert_allclose(baselines.loop(outcome, group), want)
-    np.testing.assert_allclose(baselines.loop(outcome, group, drop_below=0.6), [1, 0, 0, 0, 0])
-    np.testing.assert_allclose(baselines.dr_grpo(outcome, group), [2 / 3, -1 / 3, -1 / 3, 0, 0])
+    assert_allclose(baselines.rloo(outcome, group), want)
+    assert_allclose(baselines.loop(outcome, group), want)
+    assert_allclose(baselines.loop(outcome, group, drop_below=0.6), [1, 0, 0, 0, 0])
+    assert_allclose(baselines.dr_grpo(outcome, group), [2 / 3, -1 / 3, -1 / 3, 0, 0])
 
 
 THREE, REFERENCE = ([G, B], [B, G, B], [G]), {"alpha": 0.1, "norm": "reference"}
@@ -245,14 +246,14 @@ WORKED = {
 def test_adca_worked_examples(case):
     outcome, labels, options, want = WORKED[case]
     got = adca(outcome, [4] * len(outcome), *labels, **options)
-    np.testing.assert_allclose(got, want, atol=1e-6)
+    assert_allclose(got, want, atol=1e-6)
 
 
 def test_alpha_zero_is_grpo_with_the_population_deviation():
     outcome, group = [1, 0, 0.5, 1, 0, 0], [0, 0, 0, 1, 1, 1]
     got = adca(outcome, group, *[[G, B, G]] * 6, alpha=0.0)
     want_N = baselines.grpo(outcome, group, std="population", eps=0)
-    np.testing.assert_allclose(got, np.repeat(want_N[:, None], 3, 1), atol=1e-6)
+    assert_allclose(got, np.repeat(want_N[:, None], 3, 1), atol=1e-6)
 
 
 def label_scores(outcome_N, group_N, label_NK, steps_N, **args):
@@ -302,21 +303,21 @@ def test_abstentions_do_not_change_the_credit_of_labelled_turns(norm, scheme):
     options = dict(alpha=0.5, norm=norm, scheme=scheme, outcome_at="none")
     without = adca([1, 0, 1], [0] * 3, *THREE, **options)
     got = adca([1, 0, 1, 1], [0] * 4, [G, A, B], [B, G, A, B], [A, G], [A, A], **options)
-    np.testing.assert_allclose(got[0, [0, 2]], without[0, :2], atol=1e-9)
-    np.testing.assert_allclose(got[1, [0, 1, 3]], without[1], atol=1e-9)
-    np.testing.assert_allclose(got[2, :2], without[2, 0], atol=1e-9)
+    assert_allclose(got[0, [0, 2]], without[0, :2], atol=1e-9)
+    assert_allclose(got[1, [0, 1, 3]], without[1], atol=1e-9)
+    assert_allclose(got[2, :2], without[2, 0], atol=1e-9)
     assert not got[3].any()
 
 
 def test_alpha_schedule():
     schedule = {"alpha": 0.1, "alpha_min": 0.02, "alpha_steps": 100}
     at = [attribution.alpha_at(step, **schedule) for step in (0, 25, 50, 75, 100, 900)]
-    np.testing.assert_allclose(at, [0.1, 0.0882843, 0.06, 0.0317157, 0.02, 0.02], atol=1e-7)
+    assert_allclose(at, [0.1, 0.0882843, 0.06, 0.0317157, 0.02, 0.02], atol=1e-7)
     assert attribution.alpha_at(50, alpha=0.1) == 0.1
     batch = ([1, 0], [0, 0], *rows([G, B], [B]))
     scheduled = attribution.adca(*batch, 50, **schedule)
-    np.testing.assert_allclose(scheduled, attribution.adca(*batch, alpha=0.06), atol=1e-12)
-    np.testing.assert_array_equal(attribution.adca(*batch), attribution.adca(*batch, 7, alpha=0.1))
+    assert_allclose(scheduled, attribution.adca(*batch, alpha=0.06), atol=1e-12)
+    assert_array_equal(attribution.adca(*batch), attribution.adca(*batch, 7, alpha=0.1))
 
 
 @pytest.mark.parametrize(
@@ -354,11 +355,12 @@ def batch_of(*members):
     return advantages.Batch.of(trajectories, 3)
 
 
-MEMBERS = [("b", 1.0, [G, B]), ("a", 0.0, [G]), ("b", 0.0, [B, A, G]), ("a", 0.5, [])]
+@pytest.fixture
+def batch():
+    return batch_of(("b", 1.0, [G, B]), ("a", 0.0, [G]), ("b", 0.0, [B, A, G]), ("a", 0.5, []))
 
 
-def test_a_batch_holds_the_trajectories_as_arrays():
-    batch = batch_of(*MEMBERS)
+def test_a_batch_holds_the_trajectories_as_arrays(batch):
     assert batch.outcome_N.tolist() == [1.0, 0.0, 0.0, 0.5] and batch.outcome_N.dtype == np.float64
     assert batch.group_N.tolist() == [0, 1, 0, 1]
     assert batch.label_NK.tolist() == [[1, -1, 0], [1, 0, 0], [-1, 0, 1], [0, 0, 0]]
@@ -371,59 +373,54 @@ def test_a_batch_holds_the_trajectories_as_arrays():
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "dr_grpo", "loop"])
-def test_one_number_per_trajectory_goes_to_each_of_its_turns(name):
-    batch = batch_of(*MEMBERS)
+def test_one_number_per_trajectory_goes_to_each_of_its_turns(batch, name):
     estimator = getattr(estimators, name)
     assert advantages.ESTIMATORS[name] == f"rl.advantages.estimators:{name}"
     assert estimator.needs_labels is False
     value_N = getattr(baselines, name)(batch.outcome_N, batch.group_N)
     got_NK = advantages.estimate(estimator, batch)
-    np.testing.assert_array_equal(got_NK, np.where(batch.on_NK, value_N[:, None], 0))
+    assert_array_equal(got_NK, np.where(batch.on_NK, value_N[:, None], 0))
 
 
-def test_an_estimator_is_called_with_the_batch():
-    batch = batch_of(*MEMBERS)
+def test_an_estimator_is_called_with_the_batch(batch):
     options = {"alpha": 0.4, "alpha_steps": 6, "norm": "step"}
     arrays = batch.outcome_N, batch.group_N, batch.label_NK, batch.turns_N
     got = advantages.estimate(functools.partial(estimators.adca, **options), batch)
-    np.testing.assert_array_equal(got, attribution.adca(*arrays, 3, **options))
+    assert_array_equal(got, attribution.adca(*arrays, 3, **options))
 
     def whole(batch, *, scale):
         return scale * batch.label_NK
 
     got = advantages.estimate(functools.partial(whole, scale=0.5), batch)
-    np.testing.assert_array_equal(got, 0.5 * batch.label_NK)
+    assert_array_equal(got, 0.5 * batch.label_NK)
     assert got.dtype == np.float64
     assert advantages.estimate(lambda batch: 0 * batch.outcome_N + 2, batch).sum() == 2 * 6
 
 
 @pytest.mark.parametrize("outcome_at", ["last_step", "all_steps", "none"])
 @pytest.mark.parametrize("scheme", ["decouple", "allocation"])
-def test_the_part_of_outcomes_and_the_part_of_labels_add_up(scheme, outcome_at):
-    batch = batch_of(*MEMBERS)
+def test_the_part_of_outcomes_and_the_part_of_labels_add_up(batch, scheme, outcome_at):
     arguments = {"scheme": scheme, "outcome_at": outcome_at, "alpha": 0.4}
     bound = functools.partial(estimators.adca, **arguments)
     part_NK = estimators.of_outcomes(functools.partial(bound), batch)
     labels_NK = advantages.estimate(bound, batch) - part_NK
     alone = (batch.outcome_N, batch.group_N, 0 * batch.label_NK, batch.turns_N, 3)
-    np.testing.assert_array_equal(part_NK, attribution.adca(*alone, **arguments))
+    assert_array_equal(part_NK, attribution.adca(*alone, **arguments))
     if outcome_at == "none":
         assert not part_NK.any()
     else:
         equal = (np.ones(4), batch.group_N, batch.label_NK, batch.turns_N, 3)
         if scheme == "decouple":  # whose labels do not depend on outcomes
-            np.testing.assert_allclose(labels_NK, attribution.adca(*equal, **arguments), atol=1e-12)
+            assert_allclose(labels_NK, attribution.adca(*equal, **arguments), atol=1e-12)
     assert labels_NK.any()
 
 
-def test_the_parts_of_an_advantage_are_known_for_estimators_of_this_package_that_read_labels():
-    batch = batch_of(*MEMBERS)
+def test_the_parts_of_an_advantage_are_known_for_estimators_of_this_package_that_read_labels(batch):
     assert estimators.of_outcomes(estimators.grpo, batch) is None
     assert estimators.of_outcomes(lambda batch: batch.outcome_N, batch) is None
 
 
-def test_a_wrong_result_names_the_estimator():
-    batch = batch_of(*MEMBERS)
+def test_a_wrong_result_names_the_estimator(batch):
 
     def transposed(batch, *, factor=1):
         return factor * batch.label_NK.T

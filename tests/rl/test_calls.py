@@ -20,6 +20,8 @@ from rl import calls
 from rl.contexts import Limits, Opening
 from rl.contexts.brief import Brief
 from rl.contexts.causal import Causal
+from rl.engines.serve.answers import Answers, Generated
+from rl.engines.serve.requests import ChatRequest, fields_of, parse
 from rl.rollout import Actor, Job, rollout
 from rl.trajectory import Sampling
 from tests.models.helpers import extend, tool, user
@@ -69,6 +71,9 @@ def named(name: str) -> Tokenizer:
     return mistral() if name == "mistral" else real(name)
 
 
+not_chatml = pytest.mark.parametrize("name", ["mistral", "llama3_1"])
+
+
 def saved(tokenizer: Tokenizer, folder):
     shape = qwen.Config(tokenizer.vocab_size, 16, 1, 2, 1, 8, 16)
     hf.save(folder, shape, qwen.init(shape, 0), tokenizer=tokenizer)
@@ -107,7 +112,7 @@ def test_the_plan_says_which_template_it_is_and_how_calls_are_written(make, name
     assert "'mystral' is no format of calls (known formats are hermes" in problem
 
 
-@pytest.mark.parametrize("name", ["mistral", "llama3_1"])
+@not_chatml
 def test_a_checkpoint_that_is_not_chatml_keeps_its_template(name, tmp_path):
     tokenizer = named(name)
     config = saved(tokenizer, tmp_path)
@@ -176,7 +181,7 @@ def test_texts_never_open_a_call():
     token, turn = tokenizer._control["[TOOL_CALLS]"], said("[TOOL_CALLS] []")
     answers = [tool('[TOOL_CALLS] [{"name": "f"}]')]
     ids = chat.opening(tokenizer, [user("[TOOL_CALLS]"), turn, USER])
-    ids += chat.reply(tokenizer, turn) + chat.observation(tokenizer, answers, closed=False)
+    ids += chat.reply(tokenizer, turn) + chat.observation(tokenizer, answers)
     assert token not in ids and token in calls.reply(tokenizer, SAYS)
 
 
@@ -188,7 +193,7 @@ class Shouting(CallFormat):
         return ParsedTurn("" if found else text, [Call(text[5:], {})] if found else [])
 
 
-def test_anyones_format_is_a_plug(monkeypatch):
+def test_anyones_format_is_a_plug():
     tokenizer = made(INST, ("<s>", "</s>", *HEADERS), "<s>", "</s>")
     tokenizer.calls = f"{__name__}:Shouting"
     assert as_hermes("CALL home", calls.format_of(tokenizer)) == call_text("home", {})
@@ -218,7 +223,7 @@ class Flights(ToolWorld):
         return ("F12", True) if name == "search" else (f"there is no {name}", False)
 
 
-@pytest.mark.parametrize("name", ["mistral", "llama3_1"])
+@not_chatml
 def test_a_world_is_played_in_the_policys_own_format(name):
     tokenizer = named(name)
     called = calls.reply(tokenizer, SAYS)
@@ -241,12 +246,8 @@ def test_a_world_is_played_in_the_policys_own_format(name):
     assert [turn.info for turn in again.turns] == [turn.info for turn in played.turns]
 
 
-@pytest.mark.parametrize("name", ["mistral", "llama3_1"])
+@not_chatml
 def test_the_server_reads_what_worlds_read(name):
-    pytest.importorskip("pydantic")
-    from rl.engines.serve.answers import Answers, Generated
-    from rl.engines.serve.requests import ChatRequest, fields_of, parse
-
     tokenizer = named(name)
     body = json.dumps({"messages": [USER], "tools": [TOOL]}).encode()
     answers = Answers(parse(ChatRequest, fields_of(body, "policy")), "policy", tokenizer)

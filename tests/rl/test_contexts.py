@@ -7,20 +7,23 @@ import types
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from envs.world import Observation
+from envs.world import Observation, tool_of
 from evolver.attributing.replay import _unplayed
 from evolver.llm.contexts import SummarisedWindow
 from evolver.llm.questions import ChatError
 from evolver.replaying import executed_turns
 from rl import samples
-from rl.contexts import Opening, noted
+from rl.contexts import Opening, cut, noted
 from rl.contexts.brief import Brief
 from rl.contexts.causal import Causal
 from rl.contexts.managing import SelfManaging, decision
 from rl.contexts.reasoning import HINT, ReasoningAugmented
 from rl.contexts.window import SlidingWindow
 from rl.trajectory import StopReason
+from tests.models.helpers import tool
 from tests.rl.test_rollout import ROOMY, TIPS, Script, Scripted, play, play_guided, tokenizer
 
 LONG_ANSWER = "one two three " * 30
@@ -231,16 +234,60 @@ def test_a_note_stands_in_the_last_user_message_and_needs_one():
         noted(message("system", "s"), "n")
 
 
+@given(st.lists(st.text(max_size=200), min_size=1, max_size=4), st.integers(4, 60))
+@settings(max_examples=60, deadline=None)
+def test_observations_are_cut_at_a_visible_mark(texts, limit):
+    messages = list(map(tool, texts))
+    sizes = [len(tokenizer().encode(text)) for text in texts]
+    result = cut(tokenizer(), messages, limit)
+    if sum(sizes) <= limit:
+        assert result == messages
+        return
+    shown = 0
+    for message, text, size in zip(result, texts, sizes):
+        if message["content"] != text:
+            _, mark = message["content"].rsplit("\n[cut: the first ", 1)
+            assert mark.endswith(f" of {size} tokens]")
+            shown += int(mark.split()[0])
+        else:
+            shown += size
+    assert shown <= limit
+
+
+def test_an_observation_of_very_many_messages_is_cut():
+    messages = [tool(f"not JSON: {i}") for i in range(5000)]
+    result = cut(tokenizer(), messages, 20)
+    assert len(result) == 20 and result[-1] == tool("[cut: 4981 more messages]")
+    assert sum(len(tokenizer().encode(m["content"])) for m in result) < 20 * 40
+    assert cut(tokenizer(), messages[:3], 1) == [tool("[cut: 3 more messages]")]
+
+
+def test_a_huge_observation_is_cut_before_it_is_tokenised():
+    class Counting:
+        def __init__(self):
+            self.longest = 0
+
+        def encode(self, text):
+            self.longest = max(self.longest, len(text))
+            return tokenizer().encode(text)
+
+        def decode(self, ids):
+            return tokenizer().decode(ids)
+
+    counting, huge = Counting(), "one two three " * 500_000
+    [message] = cut(counting, [tool(huge)], 50)
+    assert counting.longest < 10_000 and len(message["content"]) < 10_000
+    body, mark = message["content"].rsplit("\n[cut: the first 50 of more than ", 1)
+    assert huge.startswith(body) and mark.endswith(" tokens]")
+    assert len(tokenizer().encode(body)) == 50
+    [short, long] = cut(counting, [tool("ok"), tool(huge)], 50)
+    assert short["content"] == "ok" and "more than" in long["content"]
+
+
 def test_the_brief_template_lists_tools_by_a_line_each_cut_where_it_is_told_to():
-    about = {"type": "object", "properties": {"to": {"type": "string", "description": "A city."}}}
-    function = {
-        "name": "go",
-        "description": "Travel to a city.\nIt takes long.",
-        "parameters": about,
-    }
-    seen = Observation(
-        [{"role": "user", "content": "Hi."}], [{"type": "function", "function": function}]
-    )
+    to = {"type": "string", "description": "A city."}
+    go = tool_of("go", "Travel to a city.\nIt takes long.", {"to": to}, [])
+    seen = Observation(message("user", "Hi."), [go])
     prompts = [
         tokenizer().decode(Brief(Opening(tokenizer(), seen), most=most).prompt)
         for most in (0, 45, 12)

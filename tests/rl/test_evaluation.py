@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
 from envs.world import Task
 from rl import evaluation
@@ -27,7 +28,7 @@ def sequential_best(scores: np.ndarray, k: int) -> float:
 )
 def test_best_at_k_draws_exactly_what_the_published_procedure_draws(score_NR, k):
     expected = [sequential_best(np.array(row), k) for row in score_NR]
-    np.testing.assert_allclose(evaluation.best_at_k(score_NR, k), expected, rtol=1e-12)
+    assert_allclose(evaluation.best_at_k(score_NR, k), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("rollouts,k", [(8, 1), (8, 8), (8, 4), (5, 2), (1, 1)])
@@ -79,8 +80,12 @@ def scores() -> evaluation.Scores:
     )
 
 
+def measured(*scores):
+    return dict(evaluation.measures(*scores))
+
+
 def test_measures_name_every_estimate_with_its_interval():
-    measures = dict(evaluation.measures(scores()))
+    measures = measured(scores())
     expected = {"avg@2": 0.5, "pass@2": 2 / 3, "score": 3.5 / 6, "greedy": 2 / 3, "broken": 1}
     expected |= {"tasks": 3, "avg@2/difficulty_1": 0.5, "avg@2/difficulty_2": 0.5}
     assert {name: measures[name] for name in expected} == pytest.approx(expected)
@@ -91,10 +96,10 @@ def test_measures_name_every_estimate_with_its_interval():
 
 def test_a_mixture_is_measured_by_world():
     mixed = dataclasses.replace(scores(), worlds=["home", "home", "travel"])
-    measures = dict(evaluation.measures(mixed))
+    measures = measured(mixed)
     assert (measures["avg@2/world_home"], measures["avg@2/world_travel"]) == (0.25, 1.0)
     assert measures["greedy/world_home"] == 0.5
-    assert not [name for name in dict(evaluation.measures(scores())) if "world" in name]
+    assert not [name for name in measured(scores()) if "world" in name]
     two = [Trajectory(Task(id, id[0], "q"), 0, 0, []) for id in ("a1", "b1")]
     assert evaluation.scores_of(two, [], temperature=1.0, sweep={}).worlds == ["a", "b"]
     assert evaluation.scores_of(two[:1], [], temperature=1.0, sweep={}).worlds == []
@@ -103,7 +108,7 @@ def test_a_mixture_is_measured_by_world():
 def test_measures_of_several_seeds_are_means_with_their_deviation():
     success_NR = [[1, 1], [1, 0], [1, 1]]
     again = dataclasses.replace(scores(), success_NR=success_NR, greedy_N=[], broken=2)
-    one, measures = dict(evaluation.measures(scores())), dict(evaluation.measures(scores(), again))
+    one, measures = measured(scores()), measured(scores(), again)
     assert measures["avg@2"] == pytest.approx((3 / 6 + 5 / 6) / 2)
     assert measures["avg@2/sd"] == pytest.approx(np.std([3 / 6, 5 / 6], ddof=1))
     assert measures["greedy"] == one["greedy"] and "greedy/sd" not in measures
@@ -120,15 +125,15 @@ def test_unknown_measures_are_named():
 def test_the_best_temperature_is_the_one_with_the_highest_success_and_greedy_counts():
     found = scores()
     assert found.best_temperature()[0] == 0.0  # greedy solves two of three tasks
-    np.testing.assert_allclose(found.best_temperature()[1], [1, 0, 1])
+    assert_allclose(found.best_temperature()[1], [1, 0, 1])
     found.sweep = {"0.2": [[1, 1], [1, 0], [1, 1]], "0.4": [[0, 0], [0, 0], [0, 0]]}
     temperature, success_N = found.best_temperature()
     assert temperature == 0.2
-    np.testing.assert_allclose(success_N, [1, 0.5, 1])
+    assert_allclose(success_N, [1, 0.5, 1])
     found.greedy_N = []
     found.sweep = {"0.2": [[0, 0], [0, 0], [0, 0]]}
     assert found.best_temperature()[0] == found.temperature
-    measures = dict(evaluation.measures(found))
+    measures = measured(found)
     assert measures["temperature/0.2"] == 0
     assert (measures["best_temperature"], measures["best_temperature/avg"]) == (1.0, 0.5)
 
@@ -139,8 +144,8 @@ def test_a_scenario_is_solved_where_every_one_of_its_tasks_is():
     success_NR = np.zeros((6, 8), int)
     success_NR[[0, 2, 4], [0, 3, 7]] = 1  # ab: each task once, by different rollouts
     success_NR[1] = 1  # cd: one task always, the other never
-    np.testing.assert_allclose(evaluation.scenario_pass_at_k(tasks, success_NR, 8), [1, 0, 0])
-    np.testing.assert_allclose(evaluation.scenario_pass_at_k(tasks, success_NR, 4), [0.5**3, 0, 0])
+    assert_allclose(evaluation.scenario_pass_at_k(tasks, success_NR, 8), [1, 0, 0])
+    assert_allclose(evaluation.scenario_pass_at_k(tasks, success_NR, 4), [0.5**3, 0, 0])
 
 
 def test_the_estimate_for_scenarios_is_the_mean_over_all_choices_of_rollouts():
@@ -150,7 +155,7 @@ def test_the_estimate_for_scenarios_is_the_mean_over_all_choices_of_rollouts():
     solved_2C = success_NR[:, choices].any(axis=2)
     exact = np.outer(*solved_2C).mean()
     found = evaluation.scenario_pass_at_k(["s_1", "s_2"], success_NR, 2)
-    np.testing.assert_allclose(found, [exact])
+    assert_allclose(found, [exact])
 
 
 def test_sample_efficiency_of_a_curve():

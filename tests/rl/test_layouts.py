@@ -9,19 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 from safetensors.numpy import load_file
 
 from models import lora, qwen
+from models import mesh as meshes
 from rl import learner, optim
 from rl.forward import Forward
 from rl.learner import Layout
 from rl.losses.ppo import ppo
-from tests.models.helpers import noise, with_devices
+from tests.models.helpers import assert_close, assert_equal, noise, with_devices
 from tests.rl.test_learner import batch
 
 CONFIG = qwen.Config(vocab=40, d_model=16, layers=2, heads=8, kv_heads=8, head_dim=4, d_ff=32)
 ADAPTERS = lora.LoRA(rank=2, alpha=4.0, targets=("q", "o", "gate", "down"))
-AXES = ("data", "fsdp", "tensor", "sequence")
 
 
 @functools.cache
@@ -32,6 +33,10 @@ def params():
 def optimizer():
     # a large eps, so that Adam does not magnify rounding errors
     return optim.optimizer(lr=1e-2, eps=1e-2)
+
+
+def mesh_of(shape):
+    return meshes.make_mesh(dict(zip(meshes.AXES, shape)))
 
 
 def places(state):
@@ -58,13 +63,11 @@ def outcome(mesh=None, layout=learner.PLAIN, **options):
 
 
 def assert_same(got, want, rounded=0.0):
-    for name, value in want[0].items():
-        rtol = 1e-5 + rounded / 8
-        np.testing.assert_allclose(got[0][name], value, rtol=rtol, atol=1e-5, err_msg=name)
-    np.testing.assert_allclose(got[1], want[1], atol=1e-5, rtol=1e-5)
+    assert_close(got[0], want[0], atol=1e-5, rtol=1e-5 + rounded / 8)
+    assert_allclose(got[1], want[1], atol=1e-5, rtol=1e-5)
     for a, b in zip(got[2:], want[2:]):
         atol = 1e-5 + rounded * np.abs(b).max() / 4
-        np.testing.assert_allclose(a, b, atol=atol, rtol=1e-5 + rounded)
+        assert_allclose(a, b, atol=atol, rtol=1e-5 + rounded)
 
 
 def run(call: str):
@@ -73,11 +76,9 @@ def run(call: str):
 
 def on_meshes(shapes):
     """Compare meshes with one device; runs with 8 simulated devices."""
-    from models import mesh as meshes
-
     want, _ = outcome()
     for shape in shapes:
-        got, state = outcome(meshes.make_mesh(dict(zip(AXES, shape))))
+        got, state = outcome(mesh_of(shape))
         assert_same(got, want)
         gate = state["params"]["layers"]["mlp"]["gate"]
         embed = optax.tree_utils.tree_get(state["opt"], "nu")["embed"]
@@ -109,9 +110,7 @@ LAYOUTS = [
 
 def layout_on_a_mesh(layout, shape, rounded):
     """Compare a layout on a mesh with one device; runs with 8 simulated devices."""
-    from models import mesh as meshes
-
-    got, state = outcome(meshes.make_mesh(dict(zip(AXES, shape))), layout, remat="full")
+    got, state = outcome(mesh_of(shape), layout, remat="full")
     assert_same(got, outcome(None, layout)[0], rounded)
     if layout.offload:
         moments = optax.tree_utils.tree_get(state["opt"], "mu")["layers"]
@@ -145,7 +144,7 @@ def test_rematerialisation_keeps_less_and_less_and_changes_nothing():
     found, sizes, flops = zip(*map(gradient, ("none", "dots", "attention", "full")))
     assert list(flops) == sorted(flops) and flops[2] < 0.95 * flops[3]  # attention is not run again
     assert list(sizes) == sorted(sizes, reverse=True) and sizes[-1] < sizes[0] / 2
-    same = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b).max())
+    same = lambda a, b: assert_allclose(a, b, atol=1e-4 * np.abs(b).max())
     for other in found[1:]:
         jax.tree.map(same, other, found[0])
 
@@ -189,25 +188,22 @@ def test_stochastic_rounding_is_unbiased_and_keeps_exact_values():
     got = optim.rounded(x, like, jax.random.key(0))
     values, counts = np.unique(np.asarray(got["a"], np.float32), return_counts=True)
     assert values.tolist() == [1.0, 1.0 + 2**-7] and abs(counts[1] / 4000 - 0.3) < 0.03
-    np.testing.assert_array_equal(np.asarray(got["b"], np.float32), 1.5)
-    np.testing.assert_array_equal(np.asarray(got["c"], np.float32), [np.inf, -2.0])
+    assert_array_equal(np.asarray(got["b"], np.float32), 1.5)
+    assert_array_equal(np.asarray(got["c"], np.float32), [np.inf, -2.0])
 
 
 # --- adapters -------------------------------------------------------------------------------------
 
 
-def noisy_adapters():
-    return noise(qwen.shapes(CONFIG, lora=ADAPTERS), 0.3, seed=1)
-
-
 def test_adapters_start_at_zero_and_merge_into_the_weights(tmp_path):
     tokens = np.arange(12)[None] % CONFIG.vocab
     h = lambda p: qwen.merge(CONFIG, p).hidden(tokens, tokens, np.ones_like(tokens))
-    fresh, adapters = qwen.init(CONFIG, 0, lora=ADAPTERS), noisy_adapters()
-    np.testing.assert_array_equal(h(lora.join(params(), fresh, ADAPTERS)), h(params()))
+    fresh = qwen.init(CONFIG, 0, lora=ADAPTERS)
+    adapters = noise(qwen.shapes(CONFIG, lora=ADAPTERS), 0.3, seed=1)
+    assert_array_equal(h(lora.join(params(), fresh, ADAPTERS)), h(params()))
     joined = h(lora.join(params(), adapters, ADAPTERS))
     assert np.abs(joined - h(params())).max() > 0.1
-    np.testing.assert_allclose(h(lora.merge(params(), adapters, ADAPTERS)), joined, atol=1e-4)
+    assert_allclose(h(lora.merge(params(), adapters, ADAPTERS)), joined, atol=1e-4)
     lora.save(tmp_path, adapters, ADAPTERS, base="Qwen/Qwen2.5-7B")
     record = json.loads((tmp_path / "adapter_config.json").read_text())
     tensors = load_file(tmp_path / "adapter_model.safetensors")
@@ -217,13 +213,13 @@ def test_adapters_start_at_zero_and_merge_into_the_weights(tmp_path):
     after, before = (tree["layers"]["attention"]["o"][1] for tree in both)
     merged = after - before
     added = record["lora_alpha"] / record["r"] * (b @ a)  # (out, in), as torch has it
-    np.testing.assert_allclose(added.T.reshape(merged.shape), merged, atol=1e-5)
+    assert_allclose(added.T.reshape(merged.shape), merged, atol=1e-5)
     assert record["target_modules"] == ["down_proj", "gate_proj", "o_proj", "q_proj"]
 
 
 def test_only_adapters_are_trained():
     got, state = outcome(layout=Layout(lora=ADAPTERS))
-    jax.tree.map(np.testing.assert_array_equal, state["base"], params())
+    assert_equal(state["base"], params())
     trained = qwen.by_name(state["params"])
     # they start at zero
     assert all(np.any(trained[f"layers.{name}_lora_b"]) for name in ADAPTERS.targets)

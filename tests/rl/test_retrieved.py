@@ -1,7 +1,7 @@
 """The template that shows the tools which are asked for, of very many."""
 
-import asyncio
 import functools
+import itertools
 
 import pytest
 
@@ -10,7 +10,7 @@ from envs.world import Observation, tool_of
 from rl import samples
 from rl.contexts import Opening
 from rl.contexts.retrieved import MORE, Retrieved, index_of
-from rl.trajectory import Completion
+from tests.models.helpers import extend, user
 from tests.rl.test_rollout import Script, Scripted, assert_trained_once, limited, play, tokenizer
 
 NAMES = ("red", "oak", "sun", "fog", "elk", "gem", "map", "jar", "owl", "ski")
@@ -19,13 +19,12 @@ OTHERS = [
     tool_of(
         f"{name}_{n}", f"{THINGS[n % 5]} the {name} of box {n}.", {"key": {"type": "string"}}, []
     )
-    for n in range(50)
-    for name in NAMES
+    for n, name in itertools.product(range(50), NAMES)
 ]
 
 
 def opened(query, tools, **options):
-    seen = Observation([{"role": "user", "content": query}], tools)
+    seen = Observation([user(query)], tools)
     return Retrieved(Opening(tokenizer(), seen), **options)
 
 
@@ -36,9 +35,7 @@ def shown(context):
 def extended(context, text, answer="ok", tools=None, role="tool"):
     """Extend a context by a turn, and return what it adds to the prompt."""
     before = list(context.prompt)
-    completion = Completion(tokenizer().encode(text), [], "stop", 0)
-    messages = [{"role": role, "content": answer}]
-    asyncio.run(context.extend(completion, messages, tools))
+    extend(context, tokenizer().encode(text), [{"role": role, "content": answer}], tools)
     if tools is None:
         assert context.prompt[: len(before)] == before
     return tokenizer().decode(context.prompt[len(before) :])

@@ -23,12 +23,12 @@ def brief(batch, *, cost):
 
 def group():
     """Return two successes, of one turn and of two."""
-    return [trajectory(turn([1], [2])), trajectory(turn([1], [2]), turn([1, 2, 3], [4, 5]))]
+    return [trajectory(turn()), trajectory(turn(), turn([1, 2, 3], [4, 5]))]
 
 
 def test_estimators_compare_rewards_and_the_books_keep_the_scores():
     config, played = base.get_config(), group()
-    played.append(trajectory(turn([1], [2]), stop=StopReason.ENV_ERROR))
+    played.append(trajectory(turn(), stop=StopReason.ENV_ERROR))
     assert "rollout/reward" not in rollout_metrics(played) and "reward" not in _record(played[0])
     grading.shape(config, partial(brief, cost=0.25), played, 1)
     assert [t.reward for t in played] == [0.75, 0.5, None]  # nothing is said of a broken one

@@ -11,13 +11,11 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from envs.world import Evaluation, Observation, StepResult, Task, World
+from envs.world import Evaluation, Observation, StepResult, Task, World, tool_of
 from experiments.imitation.bpe import train_bpe
 from rl import samples
-from rl.contexts import Limits, cut, inject
+from rl.contexts import Limits, inject
 from rl.contexts.causal import Causal
 from rl.engines import ContextFull, EngineFault
 from rl.rollout import Actor, Job, Worlds, branch, rollout, rollouts, turns_of
@@ -45,10 +43,10 @@ class Script(World):
 
     name = "fake"
 
-    def __init__(self, at="", how="raise", seconds=0.05, answer="ok", tools=None, late=None):
+    def __init__(self, at="", how="raise", seconds=0.05, answer="ok", tools=None):
         self.at, self.how, self.seconds = at, how, seconds
         self.answer, self.new_tools = answer, tools
-        self.late, self.calls, self.actions = late or threading.Event(), collections.Counter(), []
+        self.late, self.calls, self.actions = threading.Event(), collections.Counter(), []
         self.inside = 0
 
     def misbehave(self, what):
@@ -122,10 +120,14 @@ class Scripted:
         self.open.pop(session, None)
 
 
-def play(world, engine, limits=ROOMY, *, sampling=SAMPLING, experience=(), **settings):
-    job = Job(TASK, 1, 5, sampling, list(experience))
+def play_job(job, world, engine, limits=ROOMY, **settings):
     actor = Actor(engine, tokenizer(), limits, **settings)
     return asyncio.run(asyncio.wait_for(rollout(job, actor, world), 60))
+
+
+def play(*played, sampling=SAMPLING, experience=(), **settings):
+    """Play a rollout of TASK in a world, by an engine, under limits."""
+    return play_job(Job(TASK, 1, 5, sampling, list(experience)), *played, **settings)
 
 
 def limited(**changes):
@@ -136,7 +138,7 @@ def test_a_rollout_may_begin_with_the_turns_of_another():
     whole = play(Script(), Scripted("one", "two", "done"), experience=[("e", "Count on.")])
     engine, world = Scripted("three", "done"), Script()
     job = branch(whole, 2, Job(TASK, 7, 8, SAMPLING))
-    branched = asyncio.run(rollout(job, Actor(engine, tokenizer(), ROOMY), world))
+    branched = play_job(job, world, engine)
     assert world.actions == ["one", "two", "three", "done"]
     assert [turn.given for turn in branched.turns] == [True, True, False, False]
     assert (branched.experience, branched.rollout, branched.draw) == (["e"], 7, whole.draw)
@@ -145,56 +147,57 @@ def test_a_rollout_may_begin_with_the_turns_of_another():
     said = [[turn.completion for turn in played.turns[:2]] for played in (branched, whole)]
     assert said[0] == said[1]
     assert len(engine.requests) == 2  # nothing was generated for the turns that were given
-    (sample,) = samples.samples(branched)
-    own = [token for turn in branched.turns[2:] for token in turn.completion.tokens]
-    assert sample.tokens[sample.mask].tolist() == own
+    assert len(samples.samples(branched)) == 1
+    assert_trained_once(branched)
 
 
 def test_a_rollout_may_begin_with_actions_in_words():
     engine, world = Scripted("done"), Script()
     prefix = turns_of(tokenizer(), ["one", "two"])
     job = Job(TASK, 0, 0, SAMPLING, prefix=prefix)
-    played = asyncio.run(rollout(job, Actor(engine, tokenizer(), ROOMY), world))
+    played = play_job(job, world, engine)
     assert world.actions == ["one", "two", "done"] and played.stop is StopReason.DONE
     said = play(Script(), Scripted("one", "two", "done"))
     assert played.turns[-1].prompt == said.turns[-1].prompt
     ended = dataclasses.replace(job, prefix=turns_of(tokenizer(), ["done"]))
-    alone = asyncio.run(rollout(ended, Actor(engine, tokenizer(), ROOMY), Script()))
+    alone = play_job(ended, Script(), engine)
     assert samples.void_reason(alone, ["cancelled"]) and alone.stop is StopReason.DONE
 
 
-HANG, THREADS = {"env_timeout": 1.0}, {"threads": True}
+def end(reason, steps, world, *turns, options=None, **limits):
+    """Return a case: why an episode ends and after how many turns, the world, the turns of the
+    policy, options of the actor, and limits."""
+    return reason, steps, world, turns, options or {}, limits
+
+
+THREADS, HANGS = {"threads": True}, {"how": "hang", "seconds": LONG}
+LATE = {"how": "late", "seconds": 0.6}
+HUNG, OVERDUE = {"options": THREADS, "env_timeout": 1.0}, {"options": THREADS, "timeout": 0.3}
 REASONS = {
-    "done": (Script(), ("one", "done"), {}, {}, "done", 2),
-    "truncated by the world": (Script(), ("stop",), {}, {}, "max_turns", 1),
-    "out of turns": (Script(), ("one",), {}, {}, "max_turns", 4),
-    "no room for a turn": (Script(), ("one",), {"context": 20}, {}, "context_full", 0),
-    "a turn cut by the context": (Script(), (None,), {"context": 80}, {}, "context_full", 1),
-    "a turn cut by its limit": (Script(), (None,), {}, {}, "length", 1),
-    "by its own limit": (Script(), (None,), {}, {"sampling": Sampling(max_tokens=9)}, "length", 1),
-    "a cut turn goes on": (Script(), (None, "done"), {}, {"cut_turn": "continue"}, "done", 2),
-    "unreadable": (Script(), ("garbage", "done"), {}, {"parse_error": "end"}, "parse_error", 1),
-    "unreadable, answered": (Script(), ("garbage", "done"), {}, {}, "done", 2),
-    "reset raises": (Script("reset"), (), {}, {}, "env_error", 0),
-    "step raises": (Script("step"), (), {}, {}, "env_error", 1),
-    "evaluate raises": (Script("evaluate"), ("done",), {}, {}, "env_error", 1),
-    "a score out of range": (Script(how="score"), ("done",), {}, {}, "env_error", 1),
-    "an unreadable observation": (Script(answer=None), ("one",), {}, {}, "env_error", 1),
-    "reset is late": (Script("reset", "late", 0.6), (), {"env_timeout": 0.4}, {}, "env_timeout", 0),
-    "step is late": (Script("step", "late", 0.6), (), {"env_timeout": 0.4}, {}, "env_timeout", 1),
-    "reset hangs": (Script("reset", "hang", LONG), (), HANG, THREADS, "env_timeout", 0),
-    "step hangs": (Script("step", "hang", LONG), (), HANG, THREADS, "env_timeout", 1),
-    "evaluate hangs": (
-        Script("evaluate", "hang", LONG), ("done",), HANG, THREADS, "env_timeout", 1
-    ),
-    "episode too long": (Script(), ("slow",), {"timeout": 0.3}, {}, "cancelled", 0),
-    "setup too long": (
-        Script("reset", "hang", LONG), (), {"timeout": 0.3}, THREADS, "cancelled", 0
-    ),
-    "a step past the deadline": (
-        Script("step", "hang", LONG), (), {"timeout": 0.3}, THREADS, "cancelled", 1
-    ),
-    "a late step past it": (Script("step", "late", 0.6), (), {"timeout": 0.4}, {}, "cancelled", 1),
+    "done": end("done", 2, Script(), "one", "done"),
+    "truncated by the world": end("max_turns", 1, Script(), "stop"),
+    "out of turns": end("max_turns", 4, Script(), "one"),
+    "no room for a turn": end("context_full", 0, Script(), "one", context=20),
+    "a turn cut by the context": end("context_full", 1, Script(), None, context=80),
+    "a turn cut by its limit": end("length", 1, Script(), None),
+    "by its own limit": end("length", 1, Script(), None, options={"sampling": Sampling(max_tokens=9)}),
+    "a cut turn goes on": end("done", 2, Script(), None, "done", options={"cut_turn": "continue"}),
+    "unreadable": end("parse_error", 1, Script(), "garbage", "done", options={"parse_error": "end"}),
+    "unreadable, answered": end("done", 2, Script(), "garbage", "done"),
+    "reset raises": end("env_error", 0, Script("reset")),
+    "step raises": end("env_error", 1, Script("step")),
+    "evaluate raises": end("env_error", 1, Script("evaluate"), "done"),
+    "a score out of range": end("env_error", 1, Script(how="score"), "done"),
+    "an unreadable observation": end("env_error", 1, Script(answer=None), "one"),
+    "reset is late": end("env_timeout", 0, Script("reset", **LATE), env_timeout=0.4),
+    "step is late": end("env_timeout", 1, Script("step", **LATE), env_timeout=0.4),
+    "reset hangs": end("env_timeout", 0, Script("reset", **HANGS), **HUNG),
+    "step hangs": end("env_timeout", 1, Script("step", **HANGS), **HUNG),
+    "evaluate hangs": end("env_timeout", 1, Script("evaluate", **HANGS), "done", **HUNG),
+    "episode too long": end("cancelled", 0, Script(), "slow", timeout=0.3),
+    "setup too long": end("cancelled", 0, Script("reset", **HANGS), **OVERDUE),
+    "a step past the deadline": end("cancelled", 1, Script("step", **HANGS), **OVERDUE),
+    "a late step past it": end("cancelled", 1, Script("step", **LATE), timeout=0.4),
 }  # fmt: skip
 ERRORS = {
     "step raises": "step 0: RuntimeError: the database is gone",
@@ -206,7 +209,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("case", REASONS)
 def test_every_end_has_its_reason_and_errors_say_where_and_what(case):
-    world, turns, limits, options, reason, steps = REASONS[case]
+    reason, steps, world, turns, options, limits = REASONS[case]
     engine = Scripted(*turns, wait=LONG if turns == ("slow",) else 0)
     trajectory = play(world, engine, limited(**limits), **options)
     assert world.inside == (world.how == "hang"), "the call that hangs was abandoned"
@@ -244,11 +247,10 @@ def making(**options):
 
 def test_a_world_in_which_the_deadline_passed_is_not_lent_again():
     """Its call may still be running."""
-    late = threading.Event()
-    make_world, made = making(at="step", how="hang", seconds=LONG, late=late)
+    make_world, made = making(at="step", how="hang", seconds=LONG)
     settings = {"limits": limited(timeout=0.3), "threads": True, "concurrency": 1}
     hung, after = run_many(make_world, Scripted("done"), n=2, **settings)
-    late.set()
+    made[0].late.set()
     assert (hung.stop, after.stop, len(made)) == (StopReason.CANCELLED, StopReason.DONE, 2)
 
 
@@ -278,60 +280,10 @@ def test_new_tools_are_listed_unless_they_are_hidden(shown):
     assert ("bell" in tokenizer().decode(played.turns[1].prompt)) == shown
 
 
-@given(st.lists(st.text(max_size=200), min_size=1, max_size=4), st.integers(4, 60))
-@settings(max_examples=60, deadline=None)
-def test_observations_are_cut_at_a_visible_mark(texts, limit):
-    messages = list(map(tool, texts))
-    sizes = [len(tokenizer().encode(text)) for text in texts]
-    result = cut(tokenizer(), messages, limit)
-    if sum(sizes) <= limit:
-        assert result == messages
-        return
-    shown = 0
-    for message, text, size in zip(result, texts, sizes):
-        if message["content"] != text:
-            _, mark = message["content"].rsplit("\n[cut: the first ", 1)
-            assert mark.endswith(f" of {size} tokens]")
-            shown += int(mark.split()[0])
-        else:
-            shown += size
-    assert shown <= limit
-
-
-def test_an_observation_of_very_many_messages_is_cut():
-    messages = [tool(f"not JSON: {i}") for i in range(5000)]
-    result = cut(tokenizer(), messages, 20)
-    assert len(result) == 20 and result[-1] == tool("[cut: 4981 more messages]")
-    assert sum(len(tokenizer().encode(m["content"])) for m in result) < 20 * 40
-    assert cut(tokenizer(), messages[:3], 1) == [tool("[cut: 3 more messages]")]
-
-
-def test_a_huge_observation_is_cut_before_it_is_tokenised():
-    class Counting:
-        def __init__(self):
-            self.longest = 0
-
-        def encode(self, text):
-            self.longest = max(self.longest, len(text))
-            return tokenizer().encode(text)
-
-        def decode(self, ids):
-            return tokenizer().decode(ids)
-
-    counting, huge = Counting(), "one two three " * 500_000
-    [message] = cut(counting, [tool(huge)], 50)
-    assert counting.longest < 10_000 and len(message["content"]) < 10_000
-    body, mark = message["content"].rsplit("\n[cut: the first 50 of more than ", 1)
-    assert huge.startswith(body) and mark.endswith(" tokens]")
-    assert len(tokenizer().encode(body)) == 50
-    [short, long] = cut(counting, [tool("ok"), tool(huge)], 50)
-    assert short["content"] == "ok" and "more than" in long["content"]
-
-
 # --- templates ------------------------------------------------------------------------------------
 
 TIPS = [("e1", "When counting, start at one."), ("e2", "Stop at ten.")]
-TOOL = {"type": "function", "function": {"name": "bell", "description": "", "parameters": {}}}
+TOOL = tool_of("bell", "", {}, [])
 
 
 class LastTurns(Causal):
@@ -355,11 +307,13 @@ class Summary(Causal):
 
 def assert_trained_once(trajectory):
     """Assert that the samples train every token that was generated, in order, and nothing else."""
-    trained = []
+    trained, generated = [], []
     for sample in samples.samples(trajectory):
         assert "<EXP>" not in tokenizer().decode(sample.tokens.tolist())
         trained += sample.tokens[sample.mask].tolist()
-    assert trained == [token for turn in trajectory.turns for token in turn.completion.tokens]
+    for turn in trajectory.turns:
+        generated += [] if turn.given else turn.completion.tokens
+    assert trained == generated
 
 
 def play_guided(turns, limits=ROOMY, *, template, **script):
@@ -559,14 +513,13 @@ def test_slow_worlds_in_threads_overlap():
 
 
 def test_a_late_result_is_ignored():
-    late = threading.Event()
-    world = Script("step", "hang", LONG, late=late)
+    world = Script("step", "hang", LONG)
 
     async def main():
         actor = Actor(Scripted("one"), tokenizer(), limited(env_timeout=1.0), threads=True)
         trajectory = await rollout(Job(TASK, 0, 0, SAMPLING), actor, world)
         before = dataclasses.asdict(trajectory)
-        late.set()
+        world.late.set()
         while not world.actions:
             await asyncio.sleep(0.01)
         for _ in range(10):

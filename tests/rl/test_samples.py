@@ -1,14 +1,11 @@
 """Training samples and gates: merging, stripping, and one reason for every rollout that does not train."""
 
-import functools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.world import Evaluation, Observation, Task
-from experiments.imitation.bpe import train_bpe
 from rl import samples
 from rl.contexts import Opening
 from rl.contexts.causal import Causal
@@ -17,9 +14,10 @@ from rl.packing import pack
 from rl.samples import DROPPED, REASONS, drop_reasons, void_reason
 from rl.trajectory import Completion, StopReason, Trajectory, Turn
 from tests.models.helpers import extend, tool, user
+from tests.rl.test_rollout import tokenizer
 
 
-def turn(prompt, generated, advantage=0.0, version=5, stripped=()):
+def turn(prompt=(1,), generated=(2,), advantage=0.0, version=5, stripped=()):
     logprobs = [-0.01 * token for token in generated]
     completion = Completion(list(generated), logprobs, "stop", version)
     return Turn(list(prompt), completion, "", [], advantage=advantage, stripped=list(stripped))
@@ -113,11 +111,6 @@ def test_every_generated_token_trains_exactly_once(prompt, stripped, parts):
 # --- stripping ------------------------------------------------------------------------------------
 
 
-@functools.cache
-def tokenizer():
-    return train_bpe(["when counting start at one two three <EXP>" * 3], 300)
-
-
 def episode(query, experience, turns, window, tools_at=None) -> Trajectory:
     """Write an episode down with the causal template, or with a window of the last turns."""
     messages = [{"role": "system", "content": "You count."}, user(query)]
@@ -165,20 +158,22 @@ def test_a_sample_refuses_arrays_that_cannot_train():
 
 
 def test_every_rollout_has_the_first_reason_that_holds():
-    good = [trajectory(turn([1], [2], advantage)) for advantage in (0.5, -0.5, 0.0)]
-    one = turn([1], [2], 1.0)
+    good = [trajectory(turn(advantage=advantage)) for advantage in (0.5, -0.5, 0.0)]
+    one = turn(advantage=1.0)
     others = {
-        "no_signal": [trajectory(turn([1], [2]), task="b")] * 2,
+        "no_signal": [trajectory(turn(), task="b")] * 2,
         "cancelled": [trajectory(one, stop=StopReason.CANCELLED), trajectory(turn([1], []))],
         # the second is of a reset: it generated nothing, and was not cancelled
         "env_error": [
             trajectory(one, stop=StopReason.ENV_TIMEOUT), trajectory(stop=StopReason.ENV_ERROR)
         ],
         "parse_error": [trajectory(one, stop=StopReason.PARSE_ERROR)],
-        "stale": [trajectory(turn([1], [2], 1.0, version=5), turn([1, 2], [3], 1.0, version=2))],
+        "stale": [trajectory(turn(advantage=1.0, version=5), turn([1, 2], [3], 1.0, version=2))],
         "overlong": [trajectory(turn([1] * 9, [2] * 2, 1.0))],
     }  # fmt: skip
-    expected = [(reason, t) for reason, members in others.items() for t in members]
+    expected = []
+    for reason, members in others.items():
+        expected += [(reason, t) for t in members]
     # The third has no advantage of its own, but its group has.
     expected += [(None, t) for t in good]
     everyone = [t for _, t in expected]
@@ -191,9 +186,9 @@ def test_every_rollout_has_the_first_reason_that_holds():
 
 
 def test_gates_are_a_choice():
-    parse_error = trajectory(turn([1], [2], 1.0), stop=StopReason.PARSE_ERROR)
-    cut_short = trajectory(turn([1], [2], 1.0), stop=StopReason.CONTEXT_FULL)
-    silent = trajectory(turn([1], [2], 0.0), task="b")
+    parse_error = trajectory(turn(advantage=1.0), stop=StopReason.PARSE_ERROR)
+    cut_short = trajectory(turn(advantage=1.0), stop=StopReason.CONTEXT_FULL)
+    silent = trajectory(turn(), task="b")
     batch = [parse_error, cut_short, silent]
     assert drop_reasons(batch, row=10) == [None, None, "no_signal"]
     assert drop_reasons(batch, row=10, drop_truncated=True) == [None, "overlong", "no_signal"]
@@ -207,7 +202,7 @@ def test_gates_are_a_choice():
 
 
 def test_only_the_rollouts_that_pass_give_their_group_a_signal():
-    both = [trajectory(turn([1], [2])), trajectory(turn([1], [2], 1.0, version=1))]
+    both = [trajectory(turn()), trajectory(turn(advantage=1.0, version=1))]
     assert drop_reasons(both, row=10, version=5, max_staleness=2) == ["no_signal", "stale"]
     assert drop_reasons(both, row=10, version=5) == [None, None]
 

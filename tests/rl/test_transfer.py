@@ -6,7 +6,6 @@ import base64
 import ctypes
 import errno
 import os
-import time
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from safetensors.numpy import load_file
 from models import lora, qwen
 from rl.engines.vllm.nccl import NcclBroadcast
 from rl.engines.vllm.transfer import MIB, AdapterFiles, SharedMemory, TransferError
+from tests.envs.test_process import wait_until
 from tests.rl.vllm_setup import DTYPES, assert_holds, random_params
 
 SHAPE = qwen.Config(50, 8, 2, 2, 1, 4, 16)
@@ -40,11 +40,8 @@ class Library:
         self.ranks |= set(ranks)
 
     def wait(self):
-        for _ in range(500):
-            if len(self.ranks) == self.world:
-                return
-            time.sleep(0.01)
-        raise AssertionError(f"{self.ranks} came, {self.world} were expected")
+        came = wait_until(lambda: len(self.ranks) == self.world)
+        assert came, f"{self.ranks} came, {self.world} were expected"
 
     def broadcast(self, buffer):
         assert buffer.dtype == np.uint8

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from functools import partial
 from pathlib import Path
 
@@ -24,8 +23,9 @@ from rl.engines.vllm.check import compare
 from rl.engines.vllm.client import COMPLETIONS, GENERATE, Schemas, Server, ServerBusy
 from rl.engines.vllm.engine import Patience, VllmEngine, WeightsNotLoaded
 from rl.engines.vllm.servers import OwnServers, Servers, ServerStartError
-from rl.engines.vllm.transfer import MIB, UPDATE, SharedMemory, TransferError, buckets_of
+from rl.engines.vllm.transfer import MIB, UPDATE, SharedMemory, TransferError
 from rl.trajectory import Completion, Sampling
+from tests.envs.test_process import wait_until
 from tests.rl.fake_vllm import CONTEXT, VOCAB, Fake, logp_of, token_of
 from tests.rl.vllm_setup import DTYPES, assert_holds, random_params
 
@@ -52,6 +52,7 @@ class Cluster:
     def __init__(self, tmp_path, servers=2, *, transfer=True, key="", engine=None, **knobs):
         """engine: options of the engine. knobs: of the servers."""
         self.fakes = [Fake(**knobs) for _ in range(servers)]
+        self.fake = self.fakes[0]
         self.lines: list[str] = []
         memory = partial(SharedMemory, SHAPE, dtype="float32", folder=tmp_path, bucket=2048 / MIB)
         self.engine = VllmEngine(
@@ -79,10 +80,21 @@ class Cluster:
                 fake.die()
 
 
+async def until(happened):
+    """Wait until a function returns True."""
+    async with asyncio.timeout(20):
+        while not happened():
+            await asyncio.sleep(0.02)
+
+
 def ask(engine, number, *, tokens=6, session=None, guide=None, **sampling):
     sampling = Sampling(tokens, seed=number, **sampling)
     prompt = [number % VOCAB, 3]
     return engine.generate(prompt, sampling, session=session or str(number), guide=guide)
+
+
+def ask_all(engine, numbers, **options):
+    return asyncio.gather(*(ask(engine, number, **options) for number in numbers))
 
 
 def expected(number, tokens=6):
@@ -99,19 +111,19 @@ either_endpoint = pytest.mark.parametrize(
 def test_rows_without_a_token_are_kept_from_every_answer(tmp_path, paths, unused, bias):
     cluster = Cluster(tmp_path, servers=1, paths=paths, engine={"unused": unused})
     cluster.run(lambda engine: ask(engine, 1))
-    assert cluster.fakes[0].options[-1].get("logit_bias") == bias
+    assert cluster.fake.options[-1].get("logit_bias") == bias
 
 
 @either_endpoint
 def test_completions_carry_tokens_log_probabilities_and_version(tmp_path, paths):
     async def scenario(engine):
         await engine.load(weights(0.5), 7)
-        return await asyncio.gather(*(ask(engine, i) for i in range(20)))
+        return await ask_all(engine, range(20))
 
     cluster = Cluster(tmp_path, paths=paths)
     completions = cluster.run(scenario)
     neutral = {"min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
-    for options in cluster.fakes[0].options:  # generation_config.json may have others
+    for options in cluster.fake.options:  # generation_config.json may have others
         assert neutral.items() <= options.items()
     for i, completion in enumerate(completions):
         logprobs = [logp_of(token, place, 0.5) for place, token in enumerate(expected(i), 2)]
@@ -134,7 +146,7 @@ def test_servers_hold_answers_to_schemas_and_refuse_one_alone(tmp_path, paths):
         assert type(faulty) is RequestFault and "robot" in str(faulty)
 
     cluster.run(scenario)
-    asked = {options["seed"]: options for options in cluster.fakes[0].options}
+    asked = {options["seed"]: options for options in cluster.fake.options}
     free, held = asked[1], asked[2]
     added = {"structured_outputs": {"json": schema}}
     if COMPLETIONS in paths:
@@ -168,9 +180,9 @@ def test_a_dead_replica_is_removed_and_its_requests_move(tmp_path):
     async def scenario(engine):
         for fake in cluster.fakes:
             fake.seconds = 0.5
-        running = asyncio.gather(*(ask(engine, i) for i in range(12)))
+        running = ask_all(engine, range(12))
         await asyncio.sleep(0.2)
-        await asyncio.to_thread(cluster.fakes[0].die)
+        await asyncio.to_thread(cluster.fake.die)
         return await running
 
     cluster = Cluster(tmp_path)
@@ -183,29 +195,27 @@ def test_a_dead_replica_is_removed_and_its_requests_move(tmp_path):
 
 def test_a_hanging_replica_is_removed_and_readmitted_with_the_current_weights(tmp_path):
     async def scenario(engine):
-        cluster.fakes[0].silent = True
-        completions = await asyncio.gather(*(ask(engine, i) for i in range(8)))
+        cluster.fake.silent = True
+        completions = await ask_all(engine, range(8))
         assert engine.stats()["replicas"] == 1
         await engine.load(weights(0.25), 1)  # while the replica is away
-        cluster.fakes[0].silent = False
-        async with asyncio.timeout(20):
-            while engine.stats()["replicas"] < 2:
-                await asyncio.sleep(0.05)
-        return completions, await asyncio.gather(*(ask(engine, i) for i in range(8, 12)))
+        cluster.fake.silent = False
+        await until(lambda: engine.stats()["replicas"] == 2)
+        return completions, await ask_all(engine, range(8, 12))
 
     cluster = Cluster(tmp_path)
     before, after = cluster.run(scenario)
     assert [c.tokens for c in before] == [expected(i) for i in range(8)]
     assert {c.version for c in after} == {1} and cluster.engine.stats()["readmitted"] == 1
-    assert cluster.fakes[0].weight == cluster.fakes[1].weight == 0.25
+    assert cluster.fake.weight == cluster.fakes[1].weight == 0.25
 
 
 def test_a_replica_that_cannot_score_is_removed_alone_and_health_checks_do_not_multiply(tmp_path):
     async def scenario(engine):
-        cluster.fakes[0].model = "another"
+        cluster.fake.model = "another"
         await engine.load(weights(0.25), 1)
         assert engine.stats()["replicas"] == 1
-        completions = await asyncio.gather(*(ask(engine, i) for i in range(8)))
+        completions = await ask_all(engine, range(8))
         tasks = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]
         assert sum(name.endswith("_check_health") for name in tasks) == 2
         return completions
@@ -220,7 +230,7 @@ def test_a_replica_that_cannot_score_is_removed_alone_and_health_checks_do_not_m
 
 def test_without_any_server_requests_fail_with_the_reason(tmp_path):
     async def scenario(engine):
-        await asyncio.to_thread(cluster.fakes[0].die)
+        await asyncio.to_thread(cluster.fake.die)
         with pytest.raises(EngineFault, match=r"no server is left: http.*Connect"):
             await ask(engine, 1)
 
@@ -249,7 +259,7 @@ def test_an_answer_that_is_no_json_is_that_of_a_busy_server_or_a_refusal(status,
 @pytest.mark.parametrize("statuses,survives", [([429, 503, 500], True), ([429] * 9, False)])
 def test_refused_requests_are_retried_a_limited_number_of_times(tmp_path, statuses, survives):
     async def scenario(engine):
-        cluster.fakes[0].refuse = list(statuses)
+        cluster.fake.refuse = list(statuses)
         if survives:
             assert (await ask(engine, 1)).tokens == expected(1)
         else:
@@ -263,7 +273,7 @@ def test_refused_requests_are_retried_a_limited_number_of_times(tmp_path, status
 
 def test_answers_of_a_restarted_server_with_unknown_weights_are_discarded(tmp_path):
     async def scenario(engine):
-        cluster.fakes[0].version, cluster.fakes[0].weight = "default", 9.0
+        cluster.fake.version, cluster.fake.weight = "default", 9.0
         return await ask(engine, 1)
 
     cluster = Cluster(tmp_path, 1)
@@ -277,13 +287,11 @@ def test_requests_cut_by_an_update_continue_with_the_new_weights(tmp_path, guide
     """One that is held to a schema begins again."""
 
     async def scenario(engine):
-        cluster.fakes[0].seconds = 60.0
-        before = len(cluster.fakes[0].prompts)
-        running = asyncio.gather(*(ask(engine, i, tokens=20, guide=guide) for i in range(4)))
-        async with asyncio.timeout(20):
-            while len(cluster.fakes[0].prompts) < before + 4:
-                await asyncio.sleep(0.02)
-        cluster.fakes[0].seconds = 0.0
+        cluster.fake.seconds = 60.0
+        before = len(cluster.fake.prompts)
+        running = ask_all(engine, range(4), tokens=20, guide=guide)
+        await until(lambda: len(cluster.fake.prompts) == before + 4)
+        cluster.fake.seconds = 0.0
         await engine.load(weights(1.0), 1)
         return await running
 
@@ -312,7 +320,7 @@ def test_a_server_that_ignores_new_weights_is_detected_during_the_update(tmp_pat
 
 def test_cancelled_requests_leave_nothing_behind(tmp_path):
     async def scenario(engine):
-        cluster.fakes[0].seconds = 0.4
+        cluster.fake.seconds = 0.4
         task = asyncio.create_task(ask(engine, 1))
         await asyncio.sleep(0.1)
         task.cancel()
@@ -370,7 +378,7 @@ def test_an_unsuitable_server_is_reported_at_start_up(tmp_path, name):
 
 def test_all_unsuitable_servers_are_in_one_message(tmp_path):
     cluster = Cluster(tmp_path, 2)
-    cluster.fakes[0].model, cluster.fakes[1].context = "other", 64
+    cluster.fake.model, cluster.fakes[1].context = "other", 64
     with pytest.raises(EngineFault) as error:
         cluster.run(None)
     assert "'other'" in str(error.value) and "64 tokens" in str(error.value)
@@ -453,9 +461,9 @@ def test_staged_buckets_hold_the_checkpoint(tmp_path, dtype, tied):
 
 def test_buckets_respect_their_size_limit():
     for limit in (1, 500, 2000, 10**9):
-        buckets = buckets_of(SHAPE, "float32", limit)
-        tensors = [tensor for bucket in buckets for tensor in zip(bucket.names, bucket.shapes)]
-        assert tensors == list(hf.shapes(SHAPE).items())
+        buckets = hf.buckets_of(SHAPE, "float32", limit)
+        tensors = itertools.chain.from_iterable(zip(b.names, b.shapes) for b in buckets)
+        assert [*tensors] == [*hf.shapes(SHAPE).items()]
         for bucket in buckets:
             assert bucket.size <= limit or len(bucket.names) == 1
             sizes = [4 * math.prod(shape) for shape in bucket.shapes]
@@ -512,10 +520,7 @@ def test_a_server_ends_when_its_launcher_is_killed():
     server = Path("/proc", pid, "cmdline")
     launcher.kill()
     launcher.wait(30)
-    until = time.monotonic() + 30
-    while server.exists() and server.read_bytes():
-        assert time.monotonic() < until, "the server is left"
-        time.sleep(0.05)
+    assert wait_until(lambda: not server.exists() or not server.read_bytes(), 30)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -4,6 +4,7 @@ these."""
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import os
 import signal
 import subprocess
@@ -172,7 +173,7 @@ def test_requests_in_flight_finish_or_are_continued(loaded, runner, in_flight, m
         await asyncio.sleep(0.3)
         await engine.load(other, old + 1)
         updated.set()
-        return [pair for found in await asyncio.gather(*asking) for pair in found]
+        return list(itertools.chain.from_iterable(await asyncio.gather(*asking)))
 
     cuts = engine.stats()["cut"]
     answers = runner.run(scenario())

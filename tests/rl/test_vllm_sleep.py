@@ -8,7 +8,7 @@ import pytest
 from rl.engines import EngineFault
 from rl.engines.vllm.client import GENERATE
 from rl.engines.vllm.transfer import SLEEP, UPDATE, WAKE
-from tests.rl.test_vllm import QUICK, Cluster, ask, expected, weights
+from tests.rl.test_vllm import QUICK, Cluster, ask, ask_all, expected, until, weights
 
 SLEEPS = {"sleeps": True}
 ORDER = (SLEEP, WAKE, "/pause", "/start_weight_update", "/finish_weight_update", "/resume")
@@ -22,7 +22,7 @@ def test_servers_sleep_until_the_update_and_wake_for_it_in_two_steps(tmp_path):
         await engine.sleep()
         assert all(fake.asleep == {"weights", "kv_cache"} for fake in cluster.fakes)
         await engine.load(weights(0.25), 1)
-        return await asyncio.gather(*(ask(engine, i) for i in range(4)))
+        return await ask_all(engine, range(4))
 
     cluster = Cluster(tmp_path, engine=SLEEPS)
     assert {c.version for c in cluster.run(scenario)} == {1}
@@ -40,7 +40,7 @@ def test_a_request_of_a_sleeping_engine_wakes_it_with_the_weights_that_it_had(tm
         await engine.load(weights(0.5), 1)
         await engine.sleep()
         assert all(math.isnan(fake.weight) for fake in cluster.fakes)
-        return await asyncio.gather(*(ask(engine, i) for i in range(4)))
+        return await ask_all(engine, range(4))
 
     cluster = Cluster(tmp_path, engine=SLEEPS)
     completions = cluster.run(scenario)
@@ -67,7 +67,7 @@ def test_requests_in_flight_end_before_a_server_sleeps_and_adapters_leave_it_its
     cluster = Cluster(tmp_path, 1, engine=SLEEPS)
     cluster.run(scenario)  # it is closed asleep
     assert how == [(SLEEP, {"level": 1, "mode": "wait"})]
-    assert cluster.fakes[0].weight == 0.0 and cluster.fakes[0].asleep
+    assert cluster.fake.weight == 0.0 and cluster.fake.asleep
 
 
 @pytest.mark.parametrize("path", [SLEEP, WAKE])
@@ -80,17 +80,15 @@ def test_a_server_that_cannot_sleep_or_wake_ends_and_is_readmitted_after_the_upd
 
         engine._servers.end = end
         await ask(engine, 1)
-        cluster.fakes[0].fails = path
+        cluster.fake.fails = path
         await engine.sleep()
         await asyncio.sleep(3 * QUICK.check_every)  # it is healthy, but the learner has the memory
         assert engine.stats()["readmitted"] == 0
         await engine.load(weights(0.25), 1)
         assert engine.stats()["replicas"] == 1
-        cluster.fakes[0].fails = ""
-        async with asyncio.timeout(20):
-            while engine.stats()["replicas"] < 2:
-                await asyncio.sleep(0.05)
-        return await asyncio.gather(*(ask(engine, i) for i in range(4)))
+        cluster.fake.fails = ""
+        await until(lambda: engine.stats()["replicas"] == 2)
+        return await ask_all(engine, range(4))
 
     cluster = Cluster(tmp_path, engine=SLEEPS)
     assert {c.version for c in cluster.run(scenario)} == {1}
@@ -110,16 +108,12 @@ def test_a_server_that_dies_asleep_is_not_started_before_the_update(tmp_path):
         engine._servers.restart = restart
         await ask(engine, 1)
         await engine.sleep()
-        await asyncio.to_thread(cluster.fakes[0].die)
-        async with asyncio.timeout(20):
-            while engine.stats()["lost"] == 0:
-                await asyncio.sleep(0.05)
+        await asyncio.to_thread(cluster.fake.die)
+        await until(lambda: engine.stats()["lost"])
         await asyncio.sleep(3 * QUICK.check_every)
         assert not started
         await engine.load(weights(0.25), 1)
-        async with asyncio.timeout(20):
-            while not started:
-                await asyncio.sleep(0.05)
+        await until(lambda: started)
         return started[0]
 
     cluster = Cluster(tmp_path, engine=SLEEPS)
@@ -131,4 +125,4 @@ def test_a_server_without_sleep_is_reported_and_others_are_never_told_to(tmp_pat
         Cluster(tmp_path, 1, engine=SLEEPS, paths=(GENERATE, *UPDATE)).run(lambda engine: None)
     cluster = Cluster(tmp_path, 1)
     cluster.run(lambda engine: engine.sleep())
-    assert SLEEP not in cluster.fakes[0].asked
+    assert SLEEP not in cluster.fake.asked

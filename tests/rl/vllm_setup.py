@@ -36,14 +36,8 @@ QUICK = Patience(check_every=0.5, failed_checks=3, no_replica=1800.0)
 def random_params(shape: qwen.Config, seed: int = 0) -> qwen.Params:
     """Return weights of twice the usual size, so that answers depend on them and rounding stays
     small."""
-    rng = np.random.default_rng(seed)
-
-    def draw(path, weight: qwen.Weight) -> np.ndarray:
-        if weight.std is None:
-            return np.full(weight.shape, float(path[-1].key.endswith("norm")), np.float32)
-        return (2 * weight.std * rng.standard_normal(weight.shape)).astype(np.float32)
-
-    return jax.tree.map_with_path(draw, qwen.weights(shape))
+    drawn = qwen.init(shape, seed)
+    return jax.tree.map(lambda x, weight: x * (2 if weight.std else 1), drawn, qwen.weights(shape))
 
 
 def assert_holds(found: dict, shape: qwen.Config, params: qwen.Params, dtype: str) -> None:
@@ -54,11 +48,11 @@ def assert_holds(found: dict, shape: qwen.Config, params: qwen.Params, dtype: st
         np.testing.assert_array_equal(found[name], array.astype(DTYPES[dtype]), name, strict=True)
 
 
-def checkpoint(folder: Path, *, tied: bool, seed: int = 0) -> tuple[qwen.Config, qwen.Params]:
+def checkpoint(folder: Path, *, tied: bool) -> tuple[qwen.Config, qwen.Params]:
     """Write a checkpoint with a tokenizer; return its shape and parameters."""
     tokenizer = train_bpe([f"word {i} {i * i}" for i in range(400)], 400)
     shape = dataclasses.replace(SHAPE, tied=tied, vocab=tokenizer.vocab_size)
-    params = random_params(shape, seed)
+    params = random_params(shape)
     hf.save(folder, shape, params, tokenizer=tokenizer)
     return shape, params
 

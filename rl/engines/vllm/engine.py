@@ -9,6 +9,7 @@ hold the current weights.
 
 import asyncio
 import dataclasses
+import itertools
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -138,9 +139,8 @@ class VllmEngine:
             needs=(*needs, SLEEP, WAKE) if self._sleeps else needs,
         )  # fmt: skip
         found = await asyncio.gather(*(check(replica.server) for replica in self._replicas))
-        problems = dict.fromkeys(f"\n  {problem}" for problems in found for problem in problems)
-        if problems:
-            raise EngineFault("the servers cannot be used:" + "".join(problems))
+        if problems := dict.fromkeys(itertools.chain.from_iterable(found)):
+            raise EngineFault("\n  ".join(["the servers cannot be used:", *problems]))
         for replica in self._replicas:
             replica.up = True
             replica.server.never = range(self.vocab - self._unused, self.vocab)
@@ -187,13 +187,7 @@ class VllmEngine:
         while True:
             if self._asleep:
                 await self._wake()
-            rest = sampling
-            if tokens:  # cut by an update: continue after these tokens, with other random numbers
-                rest = dataclasses.replace(
-                    sampling,
-                    max_tokens=sampling.max_tokens - len(tokens),
-                    seed=seed_of(sampling.seed, len(tokens)),
-                )
+            rest = _rest(sampling, len(tokens))
             replica = await self._replica_of(session)
             before = self.version
             try:
@@ -518,3 +512,11 @@ class VllmEngine:
         self._noise = min(self._noise, gap)
         if problem:
             raise WeightsNotLoaded(f"{replica.server.url}: {problem}")
+
+
+def _rest(sampling: Sampling, done: int) -> Sampling:
+    """Return how to continue after the tokens that an update has cut, with other random numbers."""
+    if not done:
+        return sampling
+    left, seed = sampling.max_tokens - done, seed_of(sampling.seed, done)
+    return dataclasses.replace(sampling, max_tokens=left, seed=seed)

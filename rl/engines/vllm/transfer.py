@@ -8,13 +8,11 @@ sends them in buckets rather than one by one, and describes each bucket to vLLM.
 import asyncio
 import contextlib
 import fcntl
-import math
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
@@ -40,36 +38,6 @@ UPDATE = (
 
 class TransferError(RuntimeError):
     """Weights could not be transferred; the message gives the cause."""
-
-
-@dataclass
-class Bucket:
-    """Tensors that one request transfers, without gaps between them. offsets: the byte at which
-    each of them begins. transposed: True for those that lie there as (in, out), which is our layout
-    of matrices. size: the bytes of all."""
-
-    names: list[str] = field(default_factory=list)
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-    transposed: list[bool] = field(default_factory=list)
-    size: int = 0
-
-
-def buckets_of(shape: qwen.Config, dtype: str, limit: int) -> list[Bucket]:
-    """Split a model's tensors, in checkpoint order, into buckets of at most `limit` bytes or of one
-    larger tensor."""
-    buckets = [Bucket()]
-    for name, ours, _, dimensions in hf.tensors_of(shape):
-        size = math.prod(dimensions) * np.dtype(dtype).itemsize
-        if buckets[-1].names and buckets[-1].size + size > limit:
-            buckets.append(Bucket())
-        bucket = buckets[-1]
-        bucket.names.append(name)
-        bucket.shapes.append(dimensions)
-        bucket.offsets.append(bucket.size)
-        bucket.transposed.append(ours in hf.INPUTS)
-        bucket.size += size
-    return buckets
 
 
 class Transfer:
@@ -122,7 +90,7 @@ class Tensors(Transfer):
 
     def __init__(self, shape: qwen.Config, dtype: str, bucket: float):
         self.shape, self.dtype = shape, dtype
-        self.buckets = buckets_of(shape, dtype, int(bucket * MIB))
+        self.buckets = hf.buckets_of(shape, dtype, int(bucket * MIB))
         self.size = sum(bucket.size for bucket in self.buckets)
 
 
@@ -171,7 +139,7 @@ class SharedMemory(Tensors):
                     copy_into(out, weight, pool)
         return self.size
 
-    def _allocated(self, number: int, bucket: Bucket) -> np.memmap:
+    def _allocated(self, number: int, bucket: hf.Bucket) -> np.memmap:
         """Return the memory of a bucket. Raises OSError if there is too little."""
         path = self.folder / f"bucket_{number:03}.bin"
         with open(path, "wb") as file:
