@@ -63,29 +63,6 @@ def why(check: Callable[..., Any]) -> str:
     return " ".join(str(check.__doc__).split())
 
 
-class _Worlds:
-    """The worlds that a check makes. Their calls are reported, the last one is known, and all are
-    closed together."""
-
-    def __init__(self, make: Make, report: Callable[[str], None]):
-        self._make, self._report = make, report
-        self._made: list[World] = []
-        self.called = ""
-
-    def new(self) -> World:
-        self._call("the constructor")
-        self._made.append(Watched(self._make(), self._call))
-        return self._made[-1]
-
-    def close(self) -> None:
-        while self._made:
-            self._made.pop().close()
-
-    def _call(self, text: str) -> None:
-        self.called = text
-        self._report(text)
-
-
 def run(
     make: Make,
     *,
@@ -102,39 +79,51 @@ def run(
     """
     tasks: list[Task] = []
     problems: list[Problem] = []
-    worlds = _Worlds(make, lambda call: journal("call", call))
+    made: list[World] = []
+    calls = [""]
 
-    def report(check: str, reason: str, findings: Iterator[str]) -> None:
+    def call(text: str) -> None:
+        calls[0] = text
+        journal("call", text)
+
+    def new() -> World:
+        call("the constructor")
+        made.append(Watched(make(), call))
+        return made[-1]
+
+    def close() -> None:
+        while made:
+            made.pop().close()
+
+    def found(check: str, reason: str, findings: Iterator[str]) -> None:
         journal("check", check)
-        for what in _and_its_error(findings, worlds):
+        for what in with_the_error(findings):
             problems.append(Problem(check, what, reason))
             journal("problem", problems[-1])
 
+    def with_the_error(findings: Iterator[str]) -> Iterator[str]:
+        try:
+            yield from findings
+            close()
+        except Exception as error:
+            yield f"{calls[0]} {raised(error)}"
+            with contextlib.suppress(Exception):
+                close()
+
     def listed() -> Iterator[str]:
-        tasks.extend(worlds.new().tasks(split))
+        tasks.extend(new().tasks(split))
         yield from ()
 
-    report("tasks", f"An environment lists the tasks of its split '{split}'.", listed())
+    found("tasks", f"An environment lists the tasks of its split '{split}'.", listed())
     if problems:
         return ["tasks"], problems
     sample = _sample(tasks, limit)
     for check in CHECKS:
         if check.__name__ not in skip:
             some = sample[:2] if check in OF_TWO_TASKS else sample
-            findings = check(worlds.new, tasks if check in OF_ALL_TASKS else some)
-            report(check.__name__, why(check), findings)
+            findings = check(new, tasks if check in OF_ALL_TASKS else some)
+            found(check.__name__, why(check), findings)
     return [check.__name__ for check in CHECKS], problems
-
-
-def _and_its_error(findings: Iterator[str], worlds: _Worlds) -> Iterator[str]:
-    """Yield what a check finds, and at last the exception that ended it. Closes its worlds."""
-    try:
-        yield from findings
-        worlds.close()
-    except Exception as error:
-        yield f"{worlds.called} {raised(error)}"
-        with contextlib.suppress(Exception):
-            worlds.close()
 
 
 def episodes(make: Make, *, split: str = "train", limit: int = 5) -> list[Any]:

@@ -224,18 +224,8 @@ def possible_names(tool: str, text: str) -> tuple[Cell, ...]:
         record = json.loads(text) if text.lstrip().startswith("{") else None
     except (ValueError, RecursionError):
         record = None
-    if isinstance(record, dict) and _is_map(record):
-        inner = itertools.chain(*(value for value in record.values()))
-        names = dict.fromkeys([*record, *inner])
-        return tuple(Cell("", "", name, (f"{tool} $.<name>",)) for name in names)
     if isinstance(record, dict):
-        types = {type(value) for value in record.values()}
-        # A name of several words is none of a field.
-        words = any(" " in name for name in record)
-        few = len(record) < (_FEWEST_LISTS if words or types == {list} else _FEWEST_NUMBERS)
-        if (few or not (types <= {int, float} or types == {list})) and not _sorts(record):
-            return ()
-        return tuple(Cell("", "", name, (f"{tool} $.<name>",)) for name in record)
+        return tuple(Cell("", "", name, (f"{tool} $.<name>",)) for name in _names_in(record))
     found, lines = [], text.splitlines()
     for row, line in enumerate(lines):
         bullet = _BULLET.match(line)
@@ -267,6 +257,18 @@ def phrases(text: str) -> tuple[Cell, ...]:
                 kinds = (f"{before} _ {after}", f"{before} _")
                 found.append(Cell(str(n), "", " ".join(parts[start:end]), kinds))
     return tuple(found)
+
+
+def _names_in(record: Json) -> Iterable[str]:
+    """Return the fields of an object that may be names of things."""
+    if _is_map(record):
+        return dict.fromkeys([*record, *itertools.chain(*record.values())])
+    types = {type(value) for value in record.values()}
+    # A name of several words is none of a field.
+    words = any(" " in name for name in record)
+    few = len(record) < (_FEWEST_LISTS if words or types == {list} else _FEWEST_NUMBERS)
+    counts = not few and (types <= {int, float} or types == {list})
+    return record if counts or _sorts(record) else ()
 
 
 Feature = list[str]  # key, label, value

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from envs.values import mapped
+from envs.values import Json, mapped
 from envs.world import Task
 
 KEY = "ids"  # of `Task.meta`: {"key": text, "forms": [...]}
@@ -39,25 +39,25 @@ def renamed(task: Task, key: str) -> Task:
     forms = sorted({form_of(word) for word in words if is_id(word)})
     if not forms:
         return task
-    change = functools.partial(_changed, key=key, forms=frozenset(forms), back=False)
+    ids = {"key": key, "forms": forms}
+    change = _change(ids, back=False)
     meta = {name: mapped(value, change) for name, value in task.meta.items() if name in _WRITTEN}
-    meta = task.meta | meta | {KEY: {"key": key, "forms": forms}}
+    meta = task.meta | meta | {KEY: ids}
     reference = [change(action) for action in task.reference]
     return replace(task, query=change(task.query), reference=reference, meta=meta)
 
 
 def shown(task: Task) -> Callable[[str], str]:
     """Return the change of what a world says into what the agent of a renamed task reads."""
-    return _change(task, back=False)
+    return _change(task.meta[KEY], back=False)
 
 
 def meant(task: Task) -> Callable[[str], str]:
     """Return the change of what the agent of a renamed task writes into what it means there."""
-    return _change(task, back=True)
+    return _change(task.meta[KEY], back=True)
 
 
-def _change(task: Task, back: bool) -> Callable[[str], str]:
-    ids = task.meta[KEY]
+def _change(ids: Json, back: bool) -> Callable[[str], str]:
     forms = frozenset(ids["forms"])
     return functools.partial(_changed, key=ids["key"], forms=forms, back=back)
 
