@@ -393,7 +393,8 @@ def actions_of(task: Task) -> list[str]:
 def _odd_calls(tools: list[Json], task: Task) -> Iterator[tuple[str, str, Json]]:
     """Yield (tool, what is odd about the call, arguments), starting from the reference's arguments
     if it has some."""
-    known = {call.name: call.arguments for action in task.reference for call in parse(action).calls}
+    turns = (parse(action).calls for action in task.reference)
+    known = {call.name: call.arguments for call in itertools.chain(*turns)}
     for tool in tools:
         name, schema = tool["function"]["name"], tool["function"].get("parameters", {})
         properties = schema.get("properties", {})

@@ -172,7 +172,8 @@ def _is_map(value: Json) -> bool:
     inner = list(value.values())
     if len(inner) < _FEWEST_LISTS or not all(isinstance(row, dict) for row in inner):
         return False
-    return not _is_table(value) and len({type(v) for row in inner for v in row.values()}) == 1
+    held = itertools.chain(*(row.values() for row in inner))
+    return not _is_table(value) and len(set(map(type, held))) == 1
 
 
 def _sorts(value: Json) -> bool:

@@ -7,6 +7,7 @@ word that an agent writes means exactly one of the world's, whatever was shown.
 """
 
 import functools
+import itertools
 import random
 import re
 from collections.abc import Callable, Collection
@@ -35,7 +36,7 @@ def is_id(word: str) -> bool:
 def renamed(task: Task, key: str) -> Task:
     """Return the task with other ids in its words and its solution. Its verifier stays: `Probed`
     understands them."""
-    words = {word for action in task.reference for word in _WORD.findall(action)}
+    words = itertools.chain(*map(_WORD.findall, task.reference))
     forms = sorted({form_of(word) for word in words if is_id(word)})
     if not forms:
         return task
