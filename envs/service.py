@@ -70,10 +70,8 @@ class Service:
     elsewhere may make its own name resolve to it.
     """
 
-    def __init__(
-        self, pool: Pool, *, token: str = "", max_body: int = MAX_BODY, local: bool = False
-    ):
-        self.pool, self._token, self._max_body, self._local = pool, token, max_body, local
+    def __init__(self, pool: Pool, *, token: str = "", local: bool = False):
+        self.pool, self._token, self._local = pool, token, local
         self._tasks: dict[str, dict[str, Json]] = {}  # by split and id
         # By route: the requests per bucket, then the sum of seconds.
         self._seconds: dict[str, list[float]] = {}
@@ -127,7 +125,7 @@ class Service:
     async def evaluate(self, body: Json) -> Any:
         """Return the score; with `params.sparse` 1.0 for success and else 0.0; with `params.raw`
         the Evaluation."""
-        evaluation = await self._wait(self.pool.evaluate(_instance(body)))
+        evaluation = await self._wait(self.pool.ask(_instance(body), "evaluate"))
         if body["params"].get("raw"):
             return evaluation
         return float(evaluation["success"]) if body["params"].get("sparse") else evaluation["score"]
@@ -143,11 +141,12 @@ class Service:
             return await self._wait(self.pool.profile())
         if method := _typed(params, "query", str):
             args, kwargs = _typed(params, "args", list) or [], _typed(params, "kwargs", dict) or {}
-            return await self._wait(self.pool.query(_instance(body), method, args, kwargs))
+            asked = self.pool.ask(_instance(body), "query", method, args, kwargs)
+            return await self._wait(asked)
         return self.pool.info(_instance(body))
 
     async def snapshot(self, body: Json) -> Any:
-        return await self._wait(self.pool.snapshot(_instance(body)))
+        return await self._wait(self.pool.ask(_instance(body), "snapshot"))
 
     async def restore(self, body: Json) -> Json:
         restored = self.pool.restore(body["params"].get("snapshot"), body["instance_id"])
@@ -194,7 +193,7 @@ class Service:
             )
 
     async def _body(self, request: Request) -> Json:
-        body = await http.read_json(request.stream(), self._max_body)
+        body = await http.read_json(request.stream(), MAX_BODY)
         if not isinstance(body, dict):
             raise ValueError("the body is not a JSON object")
         checked = {}
