@@ -402,17 +402,20 @@ class Probed(Proxy):
 
     def __init__(self, world: World):
         self.world, self.name = world, world.name
-        self._task: Task | None = None
-        self._record: Json | None = None  # the task as JSON values, for snapshots
-        self._actions: list[str] = []
-        self._seed, self._over, self._answer = 0, False, None
-        self._evaluation: Evaluation | None = None
-        # [snapshot or None] if a check moved the world away from the episode
-        self._left: list[Any] = []
+        self._begin(None, 0)
         self._handles = handles.Handles()
-        self._readings: list[Sequence[Cell]] | None = None  # made before the closing text
         self._has_tools = False
         self._has_snapshots: dict[str, bool] = {}  # by the name of a task's world
+
+    def _begin(self, task: Task | None, seed: int) -> None:
+        self._task, self._seed = task, seed
+        self._record: Json | None = None  # the task as JSON values, for snapshots
+        self._actions: list[str] = []
+        self._over, self._answer = False, None
+        self._evaluation: Evaluation | None = None
+        self._readings: list[Sequence[Cell]] | None = None  # made before the closing text
+        # [snapshot or None] if a check moved the world away from the episode
+        self._left: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
         if name == "world":  # not yet set, as in a copy
@@ -493,16 +496,12 @@ class Probed(Proxy):
     def _playing(self) -> World:
         return self.world
 
-    def _begin(self, task: Task, seed: int) -> None:
-        self._task, self._seed, self._actions = task, seed, []
-        self._over, self._answer = False, None
-        self._inner = replace(task, verifier=task.verifier["start"]) if is_probed(task) else task
-        self._evaluation, self._readings, self._left, self._record = None, None, [], None
-
     def _start(self) -> Observation:
         assert self._task
-        self._handles = handles.Handles(self._task.meta.get(handles.KEY, ()))
-        return self.world.reset(self._inner, self._seed)
+        task = self._task
+        self._handles = handles.Handles(task.meta.get(handles.KEY, ()))
+        own = replace(task, verifier=task.verifier["start"]) if is_probed(task) else task
+        return self.world.reset(own, self._seed)
 
     def _play(self, action: str) -> StepResult:
         if not self._handles.kinds:

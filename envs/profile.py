@@ -10,6 +10,7 @@ parameters its attributes.
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import re
@@ -90,11 +91,6 @@ def _singular(word: str) -> str:
     return word[:-1] if plural else word
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print a profile, and return the exit code."""
-    return commands.called(shown, argv)
-
-
 def shown(
     env: str, *, kwargs: Json | None = None, split: str = "train", draft_: bool = False
 ) -> int:
@@ -111,6 +107,9 @@ def shown(
     json.dump(profile, sys.stdout, indent=2, ensure_ascii=False)
     print()
     return 0
+
+
+main = functools.partial(commands.called, shown)  # returns the exit code
 
 
 if __name__ == "__main__":

@@ -17,12 +17,13 @@ import asyncio
 import bisect
 import collections
 import contextlib
+import functools
 import json
 import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Literal
 
 from envs import commands, http
@@ -434,11 +435,6 @@ def _call_text(name: str, arguments: Any) -> str:
 # ------------------------------------------------------------------------------------- command line
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until interrupted. Return the exit code."""
-    return commands.called(serve, argv, joint="_")
-
-
 def serve(
     *,
     env: str,
@@ -501,6 +497,9 @@ def serve(
     service = Service(pool, token=token, local=not token and host in http.LOOPBACK)
     uvicorn.Server(server_config(service.app)).run(sockets=[listener])
     return 0
+
+
+main = functools.partial(commands.called, serve, joint="_")  # returns the exit code
 
 
 if __name__ == "__main__":
