@@ -233,10 +233,14 @@ class Service:
         if not id:
             raise ValueError("'task_id' is missing")
         for name in [split] if split else SPLITS:
-            with contextlib.suppress(*(() if split else (ValueError,))):
+            try:
                 tasks = await self._split(name)
-                if id in tasks:
-                    return tasks[id]
+            except ValueError:
+                if split:
+                    raise
+                continue
+            if id in tasks:
+                return tasks[id]
         raise ValueError(f"{self.pool.env} has no task '{id}'")
 
     @contextlib.asynccontextmanager
