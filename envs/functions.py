@@ -376,7 +376,8 @@ def _taken(value: Any, kind: Any, name: str) -> Any:
             return value
     elif (choices := _choices(kind)) is not None:
         for choice in choices:
-            if _same(_plain(choice), value):
+            plain = _plain(choice)
+            if plain == value and isinstance(plain, bool) == isinstance(value, bool):
                 return value if origin is Literal else choice
     elif simple in TEXTS and isinstance(value, str):
         with suppress(ValueError):
@@ -401,10 +402,6 @@ def _taken(value: Any, kind: Any, name: str) -> Any:
     wanted = json.dumps(_schema(kind, name), ensure_ascii=False)
     shown = json.dumps(value, ensure_ascii=False)
     raise ValueError(f"{name} is {shown[:100]}, which does not fit {wanted}")
-
-
-def _same(a: Any, b: Any) -> bool:
-    return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
 def _text(result: Any) -> str:

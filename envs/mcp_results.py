@@ -5,13 +5,15 @@ import contextlib
 import json
 from typing import Any
 
+from envs.values import parsed
+
 
 def shown(result: Any) -> str:
     """Return a result as text: its blocks, and its structured content unless the texts say it too,
     in one of them or, for a list, in one for each item. Objects in texts are one line of JSON."""
     blocks, structured = [text_of(block) for block in result.content], result.structured_content
     texts = [block.text for block in result.content if block.type == "text"]
-    values, value = [_value(text) for text in texts], None
+    values, value = [parsed(text, text) for text in texts], None
     told = False
     if structured is not None:
         # A value that is no object is wrapped in one, a text or a list by any name.
@@ -26,14 +28,6 @@ def shown(result: Any) -> str:
         listed = len(values) > 1 or (told and isinstance(value, list))
         return json.dumps(values if listed else values[0], ensure_ascii=False)
     return "\n".join(blocks)
-
-
-def _value(text: str) -> Any:
-    """Return the JSON value of a text, or the text itself."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def text_of(block: Any) -> str:

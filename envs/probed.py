@@ -42,7 +42,7 @@ from typing import Any
 from envs import handles
 from envs.renamed import KEY, meant, shown
 from envs.toolcalls import parse
-from envs.values import Json, mapped
+from envs.values import Json, mapped, parsed
 from envs.world import (
     Evaluation,
     Observation,
@@ -221,10 +221,7 @@ def possible_names(tool: str, text: str) -> tuple[Cell, ...]:
     "Mr Bean: room 12", one of several lines, if it has no numbers, and the fields of an object that
     counts, lists or sorts things, as in {"figs": 3, "pears": 0, "plums": 8}, {"Hall 1": 3, "Hall
     2": 0} or {"Ann": "paid"}."""
-    try:
-        record = json.loads(text) if text.lstrip().startswith("{") else None
-    except (ValueError, RecursionError):
-        record = None
+    record = parsed(text) if text.lstrip().startswith("{") else None
     if isinstance(record, dict):
         return tuple(Cell("", "", name, (f"{tool} $.<name>",)) for name in _names_in(record))
     found, lines = [], text.splitlines()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from envs import forked
-from tests.envs.test_process import is_running, wait_until
+from tests.envs.test_process import all_end, is_running, wait_until
 
 ENV = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
 
@@ -82,7 +82,7 @@ def test_a_copy_ends_with_its_command(tmp_path):
     assert is_running(number)
     command.send_signal(signal.SIGKILL)
     command.wait()
-    assert wait_until(lambda: not is_running(number))
+    assert all_end(number)
 
 
 def test_nothing_stays_where_the_process_that_starts_copies_is_killed(tmp_path):
@@ -101,7 +101,7 @@ def test_nothing_stays_where_the_process_that_starts_copies_is_killed(tmp_path):
     assert place.exists()
     starter.kill()
     starter.wait()
-    assert wait_until(lambda: not is_running(number) and not place.parent.exists())
+    assert all_end(number) and wait_until(lambda: not place.parent.exists())
 
 
 LATE = """

@@ -21,7 +21,7 @@ from envs.toolcalls import call_text
 from envs.toolworld import SYSTEM
 from envs.world import Task, opening
 from tests.envs.playing import told, used
-from tests.envs.test_process import is_running, wait_until
+from tests.envs.test_process import all_end, is_running, wait_until
 
 SERVER = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 needs_mcp = pytest.mark.skipif(
@@ -208,7 +208,7 @@ def test_a_server_waits_for_the_next_episode_and_ends_with_the_world():
     assert used(world, "pid") == waiting
     waiting = spare.next.result().call("pid", {})[0]
     world.close()
-    assert wait_until(lambda: not any(map(is_running, [*numbers, waiting])))
+    assert all_end(*numbers, waiting)
 
 
 @needs_mcp

@@ -37,8 +37,8 @@ from tests.envs.test_process import (
     COUNTER,
     FAULTY,
     SHORT,
+    all_end,
     check_functions,
-    is_running,
     wait_until,
 )
 
@@ -438,7 +438,7 @@ def test_a_service_that_ends_during_a_rollout_leaves_nothing(how):
     server.stdout.close()
     with pytest.raises(WorldError):
         world.step("+")
-    assert wait_until(lambda: not is_running(worker))
+    assert all_end(worker)
     listen("127.0.0.1", port_of(url)).close()  # the port is free
     world.close()
 
