@@ -17,7 +17,7 @@ from envs.process import ROOT, Deadlines
 from envs.source import Source
 from envs.toolcalls import call_text
 from envs.world import Task, text_of
-from tests.envs.playing import assert_conforms, take_all, told
+from tests.envs.playing import assert_conforms, begin, take_all, told
 from tests.envs.test_process import alone
 
 # ------------------------------------------------------------------------------------------ extraction of code
@@ -196,8 +196,7 @@ def test_an_episode(official):
     result = world.step("I am thinking.")
     assert "nothing was run" in text_of(result.messages)
     assert result.info["parse_error"] and not result.terminated
-    for action in SOLUTION[1:]:
-        result = world.step(action)
+    *_, result = map(world.step, SOLUTION[1:])
     assert result.terminated and result.reward == 1.0 and result.info["answer"].endswith(" lines")
     assert world.evaluate().success
     assert world.evaluate().components == {"progress": 1.0, "tests": 1.0}
@@ -436,8 +435,7 @@ def world():
 
 def play(world, task, actions):
     world.reset(task)
-    for action in actions:
-        result = world.step(action)
+    *_, result = map(world.step, actions)
     return result, world.evaluate()
 
 
@@ -503,7 +501,7 @@ def logged_in(world, app):
 def test_calls_can_be_made_with_what_earlier_answers_showed(world):
     """The account's password comes from one answer, its user name from another, the token from a
     third."""
-    world.reset(world.tasks("train")[0])
+    begin(world)
     listed = [tool["function"] for tool in world.functions()]
     functions = {function["name"]: function["parameters"] for function in listed}
     assert len(functions) == 452 and "api_docs.show_api_doc" not in functions
@@ -524,7 +522,7 @@ def test_a_logout_ends_with_its_episode(world):
     """The tokens of two episodes of a task are equal, and the package remembers them in the
     process."""
     for _ in range(2):
-        world.reset(world.tasks("train")[0])
+        begin(world)
         token = logged_in(world, "todoist")
         assert shown(world, "todoist.show_projects", access_token=token)
         shown(world, "todoist.logout", access_token=token)
@@ -582,11 +580,9 @@ def test_code_reaches_neither_files_nor_the_score_and_cannot_end_the_worker(worl
 @real
 def test_a_session_that_ends_loses_its_variables_and_no_more(world):
     task = world.tasks("train")[0]
-    setup, find, act = task.reference
     world.reset(task)
     assert "The session ended" in said(world, "import os\nos.sys.modules['os'].abort()")
-    for action in (setup, find, act):
-        result = world.step(action)
+    *_, result = map(world.step, task.reference)
     assert result.terminated and world.evaluate().success
 
 

@@ -26,6 +26,7 @@ from envs.bfcl.replies import official_calls
 from envs.bfcl.world import Apis
 from envs.toolcalls import Call, call_text
 from envs.world import Task
+from tests.envs.playing import begin, take_all
 
 THREADS = 8
 
@@ -140,8 +141,7 @@ def test_all_ground_truths_score_one_in_threads():
     def solve(task):
         world = thread_world()
         world.reset(task)
-        for action in task.reference:
-            result = world.step(action)
+        *_, result = map(world.step, task.reference)
         evaluation = world.evaluate()
         return result.terminated and evaluation.score == evaluation.components["progress"] == 1.0
 
@@ -205,7 +205,7 @@ def test_malformed_calls_end_the_turn_or_are_answered():
     broken = '<tool_call>\n{"name": "pwd", "arguments": {}\n</tool_call>'
     official_world, lenient = Bfcl(), Bfcl(malformed="error")
     for world in (official_world, lenient):
-        world.reset(world.tasks("all")[0])
+        begin(world, split="all")
     ended, answered = official_world.step(broken), lenient.step(broken)
     assert ended.messages[0]["role"] == "user" and ended.info["parse_error"]
     assert answered.messages[0]["role"] == "tool" and answered.info["errors"] == 1
@@ -440,8 +440,7 @@ def test_oracle_tools_are_few_seeded_sufficient_and_labelled():
         needed = {call.name for call in itertools.chain(*truth)}
         first = world.reset(task, seed=1)
         assert len(first.tools) <= len(needed) + 3
-        for action in task.reference:
-            world.step(action)
+        take_all(world, task.reference)
         assert world.evaluate().success
         assert world.reset(task, seed=1) == first
         assert task.meta["official"] is False
