@@ -180,13 +180,12 @@ def _exchange(module: dict[str, Any], old: dict[str, Any], new: dict[str, Any]) 
 
 def _state_of(module: dict[str, Any]) -> dict[str, Any]:
     """Return the globals of a module that are data."""
-    return {name: value for name, value in module.items() if _is_state(name, value)}
-
-
-def _is_state(name: str, value: Any) -> bool:
-    if name.startswith("__") or callable(value) or isinstance(value, types.ModuleType):
-        return False
-    return type(value).__module__ not in ("typing", "__future__")
+    return {
+        name: value
+        for name, value in module.items()
+        if not (name.startswith("__") or callable(value) or isinstance(value, types.ModuleType))
+        and type(value).__module__ not in ("typing", "__future__")
+    }
 
 
 def _copied(module: dict[str, Any]) -> dict[str, Any]:
