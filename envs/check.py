@@ -7,13 +7,14 @@ on with the next one.
 """
 
 import contextlib
+import functools
 import json
 import os
 import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from envs import commands, conformance
@@ -30,11 +31,6 @@ WHY_AGREE = (
 )
 START_S = 120.0  # for the interpreter, imports and workers, before the first call
 STARTS = "The environment can be made."
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Check an environment. Return 0 if all checks pass, else 1."""
-    return commands.called(check, argv)
 
 
 def check(
@@ -164,6 +160,9 @@ def _lines(descriptor: int, timeout: float) -> Iterator[bytes]:
             rest += data
         line, _, rest = rest.partition(b"\n")
         yield line
+
+
+main = functools.partial(commands.called, check)  # returns the exit code
 
 
 if __name__ == "__main__":

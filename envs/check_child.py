@@ -31,14 +31,13 @@ def work(spec: Json, report: Any) -> Any:
 def main() -> None:
     """Do what the spec says, and report ["check" | "call" | "problem" | "done", what] as it
     happens."""
-    reports = os.dup(1)
+    reports = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the world prints goes to stderr
 
     def report(kind: str, what: Any) -> None:
         what = vars(what) if isinstance(what, Problem) else what
-        data = json.dumps([kind, what]).encode() + b"\n"
-        while data:
-            data = data[os.write(reports, data) :]
+        reports.write(json.dumps([kind, what]).encode() + b"\n")
+        reports.flush()
 
     try:
         report("done", work(json.loads(sys.argv[1]), report))

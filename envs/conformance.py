@@ -1,53 +1,25 @@
-"""The World contract as a suite of checks; `python -m envs.check` runs it in processes of its own.
-
-A check is a generator. It gets `make`, which returns a new world, and some tasks, and yields a text
-for each problem. Its docstring states the requirement and the reason, and is printed with each
-problem.
-"""
+"""The World contract as a suite of checks (envs/contract.py); `python -m envs.check` runs it in
+processes of its own."""
 
 import contextlib
-import gc
-import itertools
-import json
-import os
 import random
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from envs import boundary, values
-from envs.toolcalls import call_text, parse
-from envs.values import Json
-from envs.world import Proxy, StepResult, Task, World, repeated
-
-Make = Callable[[], World]
-ROLES = ("system", "user", "assistant", "tool")
-MAX_STEPS = 100
-MAX_IDLE = 200  # turns
-MAX_ODD = 400  # calls
-LEAK_MB = 2.0  # of a reset
-HELD_OUT = ("dev", "val", "test", "test_normal", "test_challenge")
-ODD_VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 2.5, 10**400, 1e308, "", "no such value", "\x00", [], [["a"]], {},
-    {"a": {"b": None}},
-)  # fmt: skip
-
-MALFORMED = (
-    "",
-    " \n",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_call>\n{}\n</tool_call>",
-    "<tool_call>\nnot json\n</tool_call>",
-    '<tool_call>\n{"name": 1, "arguments": []}\n</tool_call>',
-    '<tool_call>\n{"name": "no_such_tool", "arguments": {}}\n</tool_call>',
-    '<tool_call>\n{"name": "__class__", "arguments": {"__init__": null}}\n</tool_call>',
-    '<tool_call>\n{"name": "a", "arguments": ' + "[" * 2000 + "\n</tool_call>",
-    "```python\nraise SystemExit\n```",
-    "```python\n",
-    "\x00 \ud800 \U0001f600 \r\n <|im_end|> %s {0} $(id) `id`",
-    "x" * 100_000,
+from envs.contract import (
+    CHECKS,
+    OF_ALL_TASKS,
+    OF_TWO_TASKS,
+    Make,
+    actions_of,
+    as_json,
+    difference,
+    play,
+    raised,
+    short,
 )
+from envs.world import Proxy, Task, World
 
 
 @dataclass
@@ -76,7 +48,7 @@ class Watched(Proxy):
         self.name = world.name
 
     def _call(self, method: str, /, *arguments: Any, **named: Any) -> Any:
-        shown = ", ".join(_short(getattr(value, "id", value)) for value in arguments)
+        shown = ", ".join(short(getattr(value, "id", value)) for value in arguments)
         self._journal(f"{method}({shown})")
         try:
             return getattr(self._world, method)(*arguments, **named)
@@ -105,18 +77,16 @@ def run(
     ("call", the call about to be made) and ("problem", the Problem) as they come. A world that
     hangs or ends the process does so here too; envs/check.py runs this in another process.
     """
-    problems, calls = [], [""]
+    tasks: list[Task] = []
+    problems: list[Problem] = []
     made: list[World] = []
+    calls = [""]
 
     def call(text: str) -> None:
         calls[0] = text
         journal("call", text)
 
-    def found(check: str, what: str, reason: str) -> None:
-        problems.append(Problem(check, what, reason))
-        journal("problem", problems[-1])
-
-    def watched() -> World:
+    def new() -> World:
         call("the constructor")
         made.append(Watched(make(), call))
         return made[-1]
@@ -125,30 +95,34 @@ def run(
         while made:
             made.pop().close()
 
-    def raised(check: str, error: Exception, reason: str) -> None:
-        found(check, f"{calls[0]} {_raised(error)}", reason)
-        with contextlib.suppress(Exception):
-            close()
+    def found(check: str, reason: str, findings: Iterator[str]) -> None:
+        journal("check", check)
+        for what in with_the_error(findings):
+            problems.append(Problem(check, what, reason))
+            journal("problem", problems[-1])
 
-    journal("check", "tasks")
-    try:
-        tasks = watched().tasks(split)
-        close()
-    except Exception as error:
-        raised("tasks", error, f"An environment lists the tasks of its split '{split}'.")
-        return ["tasks"], problems
-    sample = random.Random(0).sample(tasks, min(limit, len(tasks)))
-    for check in CHECKS:
-        if check.__name__ in skip:
-            continue
-        reason = why(check)
-        journal("check", check.__name__)
+    def with_the_error(findings: Iterator[str]) -> Iterator[str]:
         try:
-            for what in check(watched, tasks if check in OF_ALL_TASKS else sample):
-                found(check.__name__, what, reason)
+            yield from findings
             close()
         except Exception as error:
-            raised(check.__name__, error, reason)
+            yield f"{calls[0]} {raised(error)}"
+            with contextlib.suppress(Exception):
+                close()
+
+    def listed() -> Iterator[str]:
+        tasks.extend(new().tasks(split))
+        yield from ()
+
+    found("tasks", f"An environment lists the tasks of its split '{split}'.", listed())
+    if problems:
+        return ["tasks"], problems
+    sample = _sample(tasks, limit)
+    for check in CHECKS:
+        if check.__name__ not in skip:
+            some = sample[:2] if check in OF_TWO_TASKS else sample
+            findings = check(new, tasks if check in OF_ALL_TASKS else some)
+            found(check.__name__, why(check), findings)
     return [check.__name__ for check in CHECKS], problems
 
 
@@ -159,499 +133,23 @@ def episodes(make: Make, *, split: str = "train", limit: int = 5) -> list[Any]:
     `info` is left out: it may hold facts of a process."""
     world = make()
     tasks = world.tasks(split)
-    sample = random.Random(0).sample(tasks, min(limit, len(tasks)))
-    played = [_play(world, task, _actions(task)) for task in sample]
+    played = [play(world, task, actions_of(task)) for task in _sample(tasks, limit)]
     world.close()
     for episode in played:
         for step in episode["steps"]:
             step["info"] = None
-    return [[_json(task.to_dict()) for task in tasks], *played]
+    return [[as_json(task.to_dict()) for task in tasks], *played]
 
 
 def first_difference(a: list[Any], b: list[Any]) -> str:
     """Return where two results of `episodes` differ, "" if they do not."""
     if a[0] != b[0]:
         return "the tasks of the split differ"
-    ids = [task["id"] for task in a[0]]
-    sample = random.Random(0).sample(ids, len(a) - 1)
-    for id, x, y in zip(sample, a[1:], b[1:]):
+    for task, x, y in zip(_sample(a[0], len(a) - 1), a[1:], b[1:]):
         if x != y:
-            return f"task {id}: {_difference(x, y)}"
+            return f"task {task['id']}: {difference(x, y)}"
     return ""
 
 
-# ------------------------------------------------------------------------------------------- checks
-
-
-def lists_tasks(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """A split is a non-empty list of tasks with unique ids and a query. It is the same each time
-    and survives JSON, because results are grouped by id and compared across runs."""
-    if not tasks:
-        yield "the split has no tasks"
-        return
-    for task in tasks:
-        if not isinstance(task, Task):
-            yield f"a {type(task).__name__} instead of a Task"
-            return
-    if twice := repeated(tasks):
-        yield f"ids that are not unique: {', '.join(twice[:5])}"
-    yield from (f"task {task.id} has no query" for task in tasks[:1000] if not task.query)
-    again = [task.to_dict() for task in make().tasks(tasks[0].split)]
-    if again != [_json(task.to_dict()) for task in tasks]:
-        yield (
-            "another world lists other tasks, or tasks change in JSON (tuples, sets, keys that are"
-            " not strings)"
-        )
-
-
-def rejects_unknown_splits(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """`tasks("no such split")` raises ValueError and names the splits, so that typos in a config
-    are detected."""
-    world = make()
-    with contextlib.suppress(ValueError):
-        world.tasks("no such split")
-        yield "it raised nothing"
-
-
-def resets_to_valid_observations(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """`reset` returns messages with a role and a text, the last from the user, and tools in
-    OpenAI's format, because the prompt is rendered from them."""
-    world = make()
-    for task in tasks:
-        observation = world.reset(task, 0)
-        if problem := _unsafe(boundary.observation, observation):
-            yield f"task {task.id}: reset returned {problem}"
-            continue
-        yield from (f"task {task.id}: {problem}" for problem in _messages(observation.messages))
-        if not observation.messages or observation.messages[-1].get("role") != "user":
-            yield f"task {task.id}: the last message is not the user's"
-        yield from (f"task {task.id}: {problem}" for problem in _tools(observation.tools))
-
-
-def is_deterministic(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """The same task, seed and actions give the same episode, in a new world and in a used one,
-    because attribution, resuming and recovery replay episodes."""
-    used = make()
-    for task in tasks:
-        first, second = (_play(used, task, _actions(task)) for _ in range(2))
-        fresh = make()
-        other = _play(fresh, task, _actions(task))
-        fresh.close()
-        if first != second:
-            how = _difference(first, second)
-            yield f"task {task.id}: a used world plays it differently the second time ({how})"
-        elif first != other:
-            how = _difference(first, other)
-            yield f"task {task.id}: a new world plays it differently ({how})"
-
-
-def shares_no_state_between_worlds(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """Two worlds share no state, because rollouts of the same task, and of others, are played at
-    the same time."""
-    first, second = make(), make()
-    for number, task in enumerate(tasks):
-        alone = _play(first, task, _actions(task))
-        for other in [task, tasks[number - 1]] if number else [task]:
-            _play(second, other, _actions(other))
-            together = {"first": _json(first.reset(task, 0).to_dict()), "steps": []}
-            second.reset(other, 0)
-            # The other world is ahead: it takes two actions for one, the first of which is refused,
-            # and starts again.
-            ahead = iter([call_text("no_such_tool", {}), *_actions(other)])
-            for action in _actions(task):
-                for _ in range(2):
-                    theirs = next(ahead, None)
-                    if theirs is not None and second.step(theirs).over:
-                        ahead = iter(())
-                result = first.step(action)
-                together["steps"].append(_json(result.to_dict()))
-                if result.over:
-                    break
-            second.reset(other, 0)
-            if {**together, "evaluation": _json(first.evaluate().to_dict())} != alone:
-                yield f"task {task.id}: playing {other.id} in another world changes the episode"
-
-
-def never_raises_in_step(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """`step` never raises, whatever the text. It answers with an error for the model, or ends the
-    episode."""
-    world = make()
-    for task in tasks[:2]:
-        for text in MALFORMED:
-            world.reset(task, 0)
-            try:
-                result = world.step(text)
-                world.evaluate()
-            except Exception as error:
-                yield f"step({_short(text)}) {_raised(error)}"
-                continue
-            yield from (f"step({_short(text)}): {problem}" for problem in _result(result))
-
-
-def takes_odd_arguments(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """`step` never raises on a call of the world's own tools, whatever the arguments: missing or
-    unknown ones, and values of another type (a list where a name is looked up, a number that no
-    float holds). Models write all of them.
-    """
-    world = make()
-    for task in tasks[:2]:
-        tools = world.reset(task, 0).tools or world.functions()[:5]
-        calls = list(_odd_calls(tools, task))
-        calls = calls if len(calls) <= MAX_ODD else random.Random(0).sample(calls, MAX_ODD)
-        raised = set()
-        for name, changed, arguments in calls:
-            try:
-                text = world.call_text(name, arguments)
-            except ValueError:  # a world whose actions are code may refuse to write this one
-                continue
-            try:
-                result = world.step(text)
-            except Exception as error:
-                if (name, type(error)) not in raised:
-                    raised.add((name, type(error)))
-                    yield f"task {task.id}: {name} with {changed} {_raised(error)}"
-                world.reset(task, 0)
-                continue
-            yield from (
-                f"task {task.id}: {name} with {changed}: {problem}" for problem in _result(result)
-            )
-            if result.over:
-                world.evaluate()
-                world.reset(task, 0)
-        world.evaluate()
-
-
-def answers_with_valid_results(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """`step` returns JSON values: messages with texts that UTF-8 can express, and a reward that is
-    a number. The run ends an episode in which it does not."""
-    world = make()
-    for task in tasks:
-        world.reset(task, 0)
-        for number, action in enumerate(_actions(task)):
-            result = world.step(action)
-            problems = list(_result(result))
-            yield from (f"task {task.id}, step {number}: {problem}" for problem in problems)
-            if problems or result.over:
-                break
-
-
-def ends_its_episodes(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """An episode ends by itself: with its reference, or if the agent says that it is done.
-    Otherwise every rollout is cut off at the limit of turns, and a model cannot learn to stop."""
-    world = make()
-    for task in tasks:
-        world.reset(task, 0)
-        if not task.reference and world.functions():
-            continue  # a call that is not known here ends it
-        for action in [*task.reference, *["I am done."] * MAX_IDLE]:
-            result = world.step(action)
-            if result.over:
-                break
-        else:
-            yield f"task {task.id}: it goes on {MAX_IDLE} turns after its last action"
-
-
-def evaluates_without_side_effects(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """`evaluate` returns a score in its range, the same when repeated, and does not change the
-    episode, because it is also called in the middle of an episode. A `progress` component is 1
-    exactly on success."""
-    world = make()
-    for task in tasks:
-        plain = _play(world, task, _actions(task))
-        evaluated = _play(world, task, _actions(task), evaluate=True)
-        if plain != evaluated:
-            yield f"task {task.id}: evaluating the episode at each step changes it"
-        for step in (0, 1, MAX_STEPS):
-            _play(world, task, _actions(task)[:step])
-            first, second = world.evaluate(), world.evaluate()
-            if first != second:
-                yield f"task {task.id}: evaluate returned {first}, then {second}"
-            yield from (f"task {task.id}: {problem}" for problem in _evaluation(first))
-
-
-def scores_references_one(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """A task's reference solution, if it has one, ends with success and the highest score.
-    Otherwise the task is unsolvable or the score is wrong."""
-    world = make()
-    for task in tasks:
-        if not task.reference:
-            continue
-        played = _play(world, task, task.reference)
-        if len(played["steps"]) < len(task.reference):
-            yield f"task {task.id}: the episode ended before the reference did"
-        evaluation = played["evaluation"]
-        if evaluation["score"] != evaluation["high"] or not evaluation["success"]:
-            yield f"task {task.id}: its reference scores {evaluation}"
-
-
-def scores_inaction_zero(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """An agent that does nothing has the lowest score. Otherwise policies are rewarded for
-    inaction: subtract the score of doing nothing."""
-    world = make()
-    for task in tasks:
-        evaluation = _play(world, task, ["I do nothing."] * MAX_STEPS)["evaluation"]
-        if evaluation["score"] != evaluation["low"] or evaluation["success"]:
-            yield f"task {task.id}: doing nothing scores {evaluation}"
-
-
-def keeps_splits_apart(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """No task of the split "train" is also in one to evaluate on, because the score would measure
-    memory, and no two tasks of such a split share an id."""
-    world = make()
-    splits = {}
-    for name in ("train", *HELD_OUT):
-        with contextlib.suppress(ValueError):
-            splits[name] = world.tasks(name)
-    train = splits.pop("train", [])
-    ids, contents = {task.id for task in train}, {_content(task) for task in train}
-    for name, held_out in splits.items():
-        if twice := repeated(held_out):
-            yield f"ids of {name} that are not unique: {', '.join(twice[:5])}"
-        if both := [task.id for task in held_out if task.id in ids or _content(task) in contents]:
-            shared = ", ".join(both[:3])
-            yield f"{len(both)} of the {len(held_out)} tasks of {name} are in train: {shared}"
-
-
-def frees_its_episodes(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """A world that starts an episode frees the one before, because a run starts thousands."""
-    world = make()
-    sizes = []
-    for _ in range(3 if tasks and _memory_mb() else 0):
-        for _ in range(5):
-            world.reset(tasks[0], 0)
-        gc.collect()
-        sizes.append(_memory_mb())
-    # The least of the windows, as caches fill in the first.
-    growth = min((b - a for a, b in itertools.pairwise(sizes)), default=0.0) / 5
-    if growth >= LEAK_MB:
-        yield f"task {tasks[0].id}: each reset keeps {growth:.0f} MB"
-
-
-def restores_snapshots(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """A snapshot, if the environment has snapshots, is a JSON value from which any world continues
-    the episode like the first one, because replay and branching depend on it."""
-    world, other = make(), make()
-    for task in tasks:
-        actions = _actions(task)
-        half = len(actions) // 2
-        if len(_play(world, task, actions[:half])["steps"]) < half:
-            continue
-        try:
-            snapshot = _json(world.snapshot())
-        except NotImplementedError:
-            break
-        rest = _steps(world, actions[half : half + 1])
-        score = world.evaluate()
-        for name, target in (("another world", other), ("the same world", world)):
-            target.restore(snapshot)
-            again = _steps(target, actions[half : half + 1])
-            if again != rest or target.evaluate() != score:
-                yield f"task {task.id}: {name} continues differently from a snapshot"
-
-
-def lists_functions(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """`functions` lists what the code of an episode can call, in the format of tools and the same
-    each time ([] if actions are calls of tools). `call_text` writes an action for each and rejects
-    other names, because an explorer calls them by name."""
-    world = make()
-    for task in tasks[:2]:
-        world.reset(task, 0)
-        functions = world.functions()
-        same = isinstance(functions, list) and _json(functions) == functions
-        if not same or world.functions() != functions:
-            yield f"task {task.id}: functions() is no list of JSON values, or differs when repeated"
-            continue
-        yield from (f"task {task.id}: {problem}" for problem in _tools(functions))
-        for function in functions[:3]:
-            name = function["function"]["name"]
-            world.reset(task, 0)
-            result = world.step(world.call_text(name, {}))
-            if result.info.get("parse_error"):
-                yield f"task {task.id}: step cannot read call_text({name!r}, {{}})"
-        if functions:
-            with contextlib.suppress(ValueError):
-                text = world.call_text("no_such.function", {})
-                yield f"task {task.id}: call_text of no function is {_short(text)}"
-
-
-def has_a_json_profile(make: Make, tasks: list[Task]) -> Iterator[str]:
-    """`profile` is a dict of JSON values ({} if there is none), and `close` may be called twice."""
-    world = make()
-    profile = world.profile()
-    if not isinstance(profile, dict) or _json(profile) != profile:
-        yield "profile() is not a dict, or changes in JSON"
-    world.close()  # as `run` does again
-
-
-CHECKS = (
-    lists_tasks,
-    rejects_unknown_splits,
-    resets_to_valid_observations,
-    is_deterministic,
-    shares_no_state_between_worlds,
-    never_raises_in_step,
-    takes_odd_arguments,
-    answers_with_valid_results,
-    ends_its_episodes,
-    evaluates_without_side_effects,
-    scores_references_one,
-    scores_inaction_zero,
-    keeps_splits_apart,
-    frees_its_episodes,
-    restores_snapshots,
-    lists_functions,
-    has_a_json_profile,
-)
-OF_ALL_TASKS = (lists_tasks, keeps_splits_apart)  # the others look at a sample
-
-
-# ------------------------------------------------------------------------------------------ helpers
-
-
-def _actions(task: Task) -> list[str]:
-    """Return the reference, or some invalid actions if there is none."""
-    return list(task.reference) or [call_text("no_such_tool", {}), "Hello.", "Done."]
-
-
-def _odd_calls(tools: list[Json], task: Task) -> Iterator[tuple[str, str, Json]]:
-    """Yield (tool, what is odd about the call, arguments), starting from the reference's arguments
-    if it has some."""
-    known = {call.name: call.arguments for action in task.reference for call in parse(action).calls}
-    for tool in tools:
-        name, schema = tool["function"]["name"], tool["function"].get("parameters", {})
-        properties = schema.get("properties", {})
-        required = schema.get("required", properties)
-        usual = known.get(name) or {key: _usual(properties.get(key, {})) for key in required}
-        yield name, "no arguments", {}
-        yield name, "an unknown argument", {**usual, "no_such_argument": 1}
-        for key in properties:
-            yield name, f"no {key}", {k: v for k, v in usual.items() if k != key}
-            for value in ODD_VALUES:
-                yield name, f"{key}={_short(value)}", {**usual, key: value}
-
-
-def _usual(schema: Json) -> Any:
-    """Return a value that a parameter may have."""
-    if schema.get("enum"):
-        return schema["enum"][0]
-    return {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}.get(
-        str(schema.get("type")), "x"
-    )
-
-
-def _content(task: Task) -> str:
-    shown = [task.query, task.seed, task.reference, task.verifier]
-    return json.dumps(shown, sort_keys=True, default=repr)
-
-
-def _memory_mb() -> float:
-    """Return the memory of this process in MB, touched or not; 0 where the system does not say."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-    except OSError:
-        return 0.0
-
-
-def _play(world: World, task: Task, actions: list[str], evaluate: bool = False) -> Json:
-    """Reset, take the actions until the episode ends, and return everything observed."""
-    first = _json(world.reset(task, 0).to_dict())
-    steps = _steps(world, actions, evaluate)
-    return {"first": first, "steps": steps, "evaluation": _json(world.evaluate().to_dict())}
-
-
-def _steps(world: World, actions: list[str], evaluate: bool = False) -> list[Json]:
-    """Take the actions until the episode ends, and return the answers."""
-    seen = []
-    for action in actions:
-        if evaluate:
-            world.evaluate()
-        result = world.step(action)
-        seen.append(_json(result.to_dict()))
-        if result.over:
-            break
-    return seen
-
-
-def _json(value: Any) -> Any:
-    """Return the value after a round trip through JSON. Raises TypeError or ValueError if JSON
-    cannot express it."""
-    return json.loads(json.dumps(value, allow_nan=False))
-
-
-def _messages(messages: list[Json]) -> Iterator[str]:
-    for message in messages:
-        if message["role"] not in ROLES:
-            yield f"the role of a message is not one of {', '.join(ROLES)}: {_short(message)}"
-
-
-def _tools(tools: list[Any]) -> Iterator[str]:
-    names = []
-    for tool in tools:
-        is_function = isinstance(tool, dict) and tool.get("type") == "function"
-        function = tool.get("function") if is_function else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            form = '{"type": "function", "function": {"name", ...}}'
-            yield f"a tool is not {form}: {_short(tool)}"
-            continue
-        names.append(function["name"])
-        if function.get("parameters", {}).get("type") != "object":
-            yield f"the parameters of {function['name']} are not a JSON schema of an object"
-        if parse(call_text(function["name"], {})).errors:
-            yield f"the name of {function['name']} does not survive a tool call"
-    if len(set(names)) < len(names):
-        yield "tools with the same name"
-
-
-def _unsafe(check: Callable[[Any], Any], value: Any) -> str:
-    """Return what is wrong with a record of a world by a check of envs/boundary.py, "" if nothing
-    is."""
-    try:
-        safe = check(value)
-    except values.Unsafe as error:
-        return str(error)
-    if safe.to_dict() != value.to_dict():
-        return "texts with lone surrogates, tuples, or keys that are not texts"
-    return ""
-
-
-def _result(result: StepResult) -> Iterator[str]:
-    if problem := _unsafe(boundary.result, result):
-        yield problem
-        return
-    yield from _messages(result.messages)
-    if result.tools is not None:
-        yield from _tools(result.tools)
-    if not isinstance(result.terminated, bool) or not isinstance(result.truncated, bool):
-        yield "terminated and truncated are not booleans"
-    if not result.messages and not result.over:
-        yield "the episode goes on without a message, so the model has nothing to answer"
-
-
-def _evaluation(evaluation: Any) -> Iterator[str]:
-    if problem := _unsafe(boundary.evaluation, evaluation):
-        yield f"{problem}: {_short(repr(evaluation))}"
-        return
-    if any(not 0.0 <= part <= 1.0 for part in evaluation.components.values()):
-        yield f"a component outside [0, 1]: {evaluation}"
-    progress = evaluation.components.get("progress")
-    if progress is not None and (progress == 1.0) != evaluation.success:
-        yield f"progress is {progress} and success is {evaluation.success}"
-
-
-def _difference(a: Json, b: Json) -> str:
-    if a["first"] != b["first"]:
-        return "at reset"
-    for number, (x, y) in enumerate(zip(a["steps"], b["steps"])):
-        if x != y:
-            return f"at step {number}: {_short(x['messages'])} and {_short(y['messages'])}"
-    return "in length or evaluation"
-
-
-def _raised(error: Exception) -> str:
-    return f"raised {type(error).__name__}: {_short(str(error))}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value).encode("ascii", "backslashreplace").decode()
-    return text if len(text) <= 160 else text[:160] + "..."
+def _sample(tasks: list[Any], limit: int) -> list[Any]:
+    return random.Random(0).sample(tasks, min(limit, len(tasks)))

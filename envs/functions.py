@@ -180,13 +180,12 @@ def _exchange(module: dict[str, Any], old: dict[str, Any], new: dict[str, Any]) 
 
 def _state_of(module: dict[str, Any]) -> dict[str, Any]:
     """Return the globals of a module that are data."""
-    return {name: value for name, value in module.items() if _is_state(name, value)}
-
-
-def _is_state(name: str, value: Any) -> bool:
-    if name.startswith("__") or callable(value) or isinstance(value, types.ModuleType):
-        return False
-    return type(value).__module__ not in ("typing", "__future__")
+    return {
+        name: value
+        for name, value in module.items()
+        if not (name.startswith("__") or callable(value) or isinstance(value, types.ModuleType))
+        and type(value).__module__ not in ("typing", "__future__")
+    }
 
 
 def _copied(module: dict[str, Any]) -> dict[str, Any]:
@@ -376,7 +375,8 @@ def _taken(value: Any, kind: Any, name: str) -> Any:
             return value
     elif (choices := _choices(kind)) is not None:
         for choice in choices:
-            if _same(_plain(choice), value):
+            plain = _plain(choice)
+            if plain == value and isinstance(plain, bool) == isinstance(value, bool):
                 return value if origin is Literal else choice
     elif simple in TEXTS and isinstance(value, str):
         with suppress(ValueError):
@@ -401,10 +401,6 @@ def _taken(value: Any, kind: Any, name: str) -> Any:
     wanted = json.dumps(_schema(kind, name), ensure_ascii=False)
     shown = json.dumps(value, ensure_ascii=False)
     raise ValueError(f"{name} is {shown[:100]}, which does not fit {wanted}")
-
-
-def _same(a: Any, b: Any) -> bool:
-    return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
 def _text(result: Any) -> str:

@@ -39,10 +39,10 @@ class HostedWorld(Proxy):
         return StepResult.from_dict(result)
 
     def evaluate(self) -> Evaluation:
-        return Evaluation.from_dict(self._wait(self._host.evaluate(self._episode())))
+        return Evaluation.from_dict(self._ask("evaluate"))
 
     def snapshot(self) -> Any:
-        return self._wait(self._host.snapshot(self._episode()))
+        return self._ask("snapshot")
 
     def restore(self, snapshot: Any) -> None:
         self._start(lambda id: self._host.restore(snapshot, id))
@@ -86,7 +86,10 @@ class HostedWorld(Proxy):
             self._host.release(id)
 
     def _call(self, method: str, /, *arguments: Any, **named: Any) -> Any:
-        return self._wait(self._host.query(self._episode(), method, list(arguments), named))
+        return self._ask("query", method, list(arguments), named)
+
+    def _ask(self, op: str, *args: Any) -> Any:
+        return self._wait(self._host.ask(self._episode(), op, *args))
 
     def _episode(self) -> str:
         if self._id is None or not self._started:

@@ -20,6 +20,7 @@ TOKEN_VARIABLE = (
     "EVOLVER_ENV_TOKEN"  # environment variable with the bearer token of the environment service
 )
 BODY_S = 60.0  # seconds in which the body of a request has to arrive
+MAX_DROPPED, DROP_S = 256 << 20, 30.0  # bytes of a refused body that are read, and seconds
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -79,16 +80,15 @@ async def read_body(stream: AsyncIterator[bytes], limit: int) -> bytes:
     return bytes(body)
 
 
-async def drain(
-    stream: AsyncIterator[bytes], limit: int = 256 << 20, seconds: float = 30.0
-) -> None:
+async def drain(stream: AsyncIterator[bytes]) -> None:
     """Read and drop the rest of a body, up to a limit, so that a client which still sends gets to
     read its answer."""
+    left = MAX_DROPPED
     with contextlib.suppress(Exception):  # the client may have gone
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(DROP_S):
             async for chunk in stream:
-                limit -= len(chunk)
-                if limit < 0:
+                left -= len(chunk)
+                if left < 0:
                     return
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import base64
 import concurrent.futures
 import contextlib
 import json
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from envs import forked, packages, profile
+from envs.mcp_results import shown
 from envs.toolworld import SYSTEM, ToolWorld
 from envs.values import Json, mapped
 from envs.world import Task, Tool
@@ -414,7 +414,7 @@ class _Session:
         except Exception as error:
             self._changed = True  # as far as is known
             return f"error: {_innermost(error)}".replace(folder, SHOWN), False
-        text = _shown(result).replace(folder, SHOWN)
+        text = shown(result).replace(folder, SHOWN)
         return (f"error: {text}" if result.is_error else text or "(no output)"), not result.is_error
 
     def _wait(self, called: Coroutine[Any, Any, Any]) -> Any:
@@ -532,67 +532,6 @@ def _tool(tool: Any) -> Tool:
     described = tool.description or tool.title or ""
     function = {"name": tool.name, "description": described, "parameters": parameters}
     return {"type": "function", "function": function}
-
-
-def _shown(result: Any) -> str:
-    """Return a result as text: its blocks, and its structured content unless the texts say it too,
-    in one of them or, for a list, in one for each item. Objects in texts are one line of JSON."""
-    blocks, structured = [_text(block) for block in result.content], result.structured_content
-    texts = [block.text for block in result.content if block.type == "text"]
-    values, value = [_value(text) for text in texts], None
-    told = False
-    if structured is not None:
-        # A value that is no object is wrapped in one, a text or a list by any name.
-        (value,) = structured.values() if len(structured) == 1 else (structured,)
-        if not isinstance(value, str | list) and structured.keys() != {"result"}:
-            value = structured
-        saying = [*texts, *values, texts, values] if texts else []
-        told = structured in saying or value in saying
-        if not told:
-            blocks.append(json.dumps(structured, ensure_ascii=False))
-    if values and len(texts) == len(blocks) and all(isinstance(v, dict) for v in values):
-        listed = len(values) > 1 or (told and isinstance(value, list))
-        return json.dumps(values if listed else values[0], ensure_ascii=False)
-    return "\n".join(blocks)
-
-
-def _value(text: str) -> Any:
-    """Return the JSON value of a text, or the text itself."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _text(block: Any) -> str:
-    """Return a block of a result as text: what is text whole, of anything else what it is and where
-    it lies."""
-    if block.type == "text":
-        return block.text
-    if block.type == "resource":
-        place, text = block.resource, getattr(block.resource, "text", None)
-        data = getattr(place, "blob", None)
-        if data is not None and (place.mime_type or "").startswith("text/"):
-            with contextlib.suppress(ValueError):  # of another encoding
-                text, data = base64.b64decode(data).decode(), None
-        about = _about(uri=place.uri, type=place.mime_type, data=data)
-        return f"[resource {about}]" if text is None else f"[resource {about}]\n{text}"
-    if block.type == "resource_link":
-        about = _about(
-            name=block.name, title=block.title, uri=block.uri, type=block.mime_type,
-            description=block.description, bytes=block.size,
-        )  # fmt: skip
-        return f"[resource_link {about}]"
-    about = _about(type=getattr(block, "mime_type", None), data=getattr(block, "data", None))
-    return f"[{block.type} {about}]" if about else f"[{block.type}]"
-
-
-def _about(data: str | None = None, **facts: Any) -> str:
-    """Return the facts that are known, as "uri: a, type: b". data: bytes in base64, whose number
-    takes their place."""
-    if data is not None:
-        facts["bytes"] = len(data) * 3 // 4 - data[-2:].count("=")
-    return ", ".join(f"{name}: {fact}" for name, fact in facts.items() if fact not in (None, ""))
 
 
 def _innermost(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import threading
 import time
 import uuid
@@ -151,12 +152,9 @@ class Pool:
         self._lock = threading.Lock()
         self._instances: dict[str, Instance] = {}
         self.counts: collections.Counter[str] = collections.Counter()
-        self._worker_arguments: Json = {
-            "kwargs": kwargs,
-            "python": python,
-            "memory_mb": memory_mb,
-            "deadline": deadlines.start,
-        }
+        self._new_worker = functools.partial(
+            Worker, env, kwargs, python=python, memory_mb=memory_mb, deadline=deadlines.start
+        )
         self._slots = [Slot(self._spawn) for _ in range(workers)]
         starting = [slot.thread.submit(slot.worker) for slot in self._slots]
         try:
@@ -195,14 +193,10 @@ class Pool:
         ValueError."""
         return self._on(id, self._step, action, number)
 
-    def evaluate(self, id: str) -> Call:
-        return self._on(id, self._call, "evaluate", [])
-
-    def snapshot(self, id: str) -> Call:
-        return self._on(id, self._call, "snapshot", [])
-
-    def query(self, id: str, method: str, args: list[Any], kwargs: Json) -> Call:
-        return self._on(id, self._call, "query", [method, args, kwargs])
+    def ask(self, id: str, op: str, *args: Any) -> Call:
+        """Make another call in an episode: "evaluate", "snapshot", or "query" with the name of a
+        method, its arguments and its named arguments."""
+        return self._on(id, self._call, op, list(args))
 
     def info(self, id: str) -> Json:
         instance = self._find(id)
@@ -253,7 +247,7 @@ class Pool:
 
     def _spawn(self) -> Worker | RayWorker:
         self._count("workers started")
-        return Worker(self.env, **self._worker_arguments)
+        return self._new_worker()
 
     def _place(self) -> Slot:
         """Return the slot for a new instance. Raises PoolFull."""

@@ -42,7 +42,7 @@ from typing import Any
 from envs import handles
 from envs.renamed import KEY, meant, shown
 from envs.toolcalls import parse
-from envs.values import Json, mapped
+from envs.values import Json, mapped, parsed
 from envs.world import (
     Evaluation,
     Observation,
@@ -172,7 +172,8 @@ def _is_map(value: Json) -> bool:
     inner = list(value.values())
     if len(inner) < _FEWEST_LISTS or not all(isinstance(row, dict) for row in inner):
         return False
-    return not _is_table(value) and len({type(v) for row in inner for v in row.values()}) == 1
+    held = itertools.chain(*(row.values() for row in inner))
+    return not _is_table(value) and len(set(map(type, held))) == 1
 
 
 def _sorts(value: Json) -> bool:
@@ -220,22 +221,9 @@ def possible_names(tool: str, text: str) -> tuple[Cell, ...]:
     "Mr Bean: room 12", one of several lines, if it has no numbers, and the fields of an object that
     counts, lists or sorts things, as in {"figs": 3, "pears": 0, "plums": 8}, {"Hall 1": 3, "Hall
     2": 0} or {"Ann": "paid"}."""
-    try:
-        record = json.loads(text) if text.lstrip().startswith("{") else None
-    except (ValueError, RecursionError):
-        record = None
-    if isinstance(record, dict) and _is_map(record):
-        inner = itertools.chain(*(value for value in record.values()))
-        names = dict.fromkeys([*record, *inner])
-        return tuple(Cell("", "", name, (f"{tool} $.<name>",)) for name in names)
+    record = parsed(text) if text.lstrip().startswith("{") else None
     if isinstance(record, dict):
-        types = {type(value) for value in record.values()}
-        # A name of several words is none of a field.
-        words = any(" " in name for name in record)
-        few = len(record) < (_FEWEST_LISTS if words or types == {list} else _FEWEST_NUMBERS)
-        if (few or not (types <= {int, float} or types == {list})) and not _sorts(record):
-            return ()
-        return tuple(Cell("", "", name, (f"{tool} $.<name>",)) for name in record)
+        return tuple(Cell("", "", name, (f"{tool} $.<name>",)) for name in _names_in(record))
     found, lines = [], text.splitlines()
     for row, line in enumerate(lines):
         bullet = _BULLET.match(line)
@@ -267,6 +255,18 @@ def phrases(text: str) -> tuple[Cell, ...]:
                 kinds = (f"{before} _ {after}", f"{before} _")
                 found.append(Cell(str(n), "", " ".join(parts[start:end]), kinds))
     return tuple(found)
+
+
+def _names_in(record: Json) -> Iterable[str]:
+    """Return the fields of an object that may be names of things."""
+    if _is_map(record):
+        return dict.fromkeys([*record, *itertools.chain(*record.values())])
+    types = {type(value) for value in record.values()}
+    # A name of several words is none of a field.
+    words = any(" " in name for name in record)
+    few = len(record) < (_FEWEST_LISTS if words or types == {list} else _FEWEST_NUMBERS)
+    counts = not few and (types <= {int, float} or types == {list})
+    return record if counts or _sorts(record) else ()
 
 
 Feature = list[str]  # key, label, value
@@ -399,17 +399,20 @@ class Probed(Proxy):
 
     def __init__(self, world: World):
         self.world, self.name = world, world.name
-        self._task: Task | None = None
-        self._record: Json | None = None  # the task as JSON values, for snapshots
-        self._actions: list[str] = []
-        self._seed, self._over, self._answer = 0, False, None
-        self._evaluation: Evaluation | None = None
-        # [snapshot or None] if a check moved the world away from the episode
-        self._left: list[Any] = []
+        self._begin(None, 0)
         self._handles = handles.Handles()
-        self._readings: list[Sequence[Cell]] | None = None  # made before the closing text
         self._has_tools = False
         self._has_snapshots: dict[str, bool] = {}  # by the name of a task's world
+
+    def _begin(self, task: Task | None, seed: int) -> None:
+        self._task, self._seed = task, seed
+        self._record: Json | None = None  # the task as JSON values, for snapshots
+        self._actions: list[str] = []
+        self._over, self._answer = False, None
+        self._evaluation: Evaluation | None = None
+        self._readings: list[Sequence[Cell]] | None = None  # made before the closing text
+        # [snapshot or None] if a check moved the world away from the episode
+        self._left: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
         if name == "world":  # not yet set, as in a copy
@@ -490,16 +493,12 @@ class Probed(Proxy):
     def _playing(self) -> World:
         return self.world
 
-    def _begin(self, task: Task, seed: int) -> None:
-        self._task, self._seed, self._actions = task, seed, []
-        self._over, self._answer = False, None
-        self._inner = replace(task, verifier=task.verifier["start"]) if is_probed(task) else task
-        self._evaluation, self._readings, self._left, self._record = None, None, [], None
-
     def _start(self) -> Observation:
         assert self._task
-        self._handles = handles.Handles(self._task.meta.get(handles.KEY, ()))
-        return self.world.reset(self._inner, self._seed)
+        task = self._task
+        self._handles = handles.Handles(task.meta.get(handles.KEY, ()))
+        own = replace(task, verifier=task.verifier["start"]) if is_probed(task) else task
+        return self.world.reset(own, self._seed)
 
     def _play(self, action: str) -> StepResult:
         if not self._handles.kinds:

@@ -24,7 +24,7 @@ import weakref
 from dataclasses import dataclass
 from typing import IO, Any
 
-from envs.values import Json
+from envs.values import Json, parsed
 from envs.world import WorldError, WorldTimeout
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -206,7 +206,7 @@ class Worker:
                 line = bytes(self._buffer[:end])
                 del self._buffer[: end + 1]
                 searched = 0
-                reply = _read_json(line)
+                reply = parsed(line)
                 if isinstance(reply, dict) and reply.get("id") == id:
                     return reply
                 noise += len(line) + 1
@@ -299,10 +299,3 @@ def kill(process: Piped) -> None:
     process.wait()
     for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
         pipe.close()
-
-
-def _read_json(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None

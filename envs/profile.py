@@ -10,6 +10,8 @@ parameters its attributes.
 """
 
 import contextlib
+import functools
+import itertools
 import json
 import re
 import sys
@@ -50,7 +52,7 @@ def profile_of(name: str, entities: list[Json]) -> Json:
 def entity(name: str, functions: Sequence[Json]) -> Json:
     """Return an entity with these functions as its operations and their parameters as its
     attributes."""
-    attributes = {parameter for function in functions for parameter in _parameters(function)}
+    attributes = set(itertools.chain(*map(_parameters, functions)))
     operations = [
         {"name": f["name"], "description": str(f.get("description") or "")} for f in functions
     ]
@@ -76,7 +78,7 @@ def _nouns(names: Sequence[str]) -> list[str]:
     there is none."""
     words = [[_singular(word.lower()) for word in _WORD.findall(name)] for name in names]
     verbs = {first for first, *rest in filter(None, words) if rest}
-    counts = Counter(word for parts in words for word in set(parts))
+    counts = Counter(itertools.chain(*map(set, words)))
     nouns = []
     for parts in words:
         shared = [w for w in parts if counts[w] > 1 and w not in verbs and w not in _FILLERS]
@@ -87,11 +89,6 @@ def _nouns(names: Sequence[str]) -> list[str]:
 def _singular(word: str) -> str:
     plural = len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is"))
     return word[:-1] if plural else word
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print a profile, and return the exit code."""
-    return commands.called(shown, argv)
 
 
 def shown(
@@ -110,6 +107,9 @@ def shown(
     json.dump(profile, sys.stdout, indent=2, ensure_ascii=False)
     print()
     return 0
+
+
+main = functools.partial(commands.called, shown)  # returns the exit code
 
 
 if __name__ == "__main__":

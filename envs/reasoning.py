@@ -53,7 +53,7 @@ class Reasoning(TaskWorld):
             raise ValueError(f"options name {', '.join(unknown)}, which is not among the datasets")
         self._sizes = dict(zip(SPLITS, (n_train, n_dev, n_test)))
         self._seed, self._partial, self._examples = seed, partial, examples
-        self._cache: dict[tuple[str, str], Any] = {}
+        self._cache: dict[tuple[str, int, int], Any] = {}
 
     def tasks(self, split: str) -> list[Task]:
         tasks = []
@@ -118,24 +118,25 @@ class Reasoning(TaskWorld):
 
     def _dataset(self, name: str, split: str) -> Any:
         check_split(self.name, split, SPLITS)
-        if (name, split) not in self._cache:
-            size, rest = divmod(self._sizes[split], len(self._datasets))
-            size += self._datasets.index(name) < rest
-            seed = (self._seed * len(SPLITS) + SPLITS.index(split)) * SEEDS
-            self._cache[name, split] = self._questions(name, size, seed)
-        return self._cache[name, split]
+        size, rest = divmod(self._sizes[split], len(self._datasets))
+        size += self._datasets.index(name) < rest
+        seed = (self._seed * len(SPLITS) + SPLITS.index(split)) * SEEDS
+        return self._questions(name, size, seed)
 
     def _solved(self, name: str) -> Any:
         """Return the examples of a data set: the last questions of the range of its training
         split."""
-        if (name, "examples") not in self._cache:
-            seed = (self._seed * len(SPLITS) + 1) * SEEDS - self._examples
-            self._cache[name, "examples"] = self._questions(name, self._examples, seed)
-        return self._cache[name, "examples"]
+        seed = (self._seed * len(SPLITS) + 1) * SEEDS - self._examples
+        return self._questions(name, self._examples, seed)
 
     def _questions(self, name: str, size: int, seed: int) -> Any:
-        create = packages.load("reasoning_gym", "reasoning").create_dataset
-        return create(name, size=size, seed=seed, **self._options.get(name, {})) if size else []
+        if not size:
+            return []
+        if (name, size, seed) not in self._cache:
+            create = packages.load("reasoning_gym", "reasoning").create_dataset
+            more = self._options.get(name, {})
+            self._cache[name, size, seed] = create(name, size=size, seed=seed, **more)
+        return self._cache[name, size, seed]
 
 
 def answer_of(text: str) -> str:

@@ -109,15 +109,11 @@ class Client:
         names = ("reward", "terminated", "truncated", "tools", "info")
         return {"messages": data["state"]} | {name: data[name] for name in names}
 
-    def evaluate(self, id: str) -> Json:
-        return self._post("evaluate", "evaluate", instance_id=id, params={"raw": True})
-
-    def snapshot(self, id: str) -> Any:
-        return self._post("snapshot", "snapshot", instance_id=id)
-
-    def query(self, id: str, method: str, args: list[Any], kwargs: Json) -> Any:
-        params = {"query": method, "args": args, "kwargs": kwargs}
-        return self._post("get_info", "query", instance_id=id, params=params)
+    def ask(self, id: str, op: str, *args: Any) -> Any:
+        if op == "query":
+            params = dict(zip(("query", "args", "kwargs"), args))
+            return self._post("get_info", op, instance_id=id, params=params)
+        return self._post(op, op, instance_id=id, params={"raw": True})
 
     def release(self, id: str) -> None:
         """Release the instance. Failures are ignored: the service also releases instances that are

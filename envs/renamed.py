@@ -7,12 +7,13 @@ word that an agent writes means exactly one of the world's, whatever was shown.
 """
 
 import functools
+import itertools
 import random
 import re
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from envs.values import mapped
+from envs.values import Json, mapped
 from envs.world import Task
 
 KEY = "ids"  # of `Task.meta`: {"key": text, "forms": [...]}
@@ -35,29 +36,29 @@ def is_id(word: str) -> bool:
 def renamed(task: Task, key: str) -> Task:
     """Return the task with other ids in its words and its solution. Its verifier stays: `Probed`
     understands them."""
-    words = {word for action in task.reference for word in _WORD.findall(action)}
+    words = itertools.chain(*map(_WORD.findall, task.reference))
     forms = sorted({form_of(word) for word in words if is_id(word)})
     if not forms:
         return task
-    change = functools.partial(_changed, key=key, forms=frozenset(forms), back=False)
+    ids = {"key": key, "forms": forms}
+    change = _change(ids, back=False)
     meta = {name: mapped(value, change) for name, value in task.meta.items() if name in _WRITTEN}
-    meta = task.meta | meta | {KEY: {"key": key, "forms": forms}}
+    meta = task.meta | meta | {KEY: ids}
     reference = [change(action) for action in task.reference]
     return replace(task, query=change(task.query), reference=reference, meta=meta)
 
 
 def shown(task: Task) -> Callable[[str], str]:
     """Return the change of what a world says into what the agent of a renamed task reads."""
-    return _change(task, back=False)
+    return _change(task.meta[KEY], back=False)
 
 
 def meant(task: Task) -> Callable[[str], str]:
     """Return the change of what the agent of a renamed task writes into what it means there."""
-    return _change(task, back=True)
+    return _change(task.meta[KEY], back=True)
 
 
-def _change(task: Task, back: bool) -> Callable[[str], str]:
-    ids = task.meta[KEY]
+def _change(ids: Json, back: bool) -> Callable[[str], str]:
     forms = frozenset(ids["forms"])
     return functools.partial(_changed, key=ids["key"], forms=forms, back=back)
 

@@ -17,12 +17,13 @@ import asyncio
 import bisect
 import collections
 import contextlib
+import functools
 import json
 import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Literal
 
 from envs import commands, http
@@ -70,10 +71,8 @@ class Service:
     elsewhere may make its own name resolve to it.
     """
 
-    def __init__(
-        self, pool: Pool, *, token: str = "", max_body: int = MAX_BODY, local: bool = False
-    ):
-        self.pool, self._token, self._max_body, self._local = pool, token, max_body, local
+    def __init__(self, pool: Pool, *, token: str = "", local: bool = False):
+        self.pool, self._token, self._local = pool, token, local
         self._tasks: dict[str, dict[str, Json]] = {}  # by split and id
         # By route: the requests per bucket, then the sum of seconds.
         self._seconds: dict[str, list[float]] = {}
@@ -127,7 +126,7 @@ class Service:
     async def evaluate(self, body: Json) -> Any:
         """Return the score; with `params.sparse` 1.0 for success and else 0.0; with `params.raw`
         the Evaluation."""
-        evaluation = await self._wait(self.pool.evaluate(_instance(body)))
+        evaluation = await self._wait(self.pool.ask(_instance(body), "evaluate"))
         if body["params"].get("raw"):
             return evaluation
         return float(evaluation["success"]) if body["params"].get("sparse") else evaluation["score"]
@@ -143,11 +142,12 @@ class Service:
             return await self._wait(self.pool.profile())
         if method := _typed(params, "query", str):
             args, kwargs = _typed(params, "args", list) or [], _typed(params, "kwargs", dict) or {}
-            return await self._wait(self.pool.query(_instance(body), method, args, kwargs))
+            asked = self.pool.ask(_instance(body), "query", method, args, kwargs)
+            return await self._wait(asked)
         return self.pool.info(_instance(body))
 
     async def snapshot(self, body: Json) -> Any:
-        return await self._wait(self.pool.snapshot(_instance(body)))
+        return await self._wait(self.pool.ask(_instance(body), "snapshot"))
 
     async def restore(self, body: Json) -> Json:
         restored = self.pool.restore(body["params"].get("snapshot"), body["instance_id"])
@@ -194,7 +194,7 @@ class Service:
             )
 
     async def _body(self, request: Request) -> Json:
-        body = await http.read_json(request.stream(), self._max_body)
+        body = await http.read_json(request.stream(), MAX_BODY)
         if not isinstance(body, dict):
             raise ValueError("the body is not a JSON object")
         checked = {}
@@ -233,10 +233,14 @@ class Service:
         if not id:
             raise ValueError("'task_id' is missing")
         for name in [split] if split else SPLITS:
-            with contextlib.suppress(*(() if split else (ValueError,))):
+            try:
                 tasks = await self._split(name)
-                if id in tasks:
-                    return tasks[id]
+            except ValueError:
+                if split:
+                    raise
+                continue
+            if id in tasks:
+                return tasks[id]
         raise ValueError(f"{self.pool.env} has no task '{id}'")
 
     @contextlib.asynccontextmanager
@@ -435,11 +439,6 @@ def _call_text(name: str, arguments: Any) -> str:
 # ------------------------------------------------------------------------------------- command line
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until interrupted. Return the exit code."""
-    return commands.called(serve, argv, joint="_")
-
-
 def serve(
     *,
     env: str,
@@ -502,6 +501,9 @@ def serve(
     service = Service(pool, token=token, local=not token and host in http.LOOPBACK)
     uvicorn.Server(server_config(service.app)).run(sockets=[listener])
     return 0
+
+
+main = functools.partial(commands.called, serve, joint="_")  # returns the exit code
 
 
 if __name__ == "__main__":

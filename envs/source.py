@@ -70,12 +70,10 @@ class Source(contextlib.AbstractContextManager["Source"]):
 
 
 @contextlib.contextmanager
-def serving(
-    env: str, kwargs: str = "{}", *options: str, python: str | None = None
-) -> Iterator[str]:
+def serving(env: str, kwargs: str = "{}", *options: str) -> Iterator[str]:
     """Run a service in a separate process during the block and yield its URL. `options` are
     command-line options."""
-    command = [python or sys.executable, "-m", "envs.service", "--env", env, "--kwargs", kwargs]
+    command = [sys.executable, "-m", "envs.service", "--env", env, "--kwargs", kwargs]
     process = Piped(
         [*command, "--port", "0", *options], stdout=subprocess.PIPE, env=child_environment()
     )

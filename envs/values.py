@@ -70,6 +70,14 @@ def loads(text: str | bytes, where: str = "it") -> Any:
     return json_value(value, where)
 
 
+def parsed(text: str | bytes, other: Any = None) -> Any:
+    """Return the JSON value of a text, and another value if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return other
+
+
 def text(value: str) -> str:
     """Return the text with surrogate pairs joined and each lone surrogate, which UTF-8 lacks,
     replaced by U+FFFD."""

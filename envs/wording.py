@@ -71,7 +71,7 @@ def summaries(descriptions: Mapping[str, str]) -> dict[str, str]:
     described, or at too great length, is named by its name in words.
     """
     sentences = {name: _sentences(text) for name, text in descriptions.items()}
-    counts = Counter(sentence for inner in sentences.values() for sentence in set(inner))
+    counts = Counter(itertools.chain(*map(set, sentences.values())))
     own = {
         name: next((s for s in inner if counts[s] == 1), "") for name, inner in sentences.items()
     }

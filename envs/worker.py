@@ -88,7 +88,7 @@ def serve(requests: int, replies: int) -> None:
     """Serve requests from one file descriptor and reply on another until the first is closed."""
     threading.Thread(target=_end_with_parent, args=(requests,), daemon=True).start()
     hosted: list[Worlds] = []
-    with os.fdopen(requests, "rb") as lines:
+    with os.fdopen(requests, "rb") as lines, os.fdopen(replies, "wb") as answers:
         for line in lines:
             request = json.loads(line)
             # The watching thread never runs during a call that holds the interpreter lock; this
@@ -97,7 +97,8 @@ def serve(requests: int, replies: int) -> None:
             signal.setitimer(signal.ITIMER_PROF, allowed)
             answer = reply(request["id"], functools.partial(_run, hosted, request))
             signal.setitimer(signal.ITIMER_PROF, 0)
-            _write(replies, answer.encode() + b"\n")
+            answers.write(answer.encode() + b"\n")
+            answers.flush()
     os.killpg(0, signal.SIGKILL)
 
 
@@ -128,12 +129,6 @@ def _end_with_parent(requests: int) -> None:
     poll.register(requests, 0)
     poll.poll()
     os.killpg(0, signal.SIGKILL)
-
-
-def _write(replies: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(replies, view) :]
 
 
 def main() -> None:

@@ -8,8 +8,9 @@ the standard library only.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -247,16 +248,13 @@ class Proxy(World):
         return getattr(self._playing(), method)(*arguments, **named)
 
 
-def _calling(method: str) -> Callable[..., Any]:
-    def call(self: Proxy, *arguments: Any, **named: Any) -> Any:
-        return self._call(method, *arguments, **named)
-
-    return call
+def _called(self: Proxy, method: str, /, *arguments: Any, **named: Any) -> Any:
+    return self._call(method, *arguments, **named)
 
 
 for _name in vars(World):
     if not _name.startswith("_") and _name != "name":
-        setattr(Proxy, _name, _calling(_name))
+        setattr(Proxy, _name, functools.partialmethod(_called, _name))
 
 
 def snapshot_of(world: World) -> Any:

@@ -24,6 +24,8 @@ from envs.values import Json
 MAX_REQUESTS = 1000  # per piece of code; the package's default
 METHODS = ("get", "post", "put", "patch", "delete")
 OPTIONS = {"params", "json", "data", "headers"}
+# The folders to which the processes of this machine have AppWorld write the state after each step.
+OUTPUTS = f"evolver-{socket.gethostname()}-"
 PRIVATE = "admin"  # the app through which the package manages its databases
 
 
@@ -49,7 +51,8 @@ class Engine:
         from appworld import AppWorld, requester
 
         requester.build_main_app = _main_app
-        self._world = AppWorld(task_id=task_id, experiment_name=_outputs(), timeout_seconds=None)
+        mine = f"{OUTPUTS}{os.getpid()}"
+        self._world = AppWorld(task_id=task_id, experiment_name=mine, timeout_seconds=None)
         task = self._world.task
         self._apps = [app for app in self._world.requester.apps if app != PRIVATE]
         _forget_logouts(self._apps)
@@ -178,18 +181,11 @@ def _forget_logouts(apps: list[str]) -> None:
             manager.blacklisted_tokens.clear()
 
 
-def _outputs() -> str:
-    """Return the name of this process's folder, to which AppWorld writes the state after each
-    step."""
-    return f"evolver-{socket.gethostname()}-{os.getpid()}"
-
-
 def _sweep(outputs: Path) -> None:
     """Remove the folders of killed processes of this machine."""
-    mine = f"evolver-{socket.gethostname()}-"
-    for path in outputs.glob(mine + "*"):
+    for path in outputs.glob(OUTPUTS + "*"):
         try:
-            os.kill(int(path.name.removeprefix(mine)), 0)
+            os.kill(int(path.name.removeprefix(OUTPUTS)), 0)
         except (ValueError, ProcessLookupError):
             shutil.rmtree(path, ignore_errors=True)
         except OSError:

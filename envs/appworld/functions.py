@@ -16,12 +16,10 @@ HIDDEN_APP, HIDDEN = "api_docs", "supervisor.show_active_task"
 def schemas(docs: dict[str, dict[str, Json]], apps: list[str]) -> dict[str, Tool]:
     """Return the schemas of the APIs of `apps` by "app.api", from the docs {app: {api: doc}} of
     all."""
-    named = {
-        f"{app}.{api}": doc
-        for app in apps
-        if app != HIDDEN_APP
-        for api, doc in docs.get(app, {}).items()
-    }
+    named: dict[str, Json] = {}
+    for app in apps:
+        if app != HIDDEN_APP:
+            named |= {f"{app}.{api}": doc for api, doc in docs.get(app, {}).items()}
     return {name: _tool(name, doc) for name, doc in named.items() if name != HIDDEN}
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from envs import toolcalls
 from envs.appworld import functions, prompt
-from envs.profile import PREFERENCE, entity
+from envs.profile import entity, profile_of
 from envs.values import Json
 from envs.world import (
     Evaluation,
@@ -157,15 +157,12 @@ class AppWorld(ReplayWorld):
 
     def profile(self) -> Json:
         """Return a profile with the apps as entities and their APIs as operations."""
-        return {
-            "name": self.name,
-            "entities": [
-                entity(app, [{**doc, "name": name, "parameters": {}} for name, doc in docs.items()])
-                for app, docs in self._docs().items()
-                if app not in ("api_docs", "supervisor")
-            ],
-            "task_preference": PREFERENCE,
-        }
+        entities = [
+            entity(app, [{**doc, "name": name, "parameters": {}} for name, doc in docs.items()])
+            for app, docs in self._docs().items()
+            if app not in ("api_docs", "supervisor")
+        ]
+        return profile_of(self.name, entities)
 
     def close(self) -> None:
         if AppWorld._active is self:

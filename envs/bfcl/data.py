@@ -7,6 +7,7 @@ Nothing is written, and a ground-truth call is parsed but never run.
 import ast
 import functools
 import importlib.util
+import itertools
 import json
 import pathlib
 import random
@@ -112,7 +113,7 @@ def entries(category: str) -> dict[str, Entry]:
     truths = {row["id"]: row["ground_truth"] for row in _lines(data / "possible_answer" / name)}
     by_id = {}
     for row in _lines(data / name):
-        docs = [doc for class_name in row["involved_classes"] for doc in docs_of(class_name)]
+        docs = list(itertools.chain(*map(docs_of, row["involved_classes"])))
         parameters = {doc["name"]: list(doc["parameters"]["properties"]) for doc in docs}
         by_id[row["id"]] = Entry(
             id=row["id"],

@@ -10,6 +10,7 @@ houses expects the common ones.
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -100,6 +101,5 @@ class Family:
 
     @functools.cached_property
     def _reserved(self) -> frozenset[tuple[str, ...]]:
-        return frozenset(
-            self.house(rules, rarity).wants for rules in range(HOUSES) for rarity in self.shares
-        )
+        numbers = itertools.product(range(HOUSES), self.shares)
+        return frozenset(self.house(*number).wants for number in numbers)

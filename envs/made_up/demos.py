@@ -9,6 +9,7 @@ Others are exercises in reading lists, which is what tiny policies learn last: t
 name that a query says, in a row that may show the id first.
 """
 
+import itertools
 import random
 from collections.abc import Sequence
 
@@ -82,4 +83,4 @@ def reading(rng: random.Random, seed: int) -> Json:
 
 
 def _calls(actions: Sequence[str]) -> list[Call]:
-    return [call for action in actions for call in parse(action).calls]
+    return list(itertools.chain(*(parse(action).calls for action in actions)))

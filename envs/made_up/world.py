@@ -6,6 +6,7 @@ A task's seed is the number of its world times `STARTS`, plus the number of its 
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import random
 from typing import Any
@@ -150,7 +151,8 @@ class State:
         kind, attribute = op.kind, op.attribute.name
         if op.does == "list":
             kinds = self.plan.kinds if kind is ALL else [kind]
-            return self.listing([(k, id) for k in kinds for id in self[k]], kind is ALL)
+            listed = itertools.chain(*(itertools.product([k], self[k]) for k in kinds))
+            return self.listing(list(listed), kind is ALL)
         entities = self[kind]
         if op.does == "which":
             found = [(kind, id) for id, e in entities.items() if e[attribute] == given["value"]]

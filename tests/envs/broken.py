@@ -181,17 +181,14 @@ class AnswersNothing(Store):
 
 
 class SysExit(Store):
+    end = staticmethod(sys.exit)
+
     def put(self, arguments):
-        if arguments.get("key") == "":
-            sys.exit(0)
-        return super().put(arguments)
+        return self.end(0) if arguments.get("key") == "" else super().put(arguments)
 
 
-class OsExit(Store):
-    def put(self, arguments):
-        if arguments.get("key") == "":
-            os._exit(0)
-        return super().put(arguments)
+class OsExit(SysExit):
+    end = staticmethod(os._exit)
 
 
 class ExitsInReset(Store):
@@ -258,16 +255,15 @@ class RenamedDev(SameDev):
 
 class Leaks(Store):
     kept: list[bytearray] = []
+    lost: int | bytes = 20 << 20
 
     def reset(self, task, seed=0):
-        self.kept.append(bytearray(20 << 20))
+        self.kept.append(bytearray(self.lost))
         return super().reset(task, seed)
 
 
 class LeaksTouched(Leaks):
-    def reset(self, task, seed=0):
-        self.kept.append(bytearray(b"x" * (5 << 20)))
-        return Store.reset(self, task, seed)
+    lost = b"x" * (5 << 20)
 
 
 # -------------------------------------------------------------------------------------------------- texts and types
@@ -300,17 +296,15 @@ class HugeScore(Store):
         return Evaluation(10**400, True)
 
 
-class DeepInfo(Store):
-    def step(self, action):
-        value: Any = 1
-        for _ in range(500):
-            value = [value]
-        return dataclasses.replace(super().step(action), info={"value": value})
-
-
 class ObjectInfo(Store):
+    info: dict[str, Any] = {"calls": {1, 2}}
+
     def step(self, action):
-        return dataclasses.replace(super().step(action), info={"calls": {1, 2}})
+        return dataclasses.replace(super().step(action), info=self.info)
+
+
+class DeepInfo(ObjectInfo):
+    info = {"value": json.loads("[" * 500 + "]" * 500)}
 
 
 class NoneText(Store):

@@ -3,6 +3,7 @@ can."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -79,8 +80,7 @@ class Twins(Counter):
         goals = self._goals if split == self._split else self._goals[:1]
         return [
             Task(f"count-{split}-{i}", self.name, f"Count to {goal}.", split, seed=i)
-            for i in range(3)
-            for goal in goals
+            for i, goal in itertools.product(range(3), goals)
         ]
 
 

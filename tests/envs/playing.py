@@ -1,10 +1,11 @@
 """How the tests of this folder play a world."""
 
+import itertools
 import random
 
 from envs import conformance
 from envs.desk.plans import LEVELS, WORLDS, Unfit
-from envs.toolcalls import call_text, parse
+from envs.toolcalls import Call, call_text, parse
 from envs.travel import Travel, plain
 from envs.world import Observation, World, text_of
 
@@ -57,8 +58,12 @@ def without(actions, n):
     return [*actions[:n], *actions[n + 1 :]]
 
 
-def calls_of(task):
-    return [call for action in task.reference for call in parse(action).calls]
+def calls_in(turns) -> list[Call]:
+    return list(itertools.chain(*(parse(turn).calls for turn in turns)))
+
+
+def calls_of(task) -> list[Call]:
+    return calls_in(task.reference)
 
 
 def plain_plans(world, n):

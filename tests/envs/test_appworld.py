@@ -2,6 +2,7 @@
 installed."""
 
 import ast
+import itertools
 import json
 import os
 import re
@@ -15,8 +16,8 @@ from envs.appworld.mini.data import SPLITS
 from envs.process import ROOT, Deadlines
 from envs.source import Source
 from envs.toolcalls import call_text
-from envs.world import Task
-from tests.envs.playing import assert_conforms
+from envs.world import Task, text_of
+from tests.envs.playing import assert_conforms, begin, take_all, told
 from tests.envs.test_process import alone
 
 # ------------------------------------------------------------------------------------------ extraction of code
@@ -162,6 +163,11 @@ def official(tmp_path):
     return made
 
 
+def said(world, code):
+    """Return what the world says to a block of code."""
+    return told(world, block(code))
+
+
 def begun(world, id="0a1_1"):
     """Return a world with an episode."""
     world.reset(Task(id, "appworld", ""))
@@ -188,10 +194,9 @@ def test_an_episode(official):
     assert result.messages[0]["role"] == "tool"
     assert result.info["errors"] == 1 and not result.info["parse_error"]
     result = world.step("I am thinking.")
-    assert "nothing was run" in result.messages[0]["content"]
+    assert "nothing was run" in text_of(result.messages)
     assert result.info["parse_error"] and not result.terminated
-    for action in SOLUTION[1:]:
-        result = world.step(action)
+    *_, result = map(world.step, SOLUTION[1:])
     assert result.terminated and result.reward == 1.0 and result.info["answer"].endswith(" lines")
     assert world.evaluate().success
     assert world.evaluate().components == {"progress": 1.0, "tests": 1.0}
@@ -225,8 +230,7 @@ def test_instances_in_one_process_take_turns(official):
     first.step(block("set a"))
     second = begun(official(engine=engine), "0a1_2")
     second.step(block("damage"))
-    said = first.step(block("say hello")).messages[0]["content"]
-    assert "hello 2" in said  # the second line of its session
+    assert "hello 2" in said(first, "say hello")  # the second line of its session
     progress = [world.evaluate().components["progress"] for world in (first, second)]
     assert progress == [0.5, 0.0]
     assert engine.opened == ["0a1_1", "0a1_2", "0a1_1", "0a1_2"]
@@ -241,7 +245,7 @@ def test_a_synthetic_task_plays_in_the_world_of_its_entry(official):
 
 def test_long_outputs_are_cut_with_a_note(official):
     world = begun(official(max_output=10))
-    text = world.step(block("say " + "x" * 50)).messages[0]["content"]
+    text = said(world, "say " + "x" * 50)
     assert "x" * 10 + "\n[42 more characters were cut off]" in text and "x" * 11 not in text
 
 
@@ -365,9 +369,9 @@ def test_a_call_that_cannot_be_made_is_refused(started, name, arguments, problem
 
 def test_mini_has_scenarios_of_three_over_five_apps_and_more():
     world = make("appworld", engine=FakeEngine())
-    tasks = [task for split in SPLITS for task in world.tasks(split)]
+    tasks = list(itertools.chain(*map(world.tasks, SPLITS)))
     assert len(tasks) == len({task.id for task in tasks}) == 48
-    assert len({app for task in tasks for app in task.meta["apps"]}) >= 5
+    assert len(set(itertools.chain(*(task.meta["apps"] for task in tasks)))) >= 5
     scenarios = {task.meta["scenario"]: task.split for task in tasks}
     for scenario, split in scenarios.items():
         variants = [task for task in tasks if task.meta["scenario"] == scenario]
@@ -431,8 +435,7 @@ def world():
 
 def play(world, task, actions):
     world.reset(task)
-    for action in actions:
-        result = world.step(action)
+    *_, result = map(world.step, actions)
     return result, world.evaluate()
 
 
@@ -480,7 +483,7 @@ def test_the_real_engine_conforms(world):
 def shown(world, name, **arguments):
     """The JSON value that a call shows."""
     result = world.step(world.call_text(name, arguments))
-    text = result.messages[0]["content"]
+    text = text_of(result.messages)
     assert result.info["errors"] == 0, text
     return json.loads(re.fullmatch(r"Output:\n```\n(.*)\n```\n\n", text, re.DOTALL)[1])
 
@@ -498,7 +501,7 @@ def logged_in(world, app):
 def test_calls_can_be_made_with_what_earlier_answers_showed(world):
     """The account's password comes from one answer, its user name from another, the token from a
     third."""
-    world.reset(world.tasks("train")[0])
+    begin(world)
     listed = [tool["function"] for tool in world.functions()]
     functions = {function["name"]: function["parameters"] for function in listed}
     assert len(functions) == 452 and "api_docs.show_api_doc" not in functions
@@ -519,7 +522,7 @@ def test_a_logout_ends_with_its_episode(world):
     """The tokens of two episodes of a task are equal, and the package remembers them in the
     process."""
     for _ in range(2):
-        world.reset(world.tasks("train")[0])
+        begin(world)
         token = logged_in(world, "todoist")
         assert shown(world, "todoist.show_projects", access_token=token)
         shown(world, "todoist.logout", access_token=token)
@@ -527,76 +530,59 @@ def test_a_logout_ends_with_its_episode(world):
         assert world.step(again).info["errors"] == 1
 
 
-@real
-def test_code_is_confined_and_cannot_end_the_worker(world):
-    task = world.tasks("train")[0]
-    world.reset(task)
-    refused = [
-        "print(open('/etc/hostname').read())",
-        "import pathlib\nprint(pathlib.Path('/etc/hostname').read_text())",
-        "import os\nprint(os.scandir('/'))",
-        "print(__import__('os').system('true'))\nopen('/tmp/evolver-was-here', 'w')",
-        "import appworld.task\nprint(appworld.task.Task.load(apis.supervisor.show_active_task and 'x_1').ground_truth)",
-        f"from appworld.ground_truth import GroundTruth\nprint(GroundTruth.load('{task.id}').answer)",
-        "print(__import__('socket').create_connection(('127.0.0.1', 9)))",
-        "raise SystemExit",
-        "raise KeyboardInterrupt",
-        "class Odd(BaseException): pass\nraise Odd",
-        "input()",
-        "(" * 300,
-        "print('\\ud800')\n1/0",
-        "x = '\0'",
-    ]
-    for code in refused:
-        output = world.step(block(code)).messages[0]["content"]
-        assert "failed" in output or "not allowed" in output, (code, output)
-    assert not os.path.exists("/tmp/evolver-was-here")
-    assert "ok" in world.step(block("print('ok')")).messages[0]["content"]
-    for action in task.reference:
-        world.step(action)
-    assert world.evaluate().success
+REFUSED = [  # {id}: of the task
+    "print(open('/etc/hostname').read())",
+    "import pathlib\nprint(pathlib.Path('/etc/hostname').read_text())",
+    "import os\nprint(os.scandir('/'))",
+    "print(__import__('os').system('true'))\nopen('/tmp/evolver-was-here', 'w')",
+    "import os\nos.mkfifo('/tmp/evolver-was-here')",
+    "print(__import__('socket').create_connection(('127.0.0.1', 9)))",
+    "import os\nprint(os.environ['EVOLVER_SECRET'])",
+    "import os\nos.sys.modules['envs.appworld.confine']._armed = False\nprint(open('/etc/hostname').read())",
+    "import os\nprint(os.sys.modules['envs.appworld.mini.data'].tasks()[0].turns)",
+    "import os\nprint(os.sys.modules['envs.appworld.world'].AppWorld._active._task.reference)",
+    "import os\nos.sys.modules['envs.appworld.engine'].Engine.tests = lambda self: [('no_op_fail', True)]",
+    "import appworld.task\nprint(appworld.task.Task.load(apis.supervisor.show_active_task and 'x_1').ground_truth)",
+    "from appworld.ground_truth import GroundTruth\nprint(GroundTruth.load('{id}').answer)",
+    "print(requester.client.get('admin/dbs'))",
+    "print(apis.admin)",
+    "raise SystemExit",
+    "raise KeyboardInterrupt",
+    "class Odd(BaseException): pass\nraise Odd",
+    "input()",
+    "(" * 300,
+    "print('\\ud800')\n1/0",
+    "x = '\0'",
+    "x = [0] * 10**9",
+]
+IN_VAIN = [  # it changes a copy that nobody asks
+    "import os\nos.sys.modules['envs.appworld.world']._score = lambda tests, reward: 1 / 0",
+    "import os\nos.sys.modules['appworld.evaluator'].evaluate_task = lambda **_: 1 / 0",
+]
 
 
 @real
-def test_the_score_is_out_of_reach_of_the_code(world):
+@pytest.mark.parametrize("code", [*REFUSED, *IN_VAIN])
+def test_code_reaches_neither_files_nor_the_score_and_cannot_end_the_worker(world, code):
     """The process that runs code has no task, answer, engine or evaluator; and the next episode
     starts in another."""
     task = world.tasks("train")[0]
-    tricks = [
-        "import os\nprint(os.sys.modules['envs.appworld.mini.data'].tasks()[0].turns)",
-        "import os\nprint(os.sys.modules['envs.appworld.world'].AppWorld._active._task.reference)",
-        "import os\nos.sys.modules['envs.appworld.engine'].Engine.tests = lambda self: [('no_op_fail', True)]",
-        "import os\nos.sys.modules['envs.appworld.world']._score = lambda tests, reward: 1 / 0",
-        "import os\nos.sys.modules['envs.appworld.confine']._armed = False\nprint(open('/etc/hostname').read())",
-        "import os\nos.sys.modules['appworld.evaluator'].evaluate_task = lambda **_: 1 / 0",
-        "import appworld.task\nprint(appworld.task.Task.load('x_1').ground_truth.answer)",
-        f"from appworld.ground_truth import GroundTruth\nprint(GroundTruth.load({task.id!r}).answer)",
-        "print(requester.client.get('admin/dbs'))",
-        "print(apis.admin)",
-        "import os\nos.mkfifo('/tmp/evolver-was-here')",
-        "import os\nprint(os.environ['EVOLVER_SECRET'])",
-        "x = [0] * 10**9",
-    ]
-    for trick in tricks:
-        world.reset(task)
-        shown = world.step(block(trick)).messages[0]["content"]
-        assert world.evaluate().score == 0.0 and not world.evaluate().success, trick
-        assert task.reference[0][20:60] not in shown
-        allowed = ("_score = ", "evaluate_task = ")  # a copy that nobody asks
-        assert "Execution failed" in shown or any(word in trick for word in allowed), (trick, shown)
-    assert not os.path.exists("/tmp/evolver-was-here")
-    assert play(world, task, task.reference)[1].success
+    world.reset(task)
+    shown = said(world, code.replace("{id}", task.id))
+    assert code in IN_VAIN or "Execution failed" in shown or "not allowed" in shown
+    assert task.reference[0][20:60] not in shown and not os.path.exists("/tmp/evolver-was-here")
+    assert world.evaluate().score == 0.0 and not world.evaluate().success
+    assert "ok" in said(world, "print('ok')")
+    take_all(world, task.reference)
+    assert world.evaluate().success and play(world, task, task.reference)[1].success
 
 
 @real
 def test_a_session_that_ends_loses_its_variables_and_no_more(world):
     task = world.tasks("train")[0]
-    setup, find, act = task.reference
     world.reset(task)
-    shown = world.step(block("import os\nos.sys.modules['os'].abort()")).messages[0]["content"]
-    assert "The session ended" in shown
-    for action in (setup, find, act):
-        result = world.step(action)
+    assert "The session ended" in said(world, "import os\nos.sys.modules['os'].abort()")
+    *_, result = map(world.step, task.reference)
     assert result.terminated and world.evaluate().success
 
 
@@ -605,6 +591,5 @@ def test_endless_code_is_stopped():
     with alone("appworld", {"timeout_s": 1}, python=PYTHON, deadlines=PATIENT) as world:
         task = world.tasks("train")[0]
         world.reset(task)
-        assert "timed out" in world.step(block("while True: pass")).messages[0]["content"]
-        for action in task.reference[:1]:
-            world.step(action)
+        assert "timed out" in said(world, "while True: pass")
+        world.step(task.reference[0])

@@ -15,7 +15,7 @@ from envs.appworld import confine
 from envs.appworld.engine import Engine
 from envs.appworld.sandbox import Session, SessionEnded
 from envs.process import ROOT
-from tests.envs.test_process import is_running, wait_until
+from tests.envs.test_process import all_end
 
 PREPARED = """
 import ctypes, os, socket, sqlite3, subprocess, sys, threading, _posixsubprocess
@@ -151,7 +151,7 @@ def test_a_hostile_session_is_ended_and_nothing_else_happens(what):
     with Played(play, seconds=0.5 if what == "silence" else 20.0) as played:
         with pytest.raises(SessionEnded, match=reason):
             played.session.run("code", 50)
-        assert wait_until(lambda: not is_running(played.process.pid))
+        assert all_end(played.process.pid)
 
 
 def test_requests_are_answered_until_there_is_an_output():

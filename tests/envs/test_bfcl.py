@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import random
@@ -25,13 +26,14 @@ from envs.bfcl.replies import official_calls
 from envs.bfcl.world import Apis
 from envs.toolcalls import Call, call_text
 from envs.world import Task
+from tests.envs.playing import begin, take_all
 
 THREADS = 8
 
 
 @functools.cache
 def every_entry() -> tuple[bfcl.Entry, ...]:
-    return tuple(entry for category in CATEGORIES for entry in bfcl.entries(category).values())
+    return tuple(itertools.chain(*(bfcl.entries(category).values() for category in CATEGORIES)))
 
 
 def play(world: Bfcl, entry: bfcl.Entry, turns: list[list[Call]], one_by_one: bool = True) -> bool:
@@ -49,7 +51,7 @@ def play(world: Bfcl, entry: bfcl.Entry, turns: list[list[Call]], one_by_one: bo
 
 def corrupt(turns: list[list[Call]], rng: random.Random) -> None:
     """Change one argument of one call to another value of its type."""
-    call = rng.choice([call for calls in turns for call in calls])
+    call = rng.choice(list(itertools.chain(*turns)))
     if not call.arguments:
         call.arguments["unexpected"] = 1
         return
@@ -139,8 +141,7 @@ def test_all_ground_truths_score_one_in_threads():
     def solve(task):
         world = thread_world()
         world.reset(task)
-        for action in task.reference:
-            result = world.step(action)
+        *_, result = map(world.step, task.reference)
         evaluation = world.evaluate()
         return result.terminated and evaluation.score == evaluation.components["progress"] == 1.0
 
@@ -150,11 +151,9 @@ def test_all_ground_truths_score_one_in_threads():
 
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_wrong_trajectories_score_as_the_package_scores_them(every):
-    cases = [
-        (entry, kind, turns)
-        for entry in every_entry()[::every]
-        for kind, turns in variants(entry).items()
-    ]
+    cases = []
+    for entry in every_entry()[::every]:
+        cases += [(entry, kind, turns) for kind, turns in variants(entry).items()]
 
     def ours(case):
         entry, kind, turns = case
@@ -206,7 +205,7 @@ def test_malformed_calls_end_the_turn_or_are_answered():
     broken = '<tool_call>\n{"name": "pwd", "arguments": {}\n</tool_call>'
     official_world, lenient = Bfcl(), Bfcl(malformed="error")
     for world in (official_world, lenient):
-        world.reset(world.tasks("all")[0])
+        begin(world, split="all")
     ended, answered = official_world.step(broken), lenient.step(broken)
     assert ended.messages[0]["role"] == "user" and ended.info["parse_error"]
     assert answered.messages[0]["role"] == "tool" and answered.info["errors"] == 1
@@ -438,11 +437,10 @@ def test_oracle_tools_are_few_seeded_sufficient_and_labelled():
     world = Bfcl("multi_turn_miss_func", tools="oracle+3")
     for task in world.tasks("val")[::10]:
         truth = bfcl.entries("multi_turn_miss_func")[task.id].truth
-        needed = {call.name for turn in truth for call in turn}
+        needed = {call.name for call in itertools.chain(*truth)}
         first = world.reset(task, seed=1)
         assert len(first.tools) <= len(needed) + 3
-        for action in task.reference:
-            world.step(action)
+        take_all(world, task.reference)
         assert world.evaluate().success
         assert world.reset(task, seed=1) == first
         assert task.meta["official"] is False
@@ -517,7 +515,7 @@ def test_wrong_arguments_are_named(arguments, message):
 def test_conversations_are_those_of_some_api_classes():
     files, both = Bfcl(classes="GorillaFileSystem"), Bfcl(classes=["GorillaFileSystem", "MathAPI"])
     assert len(files.tasks("all")) == 13 and len(both.tasks("all")) == 25
-    names = {name for task in both.tasks("all") for name in names_of(both.reset(task).tools)}
+    names = set().union(*(names_of(both.reset(task).tools) for task in both.tasks("all")))
     assert {"mkdir", "logarithm"} <= names and not {"post_tweet", "get_stock_info"} & names
 
 

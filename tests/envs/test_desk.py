@@ -2,6 +2,7 @@
 docs/environments.md."""
 
 import importlib
+import itertools
 import json
 import random
 import re
@@ -21,7 +22,7 @@ from envs.home import SmartHome
 from envs.toolcalls import call_text, parse
 from envs.travel import Travel, plain
 from envs.world import Task
-from tests.envs.playing import assert_conforms, calls_of, plain_plans, play, without
+from tests.envs.playing import assert_conforms, calls_in, calls_of, plain_plans, play, without
 
 PAGE = Path(__file__).parents[2] / "docs/environments.md"
 LIBRARY = re.search(r"```python\n(# library.py\n.*?)```", PAGE.read_text(), re.DOTALL)[1]
@@ -50,6 +51,10 @@ def world(kind):
 @pytest.fixture(scope="module")
 def demonstrate(kind):
     return lambda n, **arguments: [kind[1](random.Random(i), **arguments) for i in range(n)]
+
+
+def tools_called(demo):
+    return [call.name for call in calls_in(m["content"] for m in demo["messages"][2:])]
 
 
 def family(world):
@@ -192,7 +197,8 @@ def test_houses_of_one_rarity_use_its_desk_calls_and_each_of_them(world):
 def test_demonstrated_houses_are_others_and_have_common_desk_calls_most_often(world):
     kind, rng = family(world), random.Random(0)
     houses = [kind.any_house(rng) for _ in range(4000)]
-    reserved = {kind.house(n, rarity) for n in range(HOUSES) for rarity in kind.shares}
+    numbers = itertools.product(range(HOUSES), kind.shares)
+    reserved = {kind.house(*number) for number in numbers}
     assert reserved.isdisjoint(houses)
     if len(kind.operations) < 4:
         return  # so few houses that those left out change the shares
@@ -269,8 +275,7 @@ def test_demonstrations_are_well_formed_and_as_careful_as_asked(world, demonstra
 
 def test_careful_demonstrations_show_houses_only_below_an_experience(world, demonstrate):
     def said(found):
-        turns = [m["content"] for demo in found for m in demo["messages"][2:]]
-        return {call.name for turn in turns for call in parse(turn).calls}
+        return set(itertools.chain(*map(tools_called, found)))
 
     common = [desk for desk, share in family(world).desk.items() if share == 0.25]
     assert not said(demonstrate(60, care=1.0, houses=True)) & set(family(world).desk)
@@ -301,7 +306,7 @@ def test_an_experience_names_the_calls_of_the_same_goals_and_no_values(world, de
     named = 0
     for demo in demonstrate(60, care=1.0, hint=1.0, houses=True):
         block = demo["messages"][1]["content"].partition("</EXP>\n")[0]
-        made = [call.name for m in demo["messages"][2:] for call in parse(m["content"]).calls]
+        made = tools_called(demo)
         paths = [line.rpartition(": ")[2].rstrip(".").split(", ") for line in block.split("\n")]
         named += len(made) in map(len, paths)
         assert not re.search(r"\b([A-Z]\d\d|Red|Jazz|Kitchen|Anna|Rome|Ann|Dune|Abel)\b", block)

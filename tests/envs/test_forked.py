@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from envs import forked
-from tests.envs.test_process import is_running, wait_until
+from tests.envs.test_process import all_end, is_running, wait_until
 
 ENV = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
 
@@ -25,6 +25,12 @@ def program(folder, text, name="program.py"):
 def ended():
     yield
     forked._end()
+
+
+def ran(words):
+    """Return what a copy of a program does without input."""
+    copy = forked.copying(words, ENV)
+    return subprocess.run(copy, input=b"", capture_output=True, env=ENV)
 
 
 def both(words, *arguments, **options):
@@ -82,7 +88,7 @@ def test_a_copy_ends_with_its_command(tmp_path):
     assert is_running(number)
     command.send_signal(signal.SIGKILL)
     command.wait()
-    assert wait_until(lambda: not is_running(number))
+    assert all_end(number)
 
 
 def test_nothing_stays_where_the_process_that_starts_copies_is_killed(tmp_path):
@@ -101,7 +107,7 @@ def test_nothing_stays_where_the_process_that_starts_copies_is_killed(tmp_path):
     assert place.exists()
     starter.kill()
     starter.wait()
-    assert wait_until(lambda: not is_running(number) and not place.parent.exists())
+    assert all_end(number) and wait_until(lambda: not place.parent.exists())
 
 
 LATE = """
@@ -225,7 +231,7 @@ def test_one_that_shares_something_runs_from_its_first_line(tmp_path, monkeypatc
 def test_each_log_says_what_the_program_said_before(tmp_path):
     words = program(tmp_path, SERVER.format(top="print('loaded', file=sys.stderr)"))
     for _ in range(2):
-        done = subprocess.run(forked.copying(words, ENV), input=b"", capture_output=True, env=ENV)
+        done = ran(words)
         assert done.stderr == b"loaded\n" and b" False " in done.stdout
 
 
@@ -250,11 +256,9 @@ state = Calls(calls=0)
 
 def test_a_process_that_is_copied_and_dies_is_started_again(tmp_path):
     words = program(tmp_path, SERVER.format(top=""))
-    copy = forked.copying(words, ENV)
-    subprocess.run(copy, input=b"", env=ENV, capture_output=True)
+    ran(words)
     ((process, _),) = forked._running.values()
     below = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
     os.kill(int(below.stdout.split()[0]), signal.SIGKILL)
     process.wait(30)
-    again = forked.copying(words, ENV)
-    assert subprocess.run(again, input=b"", env=ENV, capture_output=True).returncode == 4
+    assert ran(words).returncode == 4

@@ -1,6 +1,7 @@
 """The gymnasium bridge in both directions."""
 
 import collections
+import itertools
 import json
 import re
 
@@ -65,7 +66,8 @@ def test_a_text_environment_as_a_world():
     check_env(Echo(), skip_render_check=True)
     world = GymWorld(Echo(), n_train=3)
     assert len(world.tasks("train")) == 3
-    seeds = [task.seed for split in ("train", "dev", "test") for task in world.tasks(split)]
+    splits = map(world.tasks, ("train", "dev", "test"))
+    seeds = [task.seed for task in itertools.chain(*splits)]
     assert len(set(seeds)) == len(seeds)
     start = begin(world, seed=1)
     assert start == begin(world, seed=1)

@@ -79,12 +79,11 @@ def test_the_check_of_a_task_logs_in_by_itself():
     assert cells("list_notes", before) != cells("list_notes", after)
 
     def features(text):
-        rows = json.loads(text)
-        return sorted(
-            [row["note_id"], f"$[*].{field}", json.dumps(value).strip('"')]
-            for row in rows
-            for field, value in row.items()
-        )
+        found = []
+        for row in json.loads(text):
+            fields = ((f"$[*].{field}", json.dumps(value)) for field, value in row.items())
+            found += [[row["note_id"], label, value.strip('"')] for label, value in fields]
+        return sorted(found)
 
     probe = found | {"before": features(before), "after": features(after)}
     known = [row["note_id"] for row in json.loads(before)]

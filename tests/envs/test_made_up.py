@@ -1,6 +1,7 @@
 """Made-up worlds: every own task is solved by its reference, hidden rules hold, and what later
 worlds are tested with is not shown."""
 
+import itertools
 import json
 import random
 import re
@@ -39,6 +40,10 @@ def test_references_solve_the_tasks_and_nothing_less_does():
             assert not play(MadeUp(), task, task.reference[-1:]).success, task
 
 
+def schemas_of(number):
+    return str([op.schema for op in plan_of(number).operations])
+
+
 def found_by(call, entity):
     """Return whether a call lists entities, or finds this one by its name."""
     return not call.arguments or [entity["name"]] == list(call.arguments.values())
@@ -49,7 +54,7 @@ def test_a_query_tells_all_that_its_goals_need_and_no_id_that_has_to_be_looked_u
     for task in tasks():
         calls = calls_of(task)
         kinds = start_of(plan_of(task.seed // STARTS), task.seed).entities
-        entities = {id: e for kind in kinds for id, e in kind.items()}
+        entities = dict(itertools.chain(*(kind.items() for kind in kinds)))
         for n, call in enumerate(calls):
             for value in map(text_of, call.arguments.values()):
                 told = value in task.query or n in task.meta["needed"]
@@ -89,10 +94,10 @@ def test_a_goal_is_refused_until_the_call_that_its_rule_needs():
 
 
 def test_worlds_differ_and_depend_on_their_number_alone():
-    tools = {str([op.schema for op in plan_of(number).operations]) for number in NUMBERS}
+    tools = set(map(schemas_of, NUMBERS))
     assert len(tools) == len(NUMBERS)
     plan_of.cache_clear()
-    assert {str([op.schema for op in plan_of(n).operations]) for n in NUMBERS} == tools
+    assert set(map(schemas_of, NUMBERS)) == tools
 
 
 def test_some_demonstrations_find_a_rule_out():
@@ -126,7 +131,7 @@ def test_the_text_that_introduces_tools_takes_few_tokens():
 
 def test_words_of_the_worlds_that_policies_are_tested_in_are_not_shown():
     pools = " ".join(str(value) for name, value in vars(words).items() if name.isupper())
-    pools += str([op.schema for number in NUMBERS for op in plan_of(number).operations])
+    pools += str([schemas_of(number) for number in NUMBERS])
     known = "member book fine lend pay thermostat temperature degrees room kitchen Dune Hana"
     assert not set(known.lower().split()) & set(re.findall("[a-z]+", pools.lower()))
 

@@ -14,13 +14,14 @@ from types import SimpleNamespace
 import pytest
 
 from envs import make
-from envs.mcp import AGREED, RESTARTS, McpWorld, _innermost, _printed, _shown, _Spare, _text
+from envs.mcp import AGREED, RESTARTS, McpWorld, _innermost, _printed, _Spare
+from envs.mcp_results import shown, text_of
 from envs.source import Source
 from envs.toolcalls import call_text
 from envs.toolworld import SYSTEM
 from envs.world import Task, opening
 from tests.envs.playing import told, used
-from tests.envs.test_process import is_running, wait_until
+from tests.envs.test_process import all_end, is_running, wait_until
 
 SERVER = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 needs_mcp = pytest.mark.skipif(
@@ -207,7 +208,7 @@ def test_a_server_waits_for_the_next_episode_and_ends_with_the_world():
     assert used(world, "pid") == waiting
     waiting = spare.next.result().call("pid", {})[0]
     world.close()
-    assert wait_until(lambda: not any(map(is_running, [*numbers, waiting])))
+    assert all_end(*numbers, waiting)
 
 
 @needs_mcp
@@ -248,9 +249,9 @@ def test_a_server_that_bears_no_other_one_is_started_when_the_last_one_has_ended
 def test_a_reset_tool_can_be_named():
     with pytest.raises(ValueError, match="no tool 'add_note' that resets it without arguments"):
         opened("reset", reset_tool="add_note").reset(TASK)
-    for name, shown in (("reset", False), (None, True)):
+    for name, is_shown in (("reset", False), (None, True)):
         world = opened("reset", reset_tool=name)
-        assert ("reset" in tools_of(world)) is shown
+        assert ("reset" in tools_of(world)) is is_shown
         world.close()
 
 
@@ -274,7 +275,7 @@ def test_closing_a_world_whose_server_still_starts_ends_it_at_once(tmp_path):
 
 def test_no_block_of_a_result_is_lost():
     def block(**facts):
-        return _text(SimpleNamespace(**facts))
+        return text_of(SimpleNamespace(**facts))
 
     def resource(**facts):
         return block(type="resource", resource=SimpleNamespace(**facts))
@@ -300,7 +301,7 @@ def test_no_block_of_a_result_is_lost():
 
 
 @pytest.mark.parametrize(
-    ("texts", "structured", "shown"),
+    ("texts", "structured", "text"),
     [
         (["3 notes found"], {"notes": ["a", "b"]}, '3 notes found\n{"notes": ["a", "b"]}'),
         (["done"], {"result": 7}, 'done\n{"result": 7}'),
@@ -320,17 +321,17 @@ def test_no_block_of_a_result_is_lost():
         (['{"a": 1}', '{"a": 2}'], None, '[{"a": 1}, {"a": 2}]'),
     ],
 )
-def test_structured_content_is_shown_unless_the_texts_say_it(texts, structured, shown):
+def test_structured_content_is_shown_unless_the_texts_say_it(texts, structured, text):
     content = [SimpleNamespace(type="text", text=text) for text in texts]
-    assert _shown(SimpleNamespace(content=content, structured_content=structured)) == shown
+    assert shown(SimpleNamespace(content=content, structured_content=structured)) == text
 
 
 @needs_mcp
 def test_resources_of_a_result_are_shown(world):
     world.reset(TASK)
-    shown = used(world, "attach")
-    assert "notes://1" in shown and "buy milk" in shown
-    assert "all notes" in shown and "notes://all" in shown and "every note" in shown
+    attached = used(world, "attach")
+    for part in ("notes://1", "buy milk", "all notes", "notes://all", "every note"):
+        assert part in attached
 
 
 @needs_mcp
@@ -374,8 +375,8 @@ def test_each_episode_begins_with_a_copy_of_the_files(tmp_path, stateless):
     world, pids = opened("files", "{files}", **kept), []
     for _ in range(2):
         world.reset(TASK)
-        shown = [used(world, tool) for tool in ("place", "variable", "list_files")]
-        assert shown == ["/files", "/files/log", "letters/ann.txt"]
+        told = [used(world, tool) for tool in ("place", "variable", "list_files")]
+        assert told == ["/files", "/files/log", "letters/ann.txt"]
         assert used(world, "keep_file", name="/files/b.txt") == "written to /files/b.txt"
         refused = used(world, "keep_file", name="/files/no/b.txt")
         assert "'/files/no/b.txt'" in refused and "mcp-files" not in refused

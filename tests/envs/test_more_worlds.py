@@ -3,6 +3,7 @@ ones if installed."""
 
 import dataclasses
 import importlib.util
+import itertools
 import shutil
 import sys
 import types
@@ -254,7 +255,7 @@ def test_what_scienceworld_did_not_take_is_an_error(science, monkeypatch, answer
 def test_scienceworld_lists_the_tasks_of_the_benchmark():
     world = make("scienceworld")
     tasks = {split: world.tasks(split) for split in ("train", "dev", "test")}
-    ids = [task.id for found in tasks.values() for task in found]
+    ids = [task.id for task in itertools.chain(*tasks.values())]
     assert len(ids) == len(set(ids)) == sum(VARIATIONS.values()) == 7207
     assert len(VARIATIONS) == 30
     assert [len(split_variations("boil", split)) for split in tasks] == [14, 7, 9]
@@ -427,7 +428,8 @@ def test_solved_questions_precede_a_question_of_reasoning(gym_of_reasons):
     assert roles == ("system", "user", "assistant", "user", "assistant", "user")
     assert texts[1].startswith("more: ")
     assert texts[2] == f"<answer>{int(texts[1].split()[1]) + 1}</answer>"
-    everything = {t.query for split in ("train", "dev", "test") for t in world.tasks(split)}
+    splits = map(world.tasks, ("train", "dev", "test"))
+    everything = {task.query for task in itertools.chain(*splits)}
     assert task.query == texts[5] and not {texts[1], texts[3]} & everything and texts[1] != texts[3]
     world.step(texts[2])
     assert not world.evaluate().success

@@ -18,7 +18,7 @@ pytest.importorskip("mcp")
 from envs import openapi
 from tests.envs.playing import used
 from tests.envs.test_mcp import tools_of
-from tests.envs.test_process import is_running, wait_until
+from tests.envs.test_process import all_end, wait_until
 
 OTHERS = {name: SPEC[name] for name in ("openapi", "info")}
 ROOT = str(Path(__file__).parents[2])
@@ -96,7 +96,7 @@ def test_a_service_ends_with_its_world_however_that_ends(number, code):
         started = children(bridge.pid)
         bridge.send_signal(number)
         assert bridge.wait(20) == code
-        assert wait_until(lambda: not any(map(is_running, started)))
+        assert all_end(*started)
     finally:
         bridge.kill()
 

@@ -42,6 +42,11 @@ def wait_until(condition, seconds: float = 20.0) -> bool:
     return condition()
 
 
+def all_end(*pids: int | str) -> bool:
+    """Wait for the end of some processes."""
+    return wait_until(lambda: not any(map(is_running, pids)))
+
+
 @contextlib.contextmanager
 def alone(env: str, kwargs: dict | None = None, **options):
     """Yield a world in the only worker of a pool."""
@@ -156,7 +161,7 @@ def test_a_fault_ends_the_call_and_the_next_episode_works(fault, at):
                 world.evaluate()
             assert solve(world) == 1.0
         pid = worker_pid(world)
-    assert wait_until(lambda: not is_running(pid))
+    assert all_end(pid)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +219,7 @@ def test_a_workers_child_ends_with_it():
         with pytest.raises(WorldTimeout) as caught:
             world.step("break")
         child = int(re.search(r"child (\d+)", str(caught.value)).group(1))
-        assert wait_until(lambda: not is_running(child))
+        assert all_end(child)
 
 
 def test_memory_is_limited():
@@ -239,7 +244,7 @@ def test_a_killed_client_leaves_nothing():
     client.send_signal(signal.SIGKILL)
     client.wait()
     client.stdout.close()
-    assert wait_until(lambda: not is_running(worker))
+    assert all_end(worker)
 
 
 # ------------------------------------------------------------------------------------------------ pools
@@ -414,7 +419,7 @@ def test_a_closed_pool_leaves_no_process(begun):
         pool.close()
         with pytest.raises(WorldError):
             stepping.result(20)
-    assert wait_until(lambda: not any(map(is_running, pids)))
+    assert all_end(*pids)
 
 
 def test_a_source_says_what_is_wrong():

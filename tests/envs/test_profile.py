@@ -1,6 +1,7 @@
 """Profiles drafted from tool schemas: every tool and parameter appears, whatever the names look
 like."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -53,10 +54,10 @@ parameters = st.lists(st.text(min_size=1, max_size=5), max_size=3)
 @given(st.lists(st.tuples(st.text(max_size=12), parameters), max_size=8))
 def test_every_tool_is_an_operation_once_and_the_draft_is_json(named):
     drafted = profile.draft("world", [tool(name, *parameters) for name, parameters in named])
-    operations = [o["name"] for entity in drafted["entities"] for o in entity["operations"]]
-    assert sorted(operations) == sorted(name for name, _ in named)
-    attributes = {a for entity in drafted["entities"] for a in entity["attributes"]}
-    assert attributes == {parameter for _, parameters in named for parameter in parameters}
+    operations = itertools.chain(*(entity["operations"] for entity in drafted["entities"]))
+    assert sorted(o["name"] for o in operations) == sorted(name for name, _ in named)
+    attributes = [entity["attributes"] for entity in drafted["entities"]]
+    assert set().union(*attributes) == set().union(*(given for _, given in named))
     assert json.loads(json.dumps(drafted)) == drafted
 
 

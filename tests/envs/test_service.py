@@ -37,18 +37,18 @@ from tests.envs.test_process import (
     COUNTER,
     FAULTY,
     SHORT,
+    all_end,
     check_functions,
-    is_running,
     wait_until,
 )
 
 
 @contextlib.contextmanager
-def service(env=COUNTER, kwargs=None, token="", max_body=1 << 20, local=False, **pool):
+def service(env=COUNTER, kwargs=None, token="", local=False, **pool):
     """Run a service in a thread of this process. Yield (url, pool)."""
     pool = Pool(env, kwargs, workers=1, **pool)
     listener = listen("127.0.0.1", 0)
-    app = Service(pool, token=token, max_body=max_body, local=local).app
+    app = Service(pool, token=token, local=local).app
     server = uvicorn.Server(server_config(app, log_level="critical"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -251,7 +251,7 @@ def test_broken_bodies_are_refused(counter, data):
     assert post(url, "step", data=data)[0] == 400
 
 
-@pytest.mark.parametrize("megabytes", [2, 50])
+@pytest.mark.parametrize("megabytes", [5, 50])
 def test_a_body_that_is_too_large_is_answered(counter, megabytes):
     status, answer = post(counter[0], "step", data=b" " * (megabytes << 20))
     assert status == 413 and "larger than" in answer["detail"]
@@ -438,7 +438,7 @@ def test_a_service_that_ends_during_a_rollout_leaves_nothing(how):
     server.stdout.close()
     with pytest.raises(WorldError):
         world.step("+")
-    assert wait_until(lambda: not is_running(worker))
+    assert all_end(worker)
     listen("127.0.0.1", port_of(url)).close()  # the port is free
     world.close()
 
