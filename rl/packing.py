@@ -124,9 +124,15 @@ def pack(samples: Sequence[Sample], row: int, *, share: bool = False, most: int 
     for i, sample in enumerate(samples):
         if len(sample) > row:
             raise SampleTooLong(f"sample {i} has {len(sample)} tokens, a row {row}")
-    families = _families(samples, row) if share else [(0, [item]) for item in range(len(samples))]
-    lengths = [_tokens([family], samples) for family in families]
-    rows = assign(lengths, row, most)
+    choices: list[Families] = [[(0, [item]) for item in range(len(samples))]]
+    choices += _families(samples, row) if share else []
+
+    def assigned(families: Families) -> list[list[int]]:
+        return assign([_tokens([family], samples) for family in families], row, most)
+
+    # Rows take time, and those of fewer tokens may be more of them, as a family is not cut.
+    families = min(choices, key=lambda one: (len(assigned(one)), _tokens(one, samples)))
+    rows = assigned(families)
 
     def empty(dtype: type, fill: int = 0) -> np.ndarray:
         return np.full((len(rows), row), fill, dtype)
@@ -171,20 +177,16 @@ def pack(samples: Sequence[Sample], row: int, *, share: bool = False, most: int 
     return packed
 
 
-def _families(samples: Sequence[Sample], row: int) -> Families:
-    """Return (tokens of what they share, indices of the samples), each of at most `row` tokens, in
-    order.
-
-    Either samples of the same prompt share all of it, or all samples what all prompts begin with,
-    such as the tools: what takes fewer tokens.
-    """
+def _families(samples: Sequence[Sample], row: int) -> list[Families]:
+    """Return two choices of (tokens of what they share, indices of the samples), each of at most
+    `row` tokens, in order: samples of the same prompt share all of it, or all samples share what
+    all prompts begin with, such as the tools."""
     by_prompt: dict[bytes, list[int]] = {}
     for i, sample in enumerate(samples):
         by_prompt.setdefault(sample.tokens[: _prompt(sample)].tobytes(), []).append(i)
     apart = [(_prompt(samples[items[0]]), items) for items in by_prompt.values()]
     together = [(beginning_of(samples), list(range(len(samples))))]
-    choices = [_in_rows(families, samples, row) for families in (apart, together)]
-    return min(choices, key=lambda families: _tokens(families, samples))
+    return [_in_rows(families, samples, row) for families in (apart, together)]
 
 
 def _in_rows(families: Families, samples: Sequence[Sample], row: int) -> Families:
