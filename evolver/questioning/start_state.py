@@ -396,13 +396,15 @@ class StartState:
                 about |= {call.key: (n, call) for call in self.about(event)}
         calls = [found for key, found in about.items() if key not in known]
         episode = self.open() if calls else None
+        tried = []  # all of them first: `_is_made_possible` starts the world again
         for n, call in calls:
             if episode and not episode.over:
-                event = episode.again(call)
-                if event.ok and not event.cells:
-                    self.battery.append(Probe(event, awaits=True))
-                elif not event.ok and self._is_made_possible(call, events, n):
-                    self.battery.append(Probe(event, needs=[], awaits=True))
+                tried.append((n, call, episode.again(call)))
+        for n, call, event in tried:
+            if event.ok and not event.cells:
+                self.battery.append(Probe(event, awaits=True))
+            elif not event.ok and self._is_made_possible(call, events, n):
+                self.battery.append(Probe(event, needs=[], awaits=True))
 
     def _is_made_possible(self, call: Event, events: Events, n: int) -> bool:
         """Return True if a call is refused before change n of a walk and not after it."""

@@ -1,12 +1,14 @@
 """The embedded explorer in worlds of other people: text adventures, MCP servers, and the real
 packages."""
 
+import dataclasses
 import functools
 import importlib.util
 import json
 import os
 import random
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -24,6 +26,7 @@ from evolver.questioning.kinds import start_state
 from evolver.questioning.llm import LlmExplorer
 from evolver.questioning.operation_stats import OperationStats
 from evolver.questioning.phrasing import about_rows
+from evolver.questioning.start_state import StartState
 from evolver.questioning.values import SeenValues
 from tests.evolver.explorers import Questioning, curious, proposal, solves, walking
 
@@ -453,3 +456,18 @@ def test_real_appworld_is_explored():
         tasks, _ = explored(source.world, 3, starts, breadth=12, depth=24, rehearsals=0)
     assert len(tasks) == 3
     assert all("complete_task" in task.reference[-1] for task in tasks)
+
+
+def test_calls_that_may_show_a_change_later_are_all_tried_in_the_same_start():
+    """Replaying the walk for one of them must not change what the next one is told."""
+    refused, empty = Event("show", {"id": 1}, "", ok=False), Event("notes", {"id": 1}, "", ok=True)
+    added = Event("add", {"id": 1}, "", "ok", ok=True, changes=True)
+    state = mock.Mock(slow=False, battery=[], about=lambda event: [refused, empty])
+
+    def again(call):
+        full = state._is_made_possible.called and call is empty
+        return dataclasses.replace(call, result="shown 7" if full else "")
+
+    state.open.return_value = mock.Mock(over=False, again=again)
+    StartState._await(state, [added])
+    assert [probe.event.name for probe in state.battery if probe.awaits] == ["show", "notes"]
