@@ -163,7 +163,7 @@ def test_a_service_restarted_in_mid_rollout_ends_its_episodes_and_serves_the_nex
     assert stops <= {StopReason.ENV_ERROR, StopReason.DONE, StopReason.MAX_TURNS}
     errors = [t.error for t in before if t.stop is StopReason.ENV_ERROR]
     # The restart came between two steps, or during one.
-    assert all(re.search("no instance|did not answer", error) for error in errors)
+    assert all(re.search("no instance|did not answer", error) for error in errors), errors
     assert [t.outcome for t in after[1:]] == [1.0] * (GROUP - 1)
 
 
