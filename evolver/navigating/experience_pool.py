@@ -101,8 +101,7 @@ class ExperiencePool:
         cosines in the order of their ids. The queries are embedded together."""
         if not self._experiences:
             return [[] for _ in queries]
-        vectors_QD = self.embedder(queries)
-        return [self._nearest(vector_D, k, min_similarity) for vector_D in vectors_QD]
+        return self._nearest(self.embedder(queries), k, min_similarity)
 
     def record(self, ids: Sequence[str], *, success: bool, expected: float) -> None:
         """Count one guided rollout that carried `ids`; ids that are no longer in the pool are
@@ -155,20 +154,26 @@ class ExperiencePool:
         self.load_state(read_pool(folder))
 
     def _nearest(
-        self, vector_D: np.ndarray, k: int, min_similarity: float
-    ) -> list[tuple[Experience, float]]:
+        self, vectors_QD: np.ndarray, k: int, min_similarity: float
+    ) -> list[list[tuple[Experience, float]]]:
         experiences = self.all()
         count = min(k + _TIES, len(self))
-        found = search(self._vectors_ND, vector_D, count, MetricKind.Cos, exact=True, threads=1)
-        cosines = zip(found.keys, np.round(1 - found.distances.astype(float), 6))
-        near = [(experiences[n], float(c)) for n, c in cosines if c >= min_similarity]
-        return sorted(near, key=lambda pair: (-pair[1], pair[0].id))[:k]
+        # all queries at once: the vectors of a large pool are read from memory
+        found = search(self._vectors_ND, vectors_QD, count, MetricKind.Cos, exact=True, threads=1)
+        keys_QN = np.reshape(found.keys, (len(vectors_QD), count))
+        cosine_QN = 1 - np.reshape(found.distances, keys_QN.shape).astype(float)
+        nearest = []
+        for keys_N, cosine_N in zip(keys_QN, np.round(cosine_QN, 6)):
+            pairs = zip(keys_N, cosine_N)
+            near = [(experiences[n], float(c)) for n, c in pairs if c >= min_similarity]
+            nearest.append(sorted(near, key=lambda pair: (-pair[1], pair[0].id))[:k])
+        return nearest
 
     def _twin(self, experience: Experience, vector_D: np.ndarray) -> Experience | None:
         """Return the experience of the pool that says the same, None if there is none."""
         if not self._experiences or experience.id in self:
             return self._experiences.get(experience.id)
-        found = self._nearest(vector_D, _MOST_TWINS, DUPLICATE)
+        (found,) = self._nearest(vector_D[None], _MOST_TWINS, DUPLICATE)
         near = [other for other, _ in found]
         contents = [other.content for other in near]
         if experience.content in contents:
