@@ -1,9 +1,9 @@
 """Copies of a Python program that was started once: its imports and its tools take most of a start.
 
-`copying` gives a command line that behaves like `python program.py ARGUMENTS`, in a fraction of the
-time. The first one starts a process that imports what the program imports at its top, and forks for
-each command that connects to it. The copy has the streams, arguments, directory and environment of
-the command and ends when the command is ended.
+`copying` gives a command line that behaves like `python program.py ARGUMENTS`, or like `python -m
+program ARGUMENTS`, in a fraction of the time. The first one starts a process that imports what the
+program imports at its top, and forks for each command that connects to it. The copy has the
+streams, arguments, directory and environment of the command and ends when the command is ended.
 
 A program that defines its tools and then calls `asyncio.run` or `anyio.run`, as servers do, is
 copied where it does: all copies begin there. Another one, and one that first opens files or
@@ -53,6 +53,7 @@ _UNSAFE = (
 )  # fmt: skip
 BEGINS_S = 10.0  # until the program begins its event loop
 STARTS_S = 60.0  # until the imports are done
+MODULE = "-m "  # begins a program that is the name of a module
 LEARNT = ".learnt"  # ends the name of the file of what the first copies import
 LEARNT_FROM = 2  # of them
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
@@ -98,8 +99,10 @@ def copying(words: list[str], env: dict[str, str], *, here: bool = True) -> list
 
 def _script(words: list[str], env: dict[str, str]) -> list[str] | None:
     """Return a command line that runs a Python file, as interpreter, file and arguments, None if
-    it runs none. The first line of an installed command, such as that of uvicorn, names its
-    interpreter."""
+    it runs none. In the place of the file, "-m name" stands for a module. The first line of an
+    installed command, such as that of uvicorn, names its interpreter."""
+    if words[1:2] == ["-m"] and len(words) > 2 and _PYTHON.fullmatch(Path(words[0]).name):
+        return [words[0], MODULE + words[2], *words[3:]]
     if len(words) > 1 and words[1].endswith(".py") and Path(words[1]).is_file():
         python, path = words[0], words[1]
     elif words and (path := shutil.which(words[0], path=env.get("PATH")) or ""):
@@ -212,7 +215,7 @@ def begin(program: str, asked: dict[str, Any], listening: socket.socket) -> tupl
     os.dup2(written, 1)
     os.dup2(log, 2)
     unsafe: list[str] = []
-    known, here = set(os.listdir("/proc/self/fd")), (str(Path(program).parent), asked["folder"])
+    known, here = set(os.listdir("/proc/self/fd")), (str(file_of(program).parent), asked["folder"])
     sys.addaudithook(functools.partial(_note_unsafe, unsafe, here))
     is_copy: list[bool] = []
     loops: list[Any] = [sys.modules[name] for name in ("asyncio", "anyio") if name in sys.modules]
@@ -255,27 +258,46 @@ def _note_unsafe(
         path, _, flags = about
         writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         whole = os.path.abspath(path)
-        beside = whole.startswith(here) and not whole.startswith(sys.prefix + os.sep)
-        beside &= not path.endswith(_CODE)
-        if writes or beside:
+        beside = any(_is_beside(whole, folder) for folder in here)
+        if writes or (beside and not path.endswith(_CODE)):
             unsafe.append(path)
     elif event.startswith(_UNSAFE) or (event == "sqlite3.connect" and about[0] != ":memory:"):
         unsafe.append(event)
 
 
+def file_of(program: str) -> Path:
+    """Return the file of a program. That of a module is found without an import of its package.
+    Raises FileNotFoundError."""
+    if not program.startswith(MODULE):
+        return Path(program)
+    names = program.removeprefix(MODULE).split(".")
+    for folder in (os.getcwd(), *sys.path):
+        place = Path(folder, *names)
+        for file in (place / "__main__.py", place.with_name(f"{names[-1]}.py")):
+            if file.is_file():
+                return file
+    raise FileNotFoundError(program)
+
+
+def _is_beside(path: str, folder: str) -> bool:
+    """Return True for a path in a folder, but not in an environment of Python that is there."""
+    return path.startswith(folder + os.sep) and not path.startswith(sys.prefix + os.sep)
+
+
 def preload(program: str) -> None:
     """Import the installed packages that a program imports at its top. What lies beside it may have
     state, and is imported by each copy."""
-    beside = str(Path(program).parent)
+    file = file_of(program)
+    beside = os.getcwd() if program.startswith(MODULE) else str(file.parent)
     sys.path.insert(0, beside)
-    for node in ast.parse(Path(program).read_text(encoding="utf-8")).body:
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [node.module]
         for name in names:
             with contextlib.suppress(Exception):
                 spec = importlib.util.find_spec(name.partition(".")[0])
-                if spec and not str(spec.origin).startswith(beside + os.sep):
+                if spec and not _is_beside(str(spec.origin), beside):
                     importlib.import_module(name)
 
 
@@ -346,7 +368,11 @@ def settle(program: str, arguments: list[str], folder: str, env: dict[str, str])
 def run(program: str, arguments: list[str], folder: str, env: dict[str, str]) -> None:
     """Run the program in this process."""
     settle(program, arguments, folder, env)
-    runpy.run_path(program, run_name="__main__")
+    if program.startswith(MODULE):
+        sys.path[0] = folder
+        runpy.run_module(program.removeprefix(MODULE), run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(program, run_name="__main__")
 
 
 def ended(run: Callable[[], None]) -> int:

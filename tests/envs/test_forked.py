@@ -145,6 +145,21 @@ def test_an_installed_command_is_copied(tmp_path):
     assert copy != ["say", "hello"] and subprocess.check_output(copy) == b"['hello']\n"
 
 
+def test_a_module_is_copied(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    says = "import sys\nprint(__name__, __package__, sys.argv, sys.path[0])\n"
+    (tmp_path / "shop" / "till").mkdir(parents=True)
+    (tmp_path / "shop/__init__.py").write_text("print('opened')\n")
+    (tmp_path / "shop/till/__init__.py").write_text("money = 7\n")
+    (tmp_path / "shop/till/__main__.py").write_text(f"from . import money\n{says}print(money)\n")
+    (tmp_path / "shop/desk.py").write_text(says)
+    for name in ("shop.till", "shop.desk", "calendar"):
+        started, copy = both([sys.executable, "-m", name], "2026")
+        assert copy.stdout == started.stdout and copy.returncode == started.returncode == 0
+    words = [sys.executable, "-m", "shop.closed"]
+    assert forked.copying(words, ENV) == words
+
+
 def test_a_lost_socket_is_made_again(tmp_path):
     words = program(tmp_path, "print('ran')\n")
     first = forked.copying(words, ENV)
