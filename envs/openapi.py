@@ -101,7 +101,7 @@ def serving(command: str) -> Iterator[str]:
                 raise Unusable(
                     f"{command!r} does not listen on port {port} (its exit code: {code})"
                 )
-            time.sleep(0.05)
+            time.sleep(0.005)  # each episode may wait for this
         yield f"http://127.0.0.1:{port}"
     finally:
         end(process, 5)
