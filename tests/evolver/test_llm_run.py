@@ -121,7 +121,7 @@ def test_an_asynchronous_run_that_is_killed_loses_and_doubles_nothing(call, tiny
     prices = tmp_path / "prices.json"
     prices.write_text('{"tiny": [1.0, 2.0]}')
     words = [*LABELLED, "--config.rollout.async_depth=1", f"--config.llm.prices={prices}"]
-    words.append("--config.steps=3")
+    words += ["--config.steps=3", "--config.llm.budget_tokens=-1"]
     started = [sys.executable, *runs.command(tiny, workdir, *asking(server, *words))]
     with subprocess.Popen(started, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:

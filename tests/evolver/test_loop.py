@@ -20,8 +20,9 @@ from envs.source import serving
 from evolver import loop
 from evolver.config import cli
 from evolver.files.workdir import Workdir, read_tasks
-from evolver.phases import evaluation, extraction, learning, rollouts
+from evolver.phases import evaluation, learning, rollouts
 from evolver.processes.interrupt import Interrupted, Stop
+from evolver.recipes import Recipe
 from models import chat, hf
 from models.tokenizer import Tokenizer
 from rl.engines import EngineFault
@@ -360,7 +361,7 @@ def test_a_file_in_the_way_is_one_message(tiny, tmp_path, capsys, mode):
     [
         pytest.param(rollouts, "roll_out", 4, 3, EngineFault, marks=pytest.mark.slow),
         (learning, "sync", 3, 3, EngineFault),
-        pytest.param(extraction, "remember", 3, 2, TypeError, marks=pytest.mark.slow),
+        pytest.param(Recipe, "remember", 3, 2, TypeError, marks=pytest.mark.slow),
     ],
 )
 def test_whatever_ends_a_run_its_complete_steps_are_saved(
@@ -373,7 +374,7 @@ def test_whatever_ends_a_run_its_complete_steps_are_saved(
         return function(*args, **kwargs)
 
     function, calls = getattr(module, name), [name]
-    monkeypatch.setattr(module, name, broken)
+    monkeypatch.setattr(module, name, staticmethod(broken))
     if error is EngineFault:
         assert go(tiny, tmp_path / "run", RARELY) == 1
         told = capsys.readouterr().err
