@@ -215,7 +215,7 @@ def begin(program: str, asked: dict[str, Any], listening: socket.socket) -> tupl
     os.dup2(written, 1)
     os.dup2(log, 2)
     unsafe: list[str] = []
-    known, here = set(os.listdir("/proc/self/fd")), (str(file_of(program).parent), asked["folder"])
+    known, here = set(os.listdir("/proc/self/fd")), (home_of(program), asked["folder"])
     sys.addaudithook(functools.partial(_note_unsafe, unsafe, here))
     is_copy: list[bool] = []
     loops: list[Any] = [sys.modules[name] for name in ("asyncio", "anyio") if name in sys.modules]
@@ -279,18 +279,25 @@ def file_of(program: str) -> Path:
     raise FileNotFoundError(program)
 
 
+def home_of(program: str) -> str:
+    """Return the folder in which a program finds its own code: that of its file, or the current one
+    where a module is run."""
+    return os.getcwd() if program.startswith(MODULE) else str(file_of(program).parent)
+
+
 def _is_beside(path: str, folder: str) -> bool:
-    """Return True for a path in a folder, but not in an environment of Python that is there."""
-    return path.startswith(folder + os.sep) and not path.startswith(sys.prefix + os.sep)
+    """Return True for a path in a folder, but not in an environment of Python that is there. A
+    program may itself lie below Python's own folder, as in /usr/src."""
+    installed = sys.prefix.startswith(folder + os.sep) and path.startswith(sys.prefix + os.sep)
+    return path.startswith(folder + os.sep) and not installed
 
 
 def preload(program: str) -> None:
     """Import the installed packages that a program imports at its top. What lies beside it may have
     state, and is imported by each copy."""
-    file = file_of(program)
-    beside = os.getcwd() if program.startswith(MODULE) else str(file.parent)
+    beside = home_of(program)
     sys.path.insert(0, beside)
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+    for node in ast.parse(file_of(program).read_text(encoding="utf-8")).body:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [node.module]

@@ -127,12 +127,12 @@ def pack(samples: Sequence[Sample], row: int, *, share: bool = False, most: int 
     choices: list[Families] = [[(0, [item]) for item in range(len(samples))]]
     choices += _families(samples, row) if share else []
 
-    def assigned(families: Families) -> list[list[int]]:
-        return assign([_tokens([family], samples) for family in families], row, most)
+    def assigned(families: Families) -> tuple[list[list[int]], Families]:
+        return assign([_tokens([family], samples) for family in families], row, most), families
 
     # Rows take time, and those of fewer tokens may be more of them, as a family is not cut.
-    families = min(choices, key=lambda one: (len(assigned(one)), _tokens(one, samples)))
-    rows = assigned(families)
+    packings = map(assigned, choices)
+    rows, families = min(packings, key=lambda one: (len(one[0]), _tokens(one[1], samples)))
 
     def empty(dtype: type, fill: int = 0) -> np.ndarray:
         return np.full((len(rows), row), fill, dtype)

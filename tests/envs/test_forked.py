@@ -160,6 +160,20 @@ def test_a_module_is_copied(tmp_path, monkeypatch):
     assert forked.copying(words, ENV) == words
 
 
+@pytest.mark.parametrize(
+    ("prefix", "path", "beside"),
+    [
+        ("/usr", "/usr/src/app/state.py", True),
+        ("/usr/src/app/.venv", "/usr/src/app/state.py", True),
+        ("/usr/src/app/.venv", "/usr/src/app/.venv/lib/package.py", False),
+        ("/usr", "/usr/src/application/state.py", False),
+    ],
+)
+def test_an_environment_beside_a_program_is_no_code_of_it(monkeypatch, prefix, path, beside):
+    monkeypatch.setattr(sys, "prefix", prefix)
+    assert forked._is_beside(path, "/usr/src/app") == beside
+
+
 def test_a_lost_socket_is_made_again(tmp_path):
     words = program(tmp_path, "print('ran')\n")
     first = forked.copying(words, ENV)
